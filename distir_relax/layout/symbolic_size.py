@@ -276,6 +276,15 @@ def size_of(symbol: Symbol) -> Size:
     return symbol.low if symbol.low == symbol.high else SymbolicSize((((symbol,), 1),))
 
 
+def multiple_of_symbol(size: Size) -> tuple[Symbol, int] | None:
+    """Return the symbol and the factor of a size such as ``32*columns``; None for other sizes."""
+    if not isinstance(size, SymbolicSize) or len(size.terms) != 1:
+        return None
+    ((monomial, factor),) = size.terms
+    (atom, *others) = monomial
+    return (atom, factor) if isinstance(atom, Symbol) and not others and factor > 0 else None
+
+
 def floor_divide(size: Size, divisor: Size) -> Size:
     """Return ``size // divisor``. Raises `UndecidedSize` unless the divisor is positive for all values."""
     if isinstance(size, int) and isinstance(divisor, int) and divisor > 0:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest
 from distir_relax.errors import RunError
-from distir_relax.layout import size_of
+from distir_relax.layout import multiple_of_symbol
 from distir_relax.runtime.microbatch_io import user_inputs
 
 if TYPE_CHECKING:
@@ -33,11 +33,10 @@ class CallShapes:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._calls: OrderedDict[tuple[int, ...], Call] = OrderedDict()
-        places = {size_of(symbol): symbol for symbol in manifest.symbols}
-        inputs = user_inputs(manifest) if places else []
-        parts = [*manifest.inputs, *inputs] if places else []
+        parts = [*manifest.inputs, *user_inputs(manifest)] if manifest.symbols else []
         self._places = {
-            tensor.name: [(dim, places[n]) for dim, n in enumerate(tensor.shape) if n in places] for tensor in parts
+            tensor.name: [(dim, *found) for dim, n in enumerate(tensor.shape) if (found := multiple_of_symbol(n))]
+            for tensor in parts
         }
         self._ranks = {tensor.name: len(tensor.shape) for tensor in parts}
         self._sums = {division.name: division for division in manifest.divided_inputs}
@@ -76,8 +75,11 @@ class CallShapes:
             shape = tuple(getattr(inputs.get(name), "shape", ()))
             if len(shape) != self._ranks[name]:
                 continue
-            for dim, symbol in places:
+            for dim, symbol, factor in places:
                 size, where = int(shape[dim]), f"dim {dim} of input {name!r}"
+                if size % factor:
+                    raise RunError(f"expected a multiple of {factor}, found {size}", where)
+                size //= factor
                 if not symbol.contains(size):
                     raise RunError(f"expected {symbol} of {symbol.range}, found {size}", where)
                 if values.setdefault(symbol.name, size) != size:
@@ -86,7 +88,7 @@ class CallShapes:
                 found_at.setdefault(symbol.name, where)
         for symbol in self._manifest.symbols:
             if symbol.name not in values:
-                sized = [name for name, places in self._places.items() if any(s == symbol for _, s in places)]
+                sized = [name for name, places in self._places.items() if any(s == symbol for _, s, _ in places)]
                 raise RunError(
                     f"expected an input with {symbol}, such as {sized[0] if sized else 'none'!r}, found "
                     f"{', '.join(f'{n} {tuple(x.shape)}' for n, x in inputs.items() if hasattr(x, 'shape')) or 'none'}"

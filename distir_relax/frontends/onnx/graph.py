@@ -18,9 +18,10 @@ from distir_relax.frontends.onnx.constant_folding import fold_by_onnx, fold_by_t
 from distir_relax.frontends.onnx.control_flow import GRAPH_OPS, GraphNode
 from distir_relax.frontends.onnx.function_expansion import function_nodes, function_of
 from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node_key
+from distir_relax.frontends.onnx.symbol_hints import blamed_symbols, symbol_hint
 from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import Symbol, UndecidedSize, print_placements, symbols_within
+from distir_relax.layout import UndecidedSize, print_placements
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
@@ -111,11 +112,11 @@ class OnnxGraph:
         # Conversions fail in any way on invalid operands and attributes of a file.
         except Exception as error:
             problem, reason = error, f"{type(error).__name__}: {error}"
-        if names := _symbol_names(operands):
+        if names := blamed_symbols(reason, operands):
             raise UnsupportedOpError(
                 f"the ONNX op {node.op_type} cannot be converted for every size of {', '.join(names)}: {reason}",
                 self.builder.location,
-                f"give bounds or a size: dims={{{names[0]!r}: 64}} or --dim {names[0]}=64",
+                symbol_hint(reason, names),
             ) from problem
         raise ImportModelError(
             f"the node is not a valid {node.op_type}: {reason}",
@@ -256,7 +257,8 @@ class OnnxGraph:
         """Expand an op without a conversion, or rejected by its conversion, by its ONNX function."""
         function = function_of(node, operands, domain, opsets.get(domain, 1))
         if function is None:
-            raise self._unsupported(node, domain, reason=reason)
+            names = blamed_symbols(reason, operands)
+            raise self._unsupported(node, domain, symbol_hint(reason, names) if names else "", reason)
         scope = dict(zip(function.input, [*operands, *[None] * len(function.input)], strict=False))
         inner_opsets = {item.domain: item.version for item in function.opset_import}
         place, hint = self.builder.location, self.builder.hint
@@ -275,17 +277,6 @@ class OnnxGraph:
             self.builder.location,
             hint or f'add a spelling: @onnx_spelling("{full}")',
         )
-
-
-def _symbol_names(operands: Sequence[Any]) -> list[str]:
-    """Return the names of the symbols in the shapes and elements of operands."""
-    symbols: set[Symbol] = set()
-    for x in operands:
-        if isinstance(x, Value):
-            symbols |= symbols_within(x.tensor.shape)
-        elif isinstance(x, SizeArray):
-            symbols |= symbols_within(tuple(x.entries.flat))
-    return sorted(map(str, symbols))
 
 
 def _frames(node: str) -> tuple[Frame, ...]:

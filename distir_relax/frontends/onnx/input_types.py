@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.frontends.dynamic_shapes import find_symbols
+from distir_relax.frontends.dynamic_shapes import bounds_of, find_symbols
 from distir_relax.frontends.onnx.tensors import dtype_name
 from distir_relax.ir import TensorType
 from distir_relax.layout import Symbol, is_always, parse_size
@@ -29,7 +29,8 @@ def input_types(
     A named dim of an input in `shapes` has this size in all inputs, except for placeholders (``?``, ``unk``), and for a
     name that is twice in one shape. Elsewhere it is a symbol of this name, or of a similar identifier; a name such as
     ``past + sequence`` is an expression if its parts are names of dims; a dim without a name is called after its input
-    (``x_dim0``). `dims` has bounds of symbols, fixed sizes, or expressions over other symbols, by name.
+    (``x_dim0``). `dims` has bounds of symbols, fixed sizes, or expressions over other symbols, by name; an expression
+    may contain a symbol of its own, with bounds in `dims`: ``{"width": "32*columns", "columns": (1, 20)}``.
 
     Raises `ImportModelError` for an input of unknown rank, for a shape that differs from the model's, and for a name in
     `dims` that the model does not have.
@@ -81,37 +82,32 @@ class _Symbols:
         where: str,
     ) -> _Symbols:
         """Return the symbols of inputs with these dims, which are sizes or names; names in `sizes` are bound."""
-        bound = {name: Symbol(name, size, size) for name, size in sizes.items() if _is_identifier(name)}
-        named = [n for shape in declared.values() for n in shape if isinstance(n, str)]
-        identifiers = {text: text for text in named if _is_identifier(text)}
-        for text in named:
-            if text not in identifiers and not _is_expression(text, {*identifiers, *bound}):
-                identifiers[text] = _fresh(text, identifiers.values())
-        expressions = {
-            text: expression
-            for text, name in identifiers.items()
-            if isinstance(expression := dims.get(name, dims.get(text)), str)
-        }
-        independent = {text: name for text, name in identifiers.items() if text not in expressions}
-        for text, expression in expressions.items():
-            if not _is_expression(expression, {*independent.values(), *bound}):
-                raise ImportModelError(
-                    f"expected an expression over other dims for {identifiers[text]}, found {expression!r}",
-                    where,
-                    f"these dims are {', '.join(independent.values())}",
-                )
+        names = list(dict.fromkeys(n for shape in declared.values() for n in shape if isinstance(n, str)))
+        if dims and not names:
+            raise ImportModelError(f"the model has no dim {sorted(dims)[0]!r}", where, "its inputs have fixed shapes")
+        known = {name: Symbol(name, size, size) for name, size in sizes.items() if _is_identifier(name)}
+        texts = _identifiers(names, known)
+        given = {texts.get(name, name): item for name, item in dims.items()}
+        expressions = {name: given.pop(text) for name, text in texts.items() if isinstance(given.get(text), str)}
         spec = {
-            name: {dim: independent[n] for dim, n in enumerate(shape) if n in independent}
+            name: {dim: texts[n] for dim, n in enumerate(shape) if n in texts and n not in expressions}
             for name, shape in declared.items()
         }
-        if dims and not identifiers:
-            raise ImportModelError(f"the model has no dim {sorted(dims)[0]!r}", where, "its inputs have fixed shapes")
-        bounds = {identifiers.get(name, name): item for name, item in dims.items() if not isinstance(item, str)}
-        symbols = find_symbols(spec, bounds, declared)
-        return cls(
-            {**bound, **{s.name: s for by_dim in symbols.values() for s in by_dim.values()}},
-            {**independent, **expressions},
-        )
+        # Other names are symbols that only expressions contain.
+        of_expressions = {name for text in expressions.values() for name in _NAME.findall(text)} - set(texts.values())
+        for name in of_expressions & given.keys():
+            known[name] = Symbol(name, *bounds_of(given.pop(name), name))
+        bounds = {name: (item, item) if isinstance(item, int) else item for name, item in given.items()}
+        for symbols in find_symbols(spec, bounds, declared).values():
+            known.update({symbol.name: symbol for symbol in symbols.values()})
+        for name, text in expressions.items():
+            if not _is_expression(text, known.values()):
+                raise ImportModelError(
+                    f"expected an expression over other dims for {texts[name]}, found {text!r}",
+                    where,
+                    f"these dims are {', '.join(known)}",
+                )
+        return cls(known, {**texts, **expressions})
 
     def size(self, declared: int | str) -> int:
         """Return the size of a dim by its size or name."""
@@ -120,14 +116,27 @@ class _Symbols:
         return parse_size(self.texts.get(declared, declared), self.by_name)
 
 
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+def _identifiers(names: Sequence[str], bound: Collection[str]) -> dict[str, str]:
+    """Return the identifiers of dims by their names, without those of expressions over others and `bound` names."""
+    identifiers = {name: name for name in names if _is_identifier(name)}
+    symbols = [Symbol(name, 1) for name in {*identifiers, *bound}]
+    for name in names:
+        if name not in identifiers and not _is_expression(name, symbols):
+            identifiers[name] = _fresh(name, identifiers.values())
+    return identifiers
+
+
 def _is_identifier(text: str) -> bool:
     return text.isidentifier() and not iskeyword(text) and text not in ("min", "max")
 
 
-def _is_expression(text: str, names: Collection[str]) -> bool:
-    """Return whether a text is an expression over dims with these names, nonnegative for all sizes."""
+def _is_expression(text: str, symbols: Iterable[Symbol]) -> bool:
+    """Return whether a text is an expression over these symbols, nonnegative for all sizes."""
     try:
-        size = parse_size(text, {name: Symbol(name, 1) for name in names})
+        size = parse_size(text, {symbol.name: symbol for symbol in symbols})
     except DistIRError:
         return False
     return is_always(0, "<=", size) is True

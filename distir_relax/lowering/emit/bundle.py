@@ -29,9 +29,9 @@ from distir_relax.layout import (
     R,
     Shard,
     Symbol,
+    multiple_of_symbol,
     print_placements,
     shard_devices,
-    size_of,
     symbols_within,
 )
 from distir_relax.lowering.emit.torch import to_torch
@@ -198,8 +198,9 @@ def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]
         if isinstance(record, MicrobatchParts) and record.role == "input":
             shapes = [kind.shape[record.dim] for name, kind, _ in inputs if name in record.parts]
             sized.add(sum(shapes))
+    determined = {found[0] for n in sized if (found := multiple_of_symbol(n))}
     for symbol in symbols:
-        if size_of(symbol) not in sized:
+        if symbol not in determined:
             raise DistIRError(f"expected an input with a dim of size {symbol}, found none", hint="name such a dim")
     return tuple(sorted(symbols, key=str))
 
