@@ -50,7 +50,8 @@ def compile_command(
     """Compile a model to a bundle.
 
     FUNCTION returns a Plan, (model, example_inputs), or with --train a dr.Training. It receives --ranks, --tail,
-    --name and --strategy if it has parameters of these names. An ONNX file with open dims needs --input-shape.
+    --name and --strategy if it has parameters of these names. Open dims of an ONNX file are symbolic: --dim bounds or
+    fixes them, --input-shape fixes those of an input, --constant the value of an input.
     For a folder with safetensors weights, --task, --batch and --sequence select the model class and the input shapes.
     """
     from distir_relax.cli.compile_target import Target

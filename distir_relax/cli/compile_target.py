@@ -146,7 +146,7 @@ def _compile_training(
 ) -> Footprint:
     if not target.train:
         raise ImportModelError("the function returns a training", target.name, "give --train")
-    if unused := target.flags(("check_import", "checkpoint")):
+    if unused := target.flags(("check_import", "checkpoint", "constants")):
         raise ImportModelError(f"{unused[0]} cannot be applied to a training", target.name)
     step = training.compile(**target.keywords(), observers=observers)
     step.save(output, backends=backends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,19 @@ class FixedInputs:
                 self.check(name, passed[name] if name in passed else kwargs[name])
         rest = tuple(item for i, item in enumerate(args) if i >= len(names) or names[i] not in self.values)
         return rest, {name: item for name, item in kwargs.items() if name not in self.values}
+
+    def bind(
+        self, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call of a function with these `values` of fixed parameters.
+
+        Raises TypeError for arguments that do not match the signature.
+        """
+        bound = signature.bind_partial(*args, **kwargs)
+        arguments = {**bound.arguments, **values}
+        # In the order of the parameters: a fixed one may precede others.
+        bound.arguments = {name: arguments[name] for name in signature.parameters if name in arguments}
+        return bound.args, bound.kwargs
 
     def check(self, name: str, value: Any) -> None:
         """Raise `RunError` if the value of an input differs from its fixed one."""

@@ -85,6 +85,8 @@ def import_onnx(
             file, {n: names[n] for n in types}, *fixed.without([item.name for item in inputs], args, kwargs)
         ),
         rebuild=lambda tensors: next(iter(tensors.values())) if len(outputs) == 1 else dict(tensors),
+        arguments=tuple(types) if fixed.values else (),
+        constants=fixed.values,
         values={name: item.name for name, item in scope.items() if isinstance(item, Value)},
         scopes={name: frames for name, frames in graph.scopes.items() if frames},
     )

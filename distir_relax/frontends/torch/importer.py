@@ -194,18 +194,14 @@ def _with_constants(
         return args, kwargs
     signature = inspect.signature(model.forward)
     fixed.check_names(list(signature.parameters))
+    values = dict(fixed.values)
     try:
-        bound = signature.bind_partial(*args, **kwargs)
+        for name, example in signature.bind_partial(*args, **kwargs).arguments.items():
+            if name in values and isinstance(example, torch.Tensor):
+                values[name] = fixed.tensor(name, str(example.dtype).removeprefix("torch."), tuple(example.shape))
+        return fixed.bind(signature, args, kwargs, values)
     except TypeError:
         return args, kwargs  # `_call_signature` reports it.
-    for name, value in fixed.values.items():
-        example = bound.arguments.get(name)
-        if isinstance(example, torch.Tensor):
-            value = fixed.tensor(name, str(example.dtype).removeprefix("torch."), tuple(example.shape))
-        bound.arguments[name] = value
-    # In the order of the parameters: a fixed argument may precede others.
-    bound.arguments = {name: bound.arguments[name] for name in signature.parameters if name in bound.arguments}
-    return bound.args, bound.kwargs
 
 
 def _call_signature(

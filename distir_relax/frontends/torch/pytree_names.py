@@ -36,7 +36,8 @@ class CallSignature:
     ) -> None:
         self._signature = inspect.signature(forward)
         self._fixed = fixed
-        self.leaves = self._named_leaves(args, kwargs)
+        self._example = self._signature.bind(*args, **kwargs).arguments
+        self.leaves = self._leaves_of(self._example)
         self._defaults = self._default_leaves(args, kwargs)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -49,15 +50,15 @@ class CallSignature:
         import torch
 
         try:
-            kwargs = self._with_fixed(args, kwargs)
+            args, kwargs = self._with_fixed(args, kwargs)
             leaves = {**self._default_leaves(args, kwargs), **self._named_leaves(args, kwargs)}
         except TypeError as error:
             raise RunError(f"the arguments do not match the model's forward: {error}") from None
         tensors: dict[str, torch.Tensor] = {}
         for name, example in self.leaves.items():
             if name in self._fixed.values:
-                self._fixed.check(name, leaves.get(name))
-            elif isinstance(example, torch.Tensor):
+                continue
+            if isinstance(example, torch.Tensor):
                 if not hasattr(leaves.get(name), "__array__"):
                     actual = f"found {leaves[name]!r}" if name in leaves else "found none"
                     raise RunError(
@@ -80,10 +81,15 @@ class CallSignature:
                 )
         return tensors
 
-    def _with_fixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of a call with the fixed arguments that it omits."""
-        passed = self._signature.bind_partial(*args, **kwargs).arguments
-        return {**{name: value for name, value in self._fixed.values.items() if name not in passed}, **kwargs}
+    def _with_fixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return a call with the example's values of fixed arguments. Raises `RunError` if it passes other values."""
+        if not self._fixed.values:
+            return args, kwargs
+        for name, value in self._signature.bind_partial(*args, **kwargs).arguments.items():
+            if name in self._fixed.values:
+                self._fixed.check(name, value)
+        values = {name: value for name, value in self._example.items() if name in self._fixed.values}
+        return self._fixed.bind(self._signature, args, kwargs, values)
 
     def positional(self, count: int) -> list[str]:
         """Return the names of the first `count` positional arguments."""
@@ -115,7 +121,7 @@ class CallSignature:
         """The values of non-tensor arguments: the example's, and the defaults of omitted ones."""
         import torch
 
-        leaves = {**self._defaults, **self.leaves, **self._fixed.values}
+        leaves = {**self._defaults, **self.leaves, **self._leaves_of(self._fixed.values)}
         return {name: value for name, value in leaves.items() if not isinstance(value, torch.Tensor)}
 
     def _named_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
