@@ -24,6 +24,7 @@ from distir_relax.layout.symbolic_size import (
     is_always,
     maximum,
     minimum,
+    multiple_of_symbol,
     parse_size,
     size_of,
     symbols_of,
@@ -161,6 +162,13 @@ def test_values_outside_of_the_bounds_are_refused() -> None:
         with pytest.raises(DistIRError, match="expected"):
             Symbol(name, low, high)
     assert size_of(Symbol("one", 1, 1)) == 1
+
+
+def test_multiples_of_a_symbol() -> None:
+    assert multiple_of_symbol(32 * N) == (SEQUENCE, 32)
+    assert multiple_of_symbol(B) == (BATCH, 1)
+    for size in (3, N + 1, N * B, N * N, -N, floor_divide(N, 2), maximum(N, B), N + B):
+        assert multiple_of_symbol(size) is None
 
 
 @pytest.mark.parametrize(
