@@ -163,6 +163,16 @@ def test_sizes_that_reach_runtime_ops(ranks: int, placement: str) -> None:
         np.testing.assert_allclose(plan(x).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("end", [10**9, 2**31 - 1, 2**63 - 1])
+def test_slices_to_the_end(end: int) -> None:
+    nodes = [node("Slice", ["x", "i1", "end", "i1"], ["a"]), node("Slice", ["a", "i-1", "near", "i0", "i-1"], ["y"])]
+    made = model(nodes, {"x": ("batch", "length")}, ["y"])
+    made.graph.initializer.append(numpy_helper.from_array(np.array([end]), "end"))
+    imported = import_onnx(made)
+    assert "min" not in print_module(imported.module)
+    expect(made, imported, [(1, 1), (3, 2), (7, 13)])
+
+
 def test_pads_of_symbolic_sizes() -> None:
     for mode, widths in {"constant": (1, 2), "reflect": (3, 2), "edge": (2, 1), "wrap": (1, 3)}.items():
         nodes = [node("Pad", ["x", "widths", "", "i1"], ["y"], mode=mode)]

@@ -123,12 +123,13 @@ def slice_bounds(start: int | None, end: int | None, size: int, guarded: bool = 
         return most(0, bound + size if bound < 0 else least(bound, size))
 
     first = 0 if start is None else within(start)
-    last = size if end is None or is_always(end, "<", _NO_END) is False else within(end)
+    is_open = end is not None and is_symbolic(size) and is_always(end, "<", _NO_END) is False
+    last = size if end is None or is_open else within(end)
     return first, most(first, last)
 
 
-_NO_END = 1 << 62
-"""Least end that means the whole dim: exported programs have the largest int64."""
+_NO_END = 10**9
+"""Least end that means the whole of a symbolic dim: exported programs have a billion, or the largest integer."""
 
 
 @aten("select.int")
