@@ -10,7 +10,7 @@ from pathlib import Path
 from distir_relax.compiler.pass_text import print_pass
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Module, Pass, gc_disabled, pass_name, print_module, verify
-from distir_relax.ir.symbols import with_guards
+from distir_relax.layout import assuming
 from distir_relax.ops import check
 from distir_relax.sharding import layout_comments
 
@@ -30,7 +30,7 @@ def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Obser
 
     Raises `VerificationError` if a pass does not take the program's stage.
     """
-    with gc_disabled(), with_guards(module):
+    with gc_disabled(), assuming(module.guards):
         return _run(module, passes, tuple(observers))
 
 

@@ -362,7 +362,8 @@ class _Parser:
         if first.text == "(":
             depths = list(accumulate((t.text == "(") - (t.text == ")") for t in tokens))
             commas = any(t.text == "," and depth == 1 for t, depth in zip(tokens, depths, strict=True))
-            is_tuple = commas or depths.index(0) == len(tokens) - 1
+            # The empty tuple ends here: no expression contains it.
+            is_tuple = commas or 0 not in depths or depths.index(0) == len(tokens) - 1
             return not is_tuple
         return first.text in self.symbols or len(tokens) > 1
 

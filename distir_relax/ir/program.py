@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import VerificationError
 from distir_relax.ir.records import Record
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Type, Untyped
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, Guard
 from distir_relax.support.units import count
 
 STAGES = ("global", "sharded", "distributed", "ranked")
@@ -191,6 +191,11 @@ class Module:
     def main(self) -> Function:
         """The entry function."""
         return self.functions[0]
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The comparisons of sizes that every call must satisfy."""
+        return tuple(record for record in self.records if isinstance(record, Guard))
 
     def function(self, name: str) -> Function:
         """Return the function called `name`. Raises KeyError if there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,13 +13,11 @@ from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, 
 from distir_relax.layout import (
     Cut,
     Guard,
-    Guards,
     Segment,
     Shard,
     Symbol,
     SymbolicSize,
     evaluate_size,
-    guarding,
     is_always,
     symbols_of,
 )
@@ -67,11 +64,6 @@ def check_symbols(sizes: Iterable[str], symbols: Collection[str]) -> None:
         if name not in symbols:
             known = f"its sizes are {', '.join(symbols)}" if symbols else "all of its sizes are fixed"
             raise DistIRError(f"the program has no size {name!r}", hint=known)
-
-
-def with_guards(module: Module) -> AbstractContextManager[Guards]:
-    """Return a context in which the comparisons that a module's guards assume are decided."""
-    return guarding(Guards.known(record for record in module.records if isinstance(record, Guard)))
 
 
 def specialize_op(op: Op, values: Mapping[str, int]) -> Op:

@@ -11,7 +11,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import remap_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
-from distir_relax.layout import DTYPES, DeviceMesh, Shard, is_always, is_symbolic, typical_value
+from distir_relax.layout import DTYPES, DeviceMesh, Shard, assuming, is_always, is_symbolic, typical_value
 from distir_relax.layout.validate import find_problem
 
 MAX_BYTES = 2**63 - 1
@@ -56,8 +56,9 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
     functions = {f.name: f for f in module.functions}
     # Values share types; each type is verified once.
     verified: set[int] = set()
-    for function in module.functions:
-        _verify_function(module, function, functions, check, verified)
+    with assuming(module.guards):
+        for function in module.functions:
+            _verify_function(module, function, functions, check, verified)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:

@@ -26,7 +26,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -93,14 +93,13 @@ class Guards:
     found: dict[tuple[Size, Relation, Size], Guard] = field(default_factory=dict)
     location: str = ""
     is_complete: bool = False
-
-    @classmethod
-    def known(cls, guards: Iterable[Guard]) -> Guards:
-        """Return guards that are complete."""
-        return cls({(g.first, g.relation, g.second): g for g in guards}, is_complete=True)
+    """Whether there are no others: of a program that was imported."""
 
     def decide(self, first: Size, relation: Relation, second: Size) -> bool | None:
-        """Return whether a comparison holds for the typical values, and record that as a guard; None if complete."""
+        """Return whether a comparison holds for the typical values, and record that as a guard.
+
+        If the guards are complete, return None for one that is not among them.
+        """
         key = (first, relation, second)
         if key not in self.found:
             if self.is_complete:
@@ -121,6 +120,12 @@ def guarding(guards: Guards) -> Iterator[Guards]:
         yield guards
     finally:
         _GUARDS.reset(token)
+
+
+def assuming(guards: Iterable[Guard]) -> AbstractContextManager[Guards]:
+    """Return a context in which comparisons are decided by the guards of an imported program."""
+    found = {(guard.first, guard.relation, guard.second): guard for guard in guards}
+    return guarding(Guards(found, is_complete=True))
 
 
 def locate_guards(location: str) -> None:

@@ -32,9 +32,11 @@ def verify_programs(bundle: Bundle) -> None:
     files = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
     if not files:
         return
+    from distir_relax.layout import assuming
     from distir_relax.lowering.emit.torch import to_torch
 
-    emitted = to_torch(ranked, bundle.manifest.name)
+    with assuming(ranked.guards):
+        emitted = to_torch(ranked, bundle.manifest.name)
     for name, path in files.items():
         if bundle.programs[path] != emitted.get(name):
             raise BundleError(
@@ -57,8 +59,7 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
     text = bundle.stage(stage)
     try:
         module = replace(parse(text, where), records=bundle.manifest.guards)
-        with with_guards(module):
-            verify(module, check)
+        verify(module, check)
     except DistIRError as wrong:
         raise BundleError(f"not a program of the {stage} stage: {wrong}", where) from None
     if module.stage != stage:

@@ -14,8 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 import distir_relax as dr
 from distir_relax.cli import app
+from distir_relax.compiler.options import read_constants
 from distir_relax.errors import DistIRError, ImportModelError, RunError
-from distir_relax.frontends.fixed_inputs import FixedInputs, read_constants
+from distir_relax.frontends.fixed_inputs import FixedInputs
 
 
 def rated() -> onnx.ModelProto:

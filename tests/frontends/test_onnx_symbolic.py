@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ DATA = {
     **{f"i{n}": np.array([n]) for n in (-1, 0, 1, 2, 3, 5)},
     **{f"n{n}": np.array(n) for n in (-1, 0, 1, 2, 3, 5, 8)},
     "i10": np.array([1, 0]),
-    "far": np.array([np.iinfo(np.int64).max]),
+    "end": np.array([np.iinfo(np.int64).max]),
     "near": np.array([np.iinfo(np.int64).min]),
     "shape3": np.array([3, 1, 1]),
     "half": np.array(0.5, np.float32),
@@ -62,7 +63,7 @@ COMPUTATIONS: dict[str, list[Any]] = {
     "gather": [node("Gather", ["s", "n2"], ["y"])],
     "gather from the end": [node("Gather", ["s", "i-1"], ["y"])],
     "gather several": [node("Gather", ["s", "i10"], ["y"])],
-    "slice": [node("Slice", ["s", "i1", "far"], ["y"])],
+    "slice": [node("Slice", ["s", "i1", "end"], ["y"])],
     "reversed": [node("Slice", ["s", "i-1", "near", "i0", "i-1"], ["y"])],
     "concat": [node("Concat", ["s", "i5", "s"], ["y"], axis=0)],
     "split": [node("Split", ["s"], ["a", "b"], num_outputs=2), node("Concat", ["b", "a"], ["y"], axis=0)],
@@ -165,9 +166,9 @@ def test_sizes_that_reach_runtime_ops(ranks: int, placement: str) -> None:
 
 @pytest.mark.parametrize("end", [10**9, 2**31 - 1, 2**63 - 1])
 def test_slices_to_the_end(end: int) -> None:
-    nodes = [node("Slice", ["x", "i1", "end", "i1"], ["a"]), node("Slice", ["a", "i-1", "near", "i0", "i-1"], ["y"])]
+    nodes = [node("Slice", ["x", "i1", "last", "i1"], ["a"]), node("Slice", ["a", "i-1", "near", "i0", "i-1"], ["y"])]
     made = model(nodes, {"x": ("batch", "length")}, ["y"])
-    made.graph.initializer.append(numpy_helper.from_array(np.array([end]), "end"))
+    made.graph.initializer.append(numpy_helper.from_array(np.array([end]), "last"))
     imported = import_onnx(made)
     assert "min" not in print_module(imported.module)
     expect(made, imported, [(1, 1), (3, 2), (7, 13)])
@@ -208,6 +209,39 @@ def test_a_comparison_of_sizes_that_decides_a_branch_is_a_guard() -> None:
         plan(normal(1, 3))
     single = dr.compile(made, dims={"batch": 1}, mesh=1)
     torch.testing.assert_close(single(normal(1, 3)), torch.from_numpy(-normal(1, 3)))
+
+
+GUARDED: dict[str, tuple[list[Any], dict[str, Any], str, list[tuple[int, ...]], tuple[int, ...]]] = {
+    "gather": (
+        [node("Gather", ["x", "far"], ["y"], axis=1)],
+        {"far": np.array([5, 0])}, "5 < c", [(1, 6, 3), (7, 13, 2)], (2, 5, 3),
+    ),
+    "topk": (
+        [node("TopK", ["x", "k"], ["y", "at"], axis=1)],
+        {"k": np.array([3])}, "c >= 3", [(1, 3, 1), (7, 13, 2)], (3, 2, 4),
+    ),
+    "convolution": (
+        [node("Conv", ["x", "w"], ["y"], kernel_shape=[4])],
+        {"w": normal(5, 3, 4)}, "h - 3 >= 0", [(1, 3, 4), (2, 3, 9)], (2, 3, 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", GUARDED)
+def test_guards_hold_in_all_passes_and_in_a_saved_bundle(name: str, ranks: int, tmp_path: Path) -> None:
+    nodes, data, guard, shapes, wrong = GUARDED[name]
+    made = model(nodes, {"x": ("n", 3 if name == "convolution" else "c", "h")}, ["y"])
+    made.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in data.items())
+    plan = dr.compile(made, mesh=ranks, shardings={"x": "S[0]"}, verify=True)
+    assert [(str(g), g.location) for g in plan.modules["global"].guards] == [(guard, "made:y")]
+    plan.save(tmp_path / "out", backends=("torch",))
+    loaded = dr.load(tmp_path / "out")
+    for shape in shapes:
+        expected = ReferenceEvaluator(made).run(None, {"x": normal(*shape)})[0]
+        np.testing.assert_allclose(loaded(normal(*shape)).numpy(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(RunError, match=re.escape(f"made:y: expected {guard}, found")):
+        loaded(normal(*wrong))
 
 
 def test_errors_say_which_dims_to_bound() -> None:

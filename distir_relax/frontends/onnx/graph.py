@@ -21,7 +21,7 @@ from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node
 from distir_relax.frontends.onnx.symbol_hints import blamed_symbols, symbol_hint
 from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import UndecidedSize, print_placements
+from distir_relax.layout import UndecidedSize, locate_guards, print_placements
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
@@ -82,6 +82,7 @@ class OnnxGraph:
         """Import nodes in order; `scope` maps names to values and constants, and receives the results."""
         for node in nodes:
             self.builder.location = self.where(node)
+            locate_guards(self.builder.location)
             self.builder.hint = _hint(next(filter(None, node.output), node.op_type))
             before = len(self.builder.ops)
             operands = [self._annotate(node, name, self.resolve(name, scope)) if name else None for name in node.input]
@@ -107,12 +108,14 @@ class OnnxGraph:
         except (VerificationError, UndecidedSize) as error:
             problem: Exception = error
             reason = error.message
+            names = blamed_symbols(reason, operands)
         except DistIRError:
             raise
         # Conversions fail in any way on invalid operands and attributes of a file.
         except Exception as error:
             problem, reason = error, f"{type(error).__name__}: {error}"
-        if names := blamed_symbols(reason, operands):
+            names = blamed_symbols("", operands)
+        if names:
             raise UnsupportedOpError(
                 f"the ONNX op {node.op_type} cannot be converted for every size of {', '.join(names)}: {reason}",
                 self.builder.location,

@@ -14,7 +14,10 @@ _MINIMUM = re.compile(r"min\((\d+), (\w+)\)")
 
 
 def blamed_symbols(reason: str, operands: Sequence[Any]) -> list[str]:
-    """Return the names of the symbols in the shapes and elements of operands that may have caused an error."""
+    """Return the names of the symbols in the shapes and elements of operands that may have caused an error.
+
+    They occur in its reason; an empty reason is one of Python's, which has types of sizes, not their texts.
+    """
     symbols: set[Symbol] = set()
     for x in operands:
         if isinstance(x, Value):
@@ -22,8 +25,7 @@ def blamed_symbols(reason: str, operands: Sequence[Any]) -> list[str]:
         elif isinstance(x, SizeArray):
             symbols |= symbols_within(tuple(x.entries.flat))
     names = sorted(map(str, symbols))
-    # Python's own errors have the type of the size, not its text.
-    return names if "SymbolicSize" in reason else [name for name in names if re.search(rf"\b{name}\b", reason)]
+    return [name for name in names if not reason or re.search(rf"\b{name}\b", reason)]
 
 
 def symbol_hint(reason: str, names: Sequence[str]) -> str:

@@ -25,10 +25,10 @@ from distir_relax.ir.symbols import module_symbols
 from distir_relax.layout import (
     At,
     DeviceMesh,
-    Guard,
     R,
     Shard,
     Symbol,
+    assuming,
     multiple_of_symbol,
     print_placements,
     shard_devices,
@@ -151,16 +151,17 @@ def _bundle(
     files: dict[str, str] = {}
     entries = [f for f in ranked.functions if f.name in ranked.ranks]
     paths: dict[str, dict[str, str]] = {f.name: {} for f in entries}
-    if "torch" in backends:
-        for program, text in to_torch(ranked, name).items():
-            paths[program]["torch"] = f"programs/{program}.py"
-            files[f"programs/{program}.py"] = text
-    if "tvm" in backends:
-        from distir_relax.lowering.emit.relax import to_relax_json
+    with assuming(ranked.guards):
+        if "torch" in backends:
+            for program, text in to_torch(ranked, name).items():
+                paths[program]["torch"] = f"programs/{program}.py"
+                files[f"programs/{program}.py"] = text
+        if "tvm" in backends:
+            from distir_relax.lowering.emit.relax import to_relax_json
 
-        for program, text in to_relax_json(ranked, fast_math).items():
-            paths[program]["relax"] = f"programs/{program}.json"
-            files[f"programs/{program}.json"] = text
+            for program, text in to_relax_json(ranked, fast_math).items():
+                paths[program]["relax"] = f"programs/{program}.json"
+                files[f"programs/{program}.json"] = text
     order = [f.name for f in entries]
     manifest = format_.Manifest(
         name=name,
@@ -181,7 +182,7 @@ def _bundle(
         divided_inputs=_batch_divisions(ranked, "input"),
         divided_outputs=_batch_divisions(ranked, "output"),
         symbols=_call_symbols(ranked, inputs),
-        guards=tuple(record for record in ranked.records if isinstance(record, Guard)),
+        guards=ranked.guards,
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
     return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
