@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from distir_relax.analysis.global_executor import interpret
-from distir_relax.errors import UnsupportedOpError
+from distir_relax.errors import DistIRError, UnsupportedOpError
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.torch.arguments import as_tensor
 from distir_relax.ir import parse, print_module, verify
+from distir_relax.ir.symbols import specialize
 from distir_relax.ops import check, onnx_spellings
 from tests.frontends.onnx_cases import array, standard_cases
 
@@ -99,6 +100,52 @@ def test_it_means_what_the_standard_says(op_type: str) -> None:
                     result, target, equal_nan=True, msg=lambda text, name=case.name: f"{name}: {text}", **tolerance
                 )
     assert computed
+
+
+def run_open(case: Any, inputs: list[Any], known: set[str]) -> list[torch.Tensor]:
+    """The case's outputs by a program for all sizes, at those of the case: equal sizes above 1 are one symbol."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    del model.graph.input[:]
+    feeds: dict[str, Any] = {}
+    for item, data in zip(case.model.graph.input, inputs, strict=False):
+        if item.name in known:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(data, item.name))
+        else:
+            shape = [n if n < 2 else f"n{n}" for n in data.shape]
+            kind = item.type.tensor_type.elem_type
+            model.graph.input.append(onnx.helper.make_tensor_value_info(item.name, kind, shape))
+            feeds[item.name] = data
+    imported = import_onnx(model)
+    verify(imported.module, check)
+    assert parse(print_module(imported.module)) == imported.module
+    values = {f"n{n}": n for data in feeds.values() for n in data.shape if n > 1}
+    main = specialize(imported.module, values).main
+    found = interpret(main, {**imported.tensors, **imported.flatten((), feeds)})
+    return [found[item.name] for item in case.model.graph.output]
+
+
+@pytest.mark.parametrize("op_type", [*sorted(SPELLINGS), "several"])
+def test_a_program_for_all_sizes_computes_the_same_or_is_refused(op_type: str) -> None:
+    for case in cases()[op_type][:2]:
+        for given, expected in case.data_sets:
+            names = [item.name for item in case.model.graph.input]
+            for known in (set(), set(names[1:])):
+                try:
+                    results = run_open(case, [array(x) for x in given], known)
+                except UnsupportedOpError:
+                    continue
+                except DistIRError as error:
+                    # A guard may reject the small sizes of the case.
+                    if "the program was compiled for values" not in error.hint:
+                        raise
+                    continue
+                for result, wanted in zip(results, expected, strict=True):
+                    target = as_tensor(array(wanted))
+                    half = target.dtype in (torch.float16, torch.bfloat16)
+                    tolerance = {"rtol": 2e-2, "atol": 2e-3} if half else {"rtol": 1e-4, "atol": 1e-4}
+                    torch.testing.assert_close(result, target, equal_nan=True, **tolerance)
+                break
 
 
 def test_every_spelling_has_a_case() -> None:

@@ -31,6 +31,8 @@ _REPEATS = {
     ("asymmetric", "floor"),
 }
 
+_MAX_DENOMINATOR = 1024
+"""Maximum denominator of the scale of a symbolic size: others are decimal fractions, which round."""
 PLACES = {HALF_PIXEL, ALIGN_CORNERS, CROP, "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"}
 """ONNX's mappings from positions in the result to positions in the operand."""
 
@@ -112,6 +114,8 @@ def _scaled(size: int, scale: float) -> int:
     if not is_symbolic(size):
         return math.floor(size * scale)
     numerator, denominator = scale.as_integer_ratio()
+    if denominator > _MAX_DENOMINATOR:
+        raise NotImplementedError(f"a resize of {size} by {scale}: expected a scale such as 2 or 0.25")
     return floor_divide(size * numerator, denominator)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType, Value
+from distir_relax.layout import is_always
 from distir_relax.ops.spatial.pooling_gradients import average_pool_gradient, max_pool_gradient
 from distir_relax.ops.spatial.strides import (
     batched,
@@ -54,7 +55,8 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
 def _has_torch_padding(attrs: Attrs) -> bool:
     """Return whether torch's max pooling supports this padding."""
     low, high = ends(attrs)
-    return low == high and all(0 <= 2 * n <= k for n, k in zip(low, attrs["pool_size"], strict=True))
+    fits = (is_always(0, "<=", n) and is_always(2 * n, "<=", k) for n, k in zip(low, attrs["pool_size"], strict=True))
+    return low == high and all(fits)
 
 
 def _padded_bytes(x: TensorType, attrs: Attrs) -> float:
@@ -82,7 +84,8 @@ def _torch_max(name: str) -> Any:
         low, high = ends(attrs)
         if _has_torch_padding(attrs):
             return f"F.{name}({{0}}, {{pool_size}}, {{strides}}, {low!r}, {{dilation}})"
-        padded = "{0}" if not any((*low, *high)) else f'F.pad({{0}}, {torch_widths(low, high)!r}, value=float("-inf"))'
+        is_padded = any(n != 0 for n in (*low, *high))
+        padded = f'F.pad({{0}}, {torch_widths(low, high)!r}, value=float("-inf"))' if is_padded else "{0}"
         return f"F.{name}({padded}, {{pool_size}}, {{strides}}, 0, {{dilation}})"
 
     return expression
@@ -109,7 +112,7 @@ def _torch_average(name: str) -> Any:
 
     def expression(attrs: Attrs) -> str:
         (low, high), (first, last) = ends(attrs), _counted_ends(attrs)
-        if not any((*low, *high)):
+        if all(n == 0 for n in (*low, *high)):
             return pool("{0}")
         total = pool(f"F.pad({{0}}, {torch_widths(low, high)!r})")
         if _all_counted(attrs):
