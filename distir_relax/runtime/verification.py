@@ -52,7 +52,6 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
     Raises BundleError when the bundle has no text of it, or one that is no valid program.
     """
     from distir_relax.ir import parse, verify
-    from distir_relax.ir.symbols import with_guards
     from distir_relax.ops import check
 
     where = str(bundle.path / STAGE_FILES[stage]) if bundle.path else STAGE_FILES[stage]
