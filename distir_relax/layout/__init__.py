@@ -44,6 +44,7 @@ from distir_relax.layout.symbolic_size import (
     size_of,
     symbols_of,
     symbols_within,
+    total,
     typical_value,
 )
 
@@ -97,5 +98,6 @@ __all__ = [
     "size_of",
     "symbols_of",
     "symbols_within",
+    "total",
     "typical_value",
 ]

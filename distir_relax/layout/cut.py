@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
-from distir_relax.layout.symbolic_size import SymbolicSize, UndecidedSize, is_always, is_symbolic, maximum, minimum
+from distir_relax.layout.symbolic_size import SymbolicSize, UndecidedSize, is_always, is_symbolic, maximum, minimum, total
 
 Interval = tuple[int, int]
 """The elements [start, stop) of a dim."""
@@ -56,7 +56,7 @@ class Cut:
     @property
     def total(self) -> int:
         """The number of elements of the whole dim."""
-        return sum(s.repeat * sum(s.sizes) for s in self.segments)
+        return total(s.repeat * total(s.sizes) for s in self.segments)
 
     @property
     def is_block(self) -> bool:

@@ -313,6 +313,12 @@ def floor_divide(size: Size, divisor: Size) -> Size:
     return quotient + _atom(_Call("//", (rest, divisor)))
 
 
+def total(sizes: Iterable[Size]) -> Size:
+    """Return the sum of sizes, normalized once."""
+    items = list(sizes)
+    return _sum((size, 1) for size in items) if any(isinstance(n, SymbolicSize) for n in items) else sum(items)
+
+
 def minimum(*sizes: Size) -> Size:
     """Return the least of sizes."""
     return _extremum("min", sizes)
@@ -483,32 +489,41 @@ def _join_parts(size: Size) -> Size:
 
     Of these k terms, the most common coefficient becomes 0, the least of several: ``n - (n + 1) // 2`` is ``n // 2``.
     """
-    for monomial, numerator, divisor in _divisions(size):
-        for inner in range(1, divisor):
-            if divisor % inner == 0:
-                joined = _join_family(size, monomial, numerator, divisor, inner)
+    for (others, numerator, divisor), constants in _families(size).items():
+        # More than half of the terms of an identity are there, or it has two.
+        for count in range(2, 2 * len(constants) + 1):
+            if divisor % count == 0:
+                joined = _join_family(size, others, numerator, divisor, divisor // count, constants)
                 if joined is not None:
                     return _join_parts(joined)
     return size
 
 
-def _divisions(size: Size) -> Iterator[tuple[_Monomial, Size, int]]:
-    """Yield the other factors, the numerator and the divisor of floor divisions by constants in two terms or more."""
-    families: dict[tuple[_Monomial, Size, int], int] = {}
+def _families(size: Size) -> dict[tuple[_Monomial, Size, int], list[int]]:
+    """Return the constants of terms ``others * ((numerator + constant) // divisor)``, if they may be joined.
+
+    The keys are the other factors, the numerator and the divisor.
+    """
+    families: dict[tuple[_Monomial, Size, int], list[int]] = {}
+    negative = set()
     for monomial, coefficient in _terms(size):
         for index, atom in enumerate(monomial):
             if isinstance(atom, _Call) and atom.kind == "//" and isinstance(divisor := atom.arguments[1], int):
                 numerator = atom.arguments[0]
                 constant = dict(_terms(numerator)).get((), 0)
                 key = (monomial[:index] + monomial[index + 1 :], numerator - constant, divisor)
-                families[key] = families.get(key, 0) + (2 if divisor % 2 == 0 and coefficient < 0 else 1)
-    yield from (key for key, count in families.items() if count > 1)
+                families.setdefault(key, []).append(constant)
+                if coefficient < 0 and divisor % 2 == 0:
+                    negative.add(key)
+    return {key: constants for key, constants in families.items() if len(constants) > 1 or key in negative}
 
 
-def _join_family(size: Size, others: _Monomial, numerator: Size, divisor: int, inner: int) -> Size | None:
+def _join_family(
+    size: Size, others: _Monomial, numerator: Size, divisor: int, inner: int, constants: Iterable[int]
+) -> Size | None:
     """Apply the identity to the terms of one numerator and divisor, for d = `inner`; None if nothing changes."""
     terms = dict(_terms(size))
-    for first in range(inner):
+    for first in sorted({constant % inner for constant in constants}):
         parts = [_product(others, numerator + constant, divisor) for constant in range(first, divisor, inner)]
         counts = [terms.get(part, 0) for part in parts]
         number = Counter(counts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.layout import DTYPES, Collective
+from distir_relax.layout import DTYPES, Collective, total
 from distir_relax.ops.communication import serialized
 from distir_relax.ops.table import (
     Attrs,
@@ -76,7 +76,7 @@ define(
 define(
     "all_gather",
     Semantics(
-        infer=lambda types, attrs: (resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
+        infer=lambda types, attrs: (resized(types[0], attrs["dim"], total(attrs["sizes"])),),
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
         collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
@@ -89,7 +89,7 @@ define(
 
 def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     """Infer the part of dim `dim` that a device keeps; raise ValueError unless `sizes` add up to the dim."""
-    if types[0].shape[attrs["dim"]] != sum(attrs["sizes"]):
+    if types[0].shape[attrs["dim"]] != total(attrs["sizes"]):
         raise ValueError(f"sizes {attrs['sizes']} do not add up to dim {attrs['dim']} of {types[0].shape}")
     return (resized(types[0], attrs["dim"], attrs["size"]),)
 
@@ -114,7 +114,7 @@ define(
     Semantics(
         infer=lambda types, attrs: (
             resized(
-                resized(types[0], attrs["split_dim"], attrs["size"]), attrs["concat_dim"], sum(attrs["concat_sizes"])
+                resized(types[0], attrs["split_dim"], attrs["size"]), attrs["concat_dim"], total(attrs["concat_sizes"])
             ),
         ),
         torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
