@@ -3,11 +3,15 @@
 An op of the table becomes its `relax` expression. Ops that a rank's communicator performs become packed calls in
 destination-passing style, which read and write buffers of TVM's virtual machine::
 
-    distir.<op>(operands..., token, step, attributes as JSON, result, next token)
+    distir.<op>(operands..., token, step, attributes as JSON, sizes, result, next token)
 
 Relax considers such a call pure: it could remove one whose result is unused, or merge two equal ones. So each takes the
 token returned by the preceding one, and the function returns the last: this chain of data dependences preserves program
 order under any passes. Tokens carry no data.
+
+If sizes are symbolic, each function takes their values as its last parameter, ``sizes: R.Shape([batch, sequence])``:
+a rank may have no input of such a dim, or a part of it only. Of attributes, the JSON has ``{"distir.size": 0}`` for the first
+of the `sizes` that the call computes from them.
 
 TVM has no reshape or split to a tensor without elements, so such a result (the shard of a rank without heads, for
 instance) is emitted as zeros of its shape.
@@ -16,12 +20,15 @@ instance) is emitted as zeros of its shape.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
-from distir_relax.lowering.emit.relax_namespace import relax_scope
+from distir_relax.ir.symbols import module_symbols
+from distir_relax.layout import SymbolicSize, is_symbolic
+from distir_relax.lowering.emit.relax_namespace import SIZE_KEY, relax_scope
+from distir_relax.lowering.emit.relax_sizes import RelaxSizes, with_own_names
 from distir_relax.ops import Trait, is_zero, lookup, relax_expression
 
 if TYPE_CHECKING:
@@ -33,13 +40,14 @@ RANKS_ATTRIBUTE = "distir.ranks"
 OUTPUTS_ATTRIBUTE = "distir.outputs"
 SCHEDULE_ATTRIBUTE = "distir.schedule"
 FAST_MATH_ATTRIBUTE = "distir.fast_math"
+SIZES_ATTRIBUTE = "distir.sizes"
 
 
 def to_relax(module: Module, fast_math: bool = False) -> tvm.IRModule:
     """Convert the ranked `module` to one IRModule, with a Relax function per distinct rank program, calls inlined.
 
-    Parameters are the function's inputs in order; the result is the tuple of its outputs, and of a token if it
-    communicates. The module attribute ``distir.ranks`` lists the function of each rank; the function attribute
+    Parameters are the function's inputs in order, and the values of symbols, named by the attribute ``distir.sizes``, if
+    there are any; the result is the tuple of its outputs, and of a token if it communicates. The module attribute ``distir.ranks`` lists the function of each rank; the function attribute
     ``distir.schedule`` lists communicator calls in order, each as ``all_reduce 3``: the op and its step. With
     `fast_math`, functions have the attribute ``distir.fast_math``: the tvm backend need not preserve NaN in them.
 
@@ -49,7 +57,7 @@ def to_relax(module: Module, fast_math: bool = False) -> tvm.IRModule:
 
     _check_stage(module)
     attrs = tvm.ir.make_node("ir.DictAttrs", **{RANKS_ATTRIBUTE: list(module.ranks)})
-    return tvm.IRModule(_emit_functions(inline(module).functions, fast_math), attrs=attrs)
+    return tvm.IRModule(_emit_functions(module, inline(module).functions, fast_math), attrs=attrs)
 
 
 def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.IRModule]:
@@ -60,7 +68,7 @@ def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.
     import tvm
 
     _check_stage(module)
-    return {f.name: tvm.IRModule(_emit_functions([f], fast_math)) for f in inline(module).functions}
+    return {f.name: tvm.IRModule(_emit_functions(module, [f], fast_math)) for f in inline(module).functions}
 
 
 def to_relax_json(module: Module, fast_math: bool = False) -> dict[str, str]:
@@ -78,44 +86,142 @@ def _check_stage(module: Module) -> None:
         raise VerificationError(f"expected a module of the ranked stage, found the {module.stage} stage")
 
 
-def _emit_functions(functions: Sequence[Function], fast_math: bool) -> dict[Any, Any]:
+def _emit_functions(module: Module, functions: Sequence[Function], fast_math: bool) -> dict[Any, Any]:
     """Return the Relax functions, including those that they call."""
     from tvm import relax
 
     builder = relax.BlockBuilder()
+    symbols = tuple(module_symbols(module).values())
     for function in functions:
-        _emit_function(builder, function, fast_math)
+        _Emitter(builder, RelaxSizes(symbols)).emit(function, fast_math)
     return dict(builder.get().functions.items())
 
 
-def _emit_function(builder: Any, function: Function, fast_math: bool) -> None:
-    from tvm import relax
+class _Emitter:
+    """Emission of one function into a `BlockBuilder`; `values` has the Relax expression of each value."""
 
-    scope = relax_scope()
-    values: dict[str, Any] = {}
-    parameters = []
-    for item in function.inputs:
-        values[item.value.name] = relax.Var(item.value.name, _relax_type(item.value.tensor))
-        parameters.append(values[item.value.name])
-    attrs = {
-        STEPS_ATTRIBUTE: _steps(function),
-        OUTPUTS_ATTRIBUTE: len(function.outputs),
-        SCHEDULE_ATTRIBUTE: [f"{op.name} {_step_of(op)}" for op in function.ops if _on_communicator(op)],
-    }
-    if fast_math:
-        attrs[FAST_MATH_ATTRIBUTE] = True
-    with builder.function(function.name, parameters, attrs=attrs):
-        with builder.dataflow():
-            token: Any = relax.const(0, "int32")
-            for op in function.ops:
-                if _on_communicator(op):
-                    token = _emit_communication(builder, op, values, token)
-                else:
-                    _emit_op(builder, op, values, scope)
-            outputs = [values[output.value.name] for output in function.outputs]
-            last = [token] if attrs[SCHEDULE_ATTRIBUTE] else []
-            result = builder.emit_output(relax.Tuple([*outputs, *last]))
-        builder.emit_func_output(result)
+    def __init__(self, builder: Any, sizes: RelaxSizes) -> None:
+        self.builder = builder
+        self.sizes = sizes
+        self.scope = {**relax_scope(), **sizes.scope()}
+        self.values: dict[str, Any] = {}
+
+    def emit(self, function: Function, fast_math: bool) -> None:
+        """Emit the function, with its attributes."""
+        from tvm import relax
+
+        parameters = []
+        for item in function.inputs:
+            self.values[item.value.name] = relax.Var(item.value.name, self._type(item.value.tensor))
+            parameters.append(self.values[item.value.name])
+        attrs = {
+            STEPS_ATTRIBUTE: _steps(function),
+            OUTPUTS_ATTRIBUTE: len(function.outputs),
+            SCHEDULE_ATTRIBUTE: [f"{op.name} {_step_of(op)}" for op in function.ops if _on_communicator(op)],
+        }
+        if names := list(self.sizes.variables):
+            attrs[SIZES_ATTRIBUTE] = names
+            parameters.append(relax.Var("sizes", relax.ShapeType(list(self.sizes.variables.values()))))
+        if fast_math:
+            attrs[FAST_MATH_ATTRIBUTE] = True
+        with self.builder.function(function.name, parameters, attrs=attrs):
+            with self.builder.dataflow():
+                token: Any = relax.const(0, "int32")
+                for op in function.ops:
+                    if _on_communicator(op):
+                        token = self._communication(op, token)
+                    else:
+                        self._op(op)
+                outputs = [self.values[output.value.name] for output in function.outputs]
+                last = [token] if attrs[SCHEDULE_ATTRIBUTE] else []
+                result = self.builder.emit_output(relax.Tuple([*outputs, *last]))
+            self.builder.emit_func_output(result)
+
+    def _communication(self, op: Op, token: Any) -> Any:
+        """Emit the call of a rank's communicator; return the next token."""
+        import tvm
+        from tvm import relax
+
+        operands = [self.values[v.name] for v in op.operands]
+        step = tvm.tirx.IntImm("int64", _step_of(op))
+        types = [*(self._type(value.tensor) for value in op.results), relax.TensorType((), "int32")]
+        arguments = [*operands, token, step, *self._attributes(op)]
+        call = relax.call_dps_packed(PACKED_PREFIX + op.name, arguments, types)
+        *results, next_token = self._items(call, len(types), op)
+        self._bind(op, results)
+        return self.builder.emit(next_token, name_hint="token")
+
+    def _attributes(self, op: Op) -> list[Any]:
+        """Return an op's attributes as JSON, and the values of their symbolic sizes, which it refers to by index."""
+        import tvm
+        from tvm import relax
+
+        symbolic: dict[int, int] = {}
+
+        def plain(value: object) -> object:
+            if isinstance(value, PerRank):
+                raise VerificationError("a ranked program has no attributes that differ by rank")
+            if isinstance(value, SymbolicSize):
+                return {SIZE_KEY: symbolic.setdefault(value, len(symbolic))}
+            return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+        text = json.dumps({key: plain(value) for key, value in op.attrs.items()})
+        return [tvm.ir.StringImm(text), relax.ShapeExpr(self.sizes.shape(list(symbolic)))]
+
+    def _op(self, op: Op) -> None:
+        from tvm import relax
+
+        types = [value.tensor for value in op.results]
+        operands = [self.values[v.name] for v in op.operands]
+        if all(type_.elements == 0 for type_ in types) or is_zero(op):
+            expressions: Any = [None] * len(types)
+        else:
+            expressions = self._expressions(op, operands)
+            if not isinstance(expressions, tuple):
+                expressions = [expressions] if len(types) == 1 else self._items(expressions, len(types), op)
+        emitted = [
+            relax.op.zeros(self.sizes.shape(type_.shape), type_.dtype)
+            if expression is None or type_.elements == 0
+            else expression
+            for type_, expression in zip(types, expressions, strict=True)
+        ]
+        self._bind(op, emitted)
+
+    def _expressions(self, op: Op, operands: Sequence[Any]) -> Any:
+        names = [f"a{i}" for i in range(len(operands))]
+        scope = {**self.scope, **dict(zip(names, operands, strict=True))}
+        return eval(relax_expression(with_own_names(op), names), scope)
+
+    def _bind(self, op: Op, expressions: Sequence[Any]) -> None:
+        for value, expression in zip(op.results, expressions, strict=True):
+            emitted = self.builder.emit(expression, name_hint=value.name)
+            self.values[value.name] = self._with_type(op, value, emitted)
+
+    def _items(self, call: Any, count: int, op: Op) -> list[Any]:
+        from tvm import relax
+
+        results = self.builder.emit(call, name_hint=op.results[0].name)
+        return [relax.TupleGetItem(results, i) for i in range(count)]
+
+    def _with_type(self, op: Op, value: Value, emitted: Any) -> Any:
+        """Return a value that has the expected type, by TVM's inference or, if its sizes are symbolic, at run time."""
+        expected, shape = value.tensor, emitted.ty.shape
+        if str(emitted.ty.dtype) == expected.dtype and emitted.ty.ndim == len(expected.shape):
+            if shape is not None and all(map(self.sizes.are_equal, shape, expected.shape)):
+                return emitted
+            if is_symbolic(expected.shape) and not (shape and any(map(_differ, shape, expected.shape))):
+                return self.builder.match_cast(emitted, self._type(expected))
+        raise VerificationError(f"{value} has type {emitted.ty} in TVM, expected {expected}", op.location)
+
+    def _type(self, kind: TensorType) -> Any:
+        from tvm import relax
+
+        return relax.TensorType(self.sizes.shape(kind.shape), kind.dtype)
+
+
+def _differ(actual: Any, expected: int) -> bool:
+    """Whether both sizes are numbers, and unequal."""
+    return isinstance(expected, int) and hasattr(actual, "value") and int(actual) != expected
 
 
 def _steps(function: Function) -> dict[str, str | list[str]]:
@@ -136,84 +242,12 @@ def _step_of(op: Op) -> int:
     return cast(int, op.attrs.get("step", 0))
 
 
-def _emit_communication(builder: Any, op: Op, values: dict[str, Any], token: Any) -> Any:
-    """Emit the call of a rank's communicator; return the next token."""
-    import tvm
-    from tvm import relax
-
-    operands = [values[v.name] for v in op.operands]
-    step = tvm.tirx.IntImm("int64", _step_of(op))
-    types = [*(_relax_type(value.tensor) for value in op.results), relax.TensorType((), "int32")]
-    call = relax.call_dps_packed(PACKED_PREFIX + op.name, [*operands, token, step, _attributes(op)], types)
-    *results, next_token = _items(builder, call, len(types), op)
-    _bind(builder, op, results, values)
-    return builder.emit(next_token, name_hint="token")
-
-
-def _emit_op(builder: Any, op: Op, values: dict[str, Any], scope: Mapping[str, Any]) -> None:
-    from tvm import relax
-
-    types = [value.tensor for value in op.results]
-    operands = [values[v.name] for v in op.operands]
-    if all(type_.elements == 0 for type_ in types) or is_zero(op):
-        expressions: Any = [None] * len(types)
-    else:
-        names = [f"a{i}" for i in range(len(operands))]
-        expressions = eval(relax_expression(op, names), {**scope, **dict(zip(names, operands, strict=True))})
-        if not isinstance(expressions, tuple):
-            expressions = [expressions] if len(types) == 1 else _items(builder, expressions, len(types), op)
-    emitted = [
-        relax.op.zeros(type_.shape, type_.dtype) if expression is None or type_.elements == 0 else expression
-        for type_, expression in zip(types, expressions, strict=True)
-    ]
-    _bind(builder, op, emitted, values)
-
-
-def _bind(builder: Any, op: Op, expressions: Sequence[Any], values: dict[str, Any]) -> None:
-    for value, expression in zip(op.results, expressions, strict=True):
-        emitted = builder.emit(expression, name_hint=value.name)
-        _check_type(op, value, emitted)
-        values[value.name] = emitted
-
-
-def _items(builder: Any, call: Any, count: int, op: Op) -> list[Any]:
-    from tvm import relax
-
-    results = builder.emit(call, name_hint=op.results[0].name)
-    return [relax.TupleGetItem(results, i) for i in range(count)]
-
-
-def _attributes(op: Op) -> Any:
-    import tvm
-
-    return tvm.ir.StringImm(json.dumps({key: _plain(value) for key, value in op.attrs.items()}))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, PerRank):
-        raise VerificationError("a ranked program has no attributes that differ by rank")
-    return value
-
-
-def _check_type(op: Op, value: Value, emitted: Any) -> None:
-    expected = value.tensor
-    shape = emitted.ty.shape
-    actual = TensorType(tuple(int(n) for n in shape), str(emitted.ty.dtype)) if shape is not None else None
-    if actual != expected:
-        raise VerificationError(f"{value} has type {actual or emitted.ty} in TVM, expected {expected}", op.location)
-
-
-def _relax_type(kind: TensorType) -> Any:
-    from tvm import relax
-
-    return relax.TensorType(kind.shape, kind.dtype)
-
-
 __all__: Sequence[str] = (
     "OUTPUTS_ATTRIBUTE",
     "PACKED_PREFIX",
     "RANKS_ATTRIBUTE",
     "SCHEDULE_ATTRIBUTE",
+    "SIZES_ATTRIBUTE",
     "STEPS_ATTRIBUTE",
     "to_relax",
     "to_relax_json",

@@ -20,6 +20,8 @@ CHECK_INDICES = "distir_indices.checked"
 CALL_KERNEL = "distir_kernels.call"
 """The packed function ``(module, function, options as JSON, number of operands, operands..., results...)`` that the tvm
 backend registers: it runs a kernel of `distir_relax.kernels` with torch."""
+SIZE_KEY = "distir.size"
+"""The key of a symbolic size in the JSON of a communication's attributes; the value is its index in the `sizes`."""
 OPAQUE = 8
 """TVM's `OpPatternKind` of kernels that are not fused with others."""
 
@@ -35,7 +37,8 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
     ops = {name: getattr(relax.op, name) for name in dir(relax.op)}
     replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}) if exact else {}
     nn |= {name.removeprefix("nn."): op for name, op in replaced.items() if name.startswith("nn.")}
-    ops |= {**replaced, "nn": SimpleNamespace(**nn), "const": relax.const}
+    nn["pad"] = _pad
+    ops |= {**replaced, "nn": SimpleNamespace(**nn), "const": _constant, "strided_slice": _strided_slice}
     resample = SimpleNamespace(
         weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
     )
@@ -62,6 +65,41 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
     }
 
 
+def _constant(value: Any, dtype: str) -> Any:
+    """As `relax.const`, also of a symbolic size."""
+    from tvm import relax
+    from tvm.ir.expr import is_prim_expr
+
+    if not is_prim_expr(value):
+        return relax.const(value, dtype)
+    number = _bound(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
+    return relax.op.astype(_bound(relax.op.squeeze(number, [0])), dtype)
+
+
+def _strided_slice(x: Any, axes: Any, begin: Any, end: Any, strides: Any = None) -> Any:
+    """As `relax.op.strided_slice`, within the bounds of `x`: otherwise symbolic ends would be clipped to its sizes."""
+    from tvm import relax
+
+    return relax.op.strided_slice(x, axes, begin, end, strides, assume_inbound=True)
+
+
+def _pad(x: Any, widths: Sequence[Any], mode: str, value: float) -> Any:
+    """As `relax.op.nn.pad`, also by symbolic widths: those are concatenated."""
+    from tvm import relax
+
+    if all(isinstance(width, int) for width in widths):
+        return relax.op.nn.pad(x, widths, mode, value)
+    x = _bound(x) if isinstance(x, relax.Call) else x
+    for axis in range(len(x.ty.shape)):
+        shape, fill = list(x.ty.shape), relax.const(value, str(x.ty.dtype))
+        low, high = (
+            [] if isinstance(n, int) and n == 0 else [_bound(relax.op.full((*shape[:axis], n, *shape[axis + 1 :]), fill))]
+            for n in widths[2 * axis : 2 * axis + 2]
+        )
+        x = _bound(relax.op.concat([*low, x, *high], axis)) if low or high else x
+    return x
+
+
 def torch_kernel(module: str, function: str, types: Sequence[Any], *operands: Any, **options: Any) -> Any:
     """Call a kernel of `distir_relax.kernels`, run by torch, without a Relax form; `result_types` are its results'."""
     import tvm
@@ -84,7 +122,7 @@ def _scan(name: str) -> Callable[..., Any]:
 
 def _uniform(seed: Any, *places: Any, dtype: str) -> Any:
     """As `distir_relax.kernels.random.uniform`."""
-    type_ = _kinds([[int(place.ty.shape[0]) for place in places]], [dtype])
+    type_ = _kinds([[place.ty.shape[0] for place in places]], [dtype])
     return torch_kernel("random", "uniform", [type_], seed, *places, dtype=dtype)
 
 
@@ -114,8 +152,8 @@ def _linear_weight_grad(a: Any, b: Any) -> Any:
     """The product summed over all leading dims."""
     from tvm import relax
 
-    rows = math.prod(int(n) for n in list(a.ty.shape)[:-1])
-    flat = [relax.op.reshape(x, (rows, int(list(x.ty.shape)[-1]))) for x in (a, b)]
+    rows = math.prod(list(a.ty.shape)[:-1])
+    flat = [relax.op.reshape(x, (rows, list(x.ty.shape)[-1])) for x in (a, b)]
     return relax.op.matmul(relax.op.permute_dims(flat[0]), flat[1])
 
 
@@ -127,8 +165,8 @@ def _conv_weight_grad(
     from tvm import relax
 
     op = relax.op
-    n, c, *sizes = (int(size) for size in x.ty.shape)
-    groups = c // channels
+    n, c, *sizes = x.ty.shape
+    groups = int(c) // channels
     rest = range(3, 3 + len(sizes))
     x = op.reshape(op.permute_dims(op.reshape(x, (n, groups, channels, *sizes)), (2, 1, 0, *rest)),
                    (channels, groups * n, *sizes))  # fmt: skip
@@ -151,7 +189,7 @@ def _checked(ids: Any, low: int, high: int, user: str, where: str) -> Any:
     import tvm
     from tvm import relax
 
-    bounds = [tvm.tirx.IntImm("int64", bound) for bound in (low, high)]
+    bounds = [tvm.tirx.IntImm("int64", bound) if isinstance(bound, int) else bound for bound in (low, high)]
     texts = [tvm.ir.StringImm(text) for text in (user, where)]
     return relax.call_dps_packed(CHECK_INDICES, [ids, *bounds, *texts], ids.ty)
 
@@ -167,7 +205,7 @@ def _causal_mask(query: Any, key: Any) -> Any:
     """A boolean (s, t) mask: row i attends to columns 0 to i."""
     from tvm import relax
 
-    rows, columns = relax.op.arange(int(query.ty.shape[2])), relax.op.arange(int(key.ty.shape[2]))
+    rows, columns = (relax.op.arange(0, x.ty.shape[2], 1, "int64") for x in (query, key))
     return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
 
 
@@ -213,7 +251,7 @@ def _selected(x: Any, ids: Any, groups: Any) -> Any:
 
     op = relax.op
     selected = op.max(op.astype(_row_mask_by_id(ids, groups), "int32"), 0)
-    shape = [int(n) for n in x.ty.shape]
+    shape = list(x.ty.shape)
     selected = op.reshape(op.greater(selected, relax.const(0, "int32")), [shape[0], *[1] * (len(shape) - 1)])
     return op.where(selected, x, relax.const(0, str(x.ty.dtype)))
 
@@ -231,7 +269,7 @@ def _row_mask_by_range(x: Any, starts: Any, ends: Any) -> Any:
     from tvm import relax
 
     op = relax.op
-    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
+    rows = op.arange(0, x.ty.shape[0], 1, str(starts.ty.dtype))
     first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
     return op.expand_dims(op.logical_and(op.greater_equal(rows, first), op.less(rows, end)), 2)
 
@@ -284,7 +322,7 @@ def _gather_windows(x: Any, axis: int, positions: Any) -> Any:
     """Replace dim `axis` of `x` by two: the elements of the result, and the elements that each depends on."""
     from tvm import relax
 
-    shape = [int(n) for n in x.ty.shape]
+    shape = list(x.ty.shape)
     elements = relax.op.take(x, relax.const(positions.reshape(-1), "int64"), axis)
     return _bound(relax.op.reshape(elements, (*shape[:axis], *positions.shape, *shape[axis + 1 :])))
 

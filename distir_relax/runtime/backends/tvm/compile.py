@@ -28,7 +28,8 @@ class Compiled:
     """An executable with functions `prepare` and `main`.
 
     `main_weights` are the indices of the weights that `main` takes unchanged; the first `outputs` results of `main` are
-    the program's. `steps` describes each step number; `calls` names the communicator's methods.
+    the program's. `steps` describes each step number; `calls` names the communicator's methods. `sizes` names the values
+    of the shape that is `main`'s last argument, if there are any.
     """
 
     executable: Any
@@ -36,6 +37,7 @@ class Compiled:
     outputs: int
     steps: dict[int, str | list[str]]
     calls: frozenset[str]
+    sizes: tuple[str, ...] = ()
 
 
 def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compiled:
@@ -95,6 +97,7 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
             for step, what in function.attrs["distir.steps"].items()
         },
         calls=split.calls,
+        sizes=tuple(map(str, function.attrs.get("distir.sizes", ()))),
     )
 
 

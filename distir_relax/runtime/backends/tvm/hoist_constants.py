@@ -3,8 +3,10 @@
 Everything that depends on weights only (packing for the kernels, padding, masks) moves to ``prepare``, which runs
 once when the weights are loaded; the rest is ``main``::
 
-    prepare(weights...)                           -> (prepared...)
-    main(inputs..., main weights..., prepared...) -> (outputs...)
+    prepare(weights...)                                  -> (prepared...)
+    main(inputs..., main weights..., prepared..., sizes) -> (outputs...)
+
+If there are symbolic sizes, `main` takes their values as a shape; what depends on them is computed in each call.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from distir_relax.runtime.backends.tvm import kernels
@@ -55,7 +58,8 @@ class _Splitter:
         function = relax_function(module)
         self.kernels = {v: f for v, f in module.functions.items() if not isinstance(f, relax.Function)}
         self.inputs = [function.params[i] for i in inputs]
-        self.weights = [p for i, p in enumerate(function.params) if i not in inputs]
+        self.sizes = [p for p in function.params if isinstance(p.ty, relax.ShapeType)]
+        self.weights = [p for i, p in enumerate(function.params) if i not in inputs and p not in self.sizes]
         self.host = host
         bindings = [b for block in function.body.blocks for b in block.bindings]
         # Constants are inlined at their uses.
@@ -94,7 +98,7 @@ class _Splitter:
         parameters = {v: relax.Var(v.name, v.ty) for v in order}
         self.values = {**self.constants, **parameters}
         packed = {key: relax.Var(f"{key[0].name}_packed", panel.ty) for key, panel in zip(keys, panels, strict=True)}
-        with builder.function("main", [*parameters.values(), *packed.values()]):
+        with builder.function("main", [*parameters.values(), *packed.values(), *self.sizes]):
             with builder.dataflow():
                 for var, key in self.packs.items():
                     self.values[var] = packed[key]
@@ -125,23 +129,28 @@ class _Splitter:
         return (source.args[0], True) if _is_op(source, "relax.permute_dims") else (right, False)
 
     def _emit(self, builder: Any, early: bool) -> None:
+        from tvm import relax
+
         for b in self.bindings:
             if (b.var in self.early) != early or b.var == self.result:
                 continue
             if b.var in self.packs:
-                x, n = self.values[b.value.args[0]], _shape(b.value.args[1])[1]
+                x, n = self.values[b.value.args[0]], _numbers(b.value.args[1])[1]
                 call = _packed_product(builder, x, self.values[b.var], n, self.host)
+            elif isinstance(b, relax.MatchCast):
+                self.values[b.var] = builder.match_cast(_substitute(b.value, self.values), b.ty)
+                continue
             else:
                 call = _substitute(b.value, self.values)
                 kernel = next((make for name, make in _KERNELS.items() if _is_op(call, name)), None)
                 if kernel is not None and _suits(call):
-                    call = kernel(builder, call, _shape(b.var), self.host)
+                    call = kernel(builder, call, b.var.ty.shape, self.host)
             self.values[b.var] = builder.emit(call, name_hint=b.var.name)
 
     def _pack(self, builder: Any, weight: Any, transposed: bool) -> Any:
         from tvm import relax
 
-        shape, dtype = _shape(weight), _dtype(weight)
+        shape, dtype = _numbers(weight), _dtype(weight)
         k, n = reversed(shape) if transposed else shape
         kernel = builder.add_func(kernels.pack(k, n, dtype, transposed, self.host), "pack")
         kind = relax.TensorType(kernels.packed_shape(k, n, dtype, self.host), dtype)
@@ -151,51 +160,54 @@ class _Splitter:
 def _packed_product(builder: Any, x: Any, panels: Any, n: int, host: kernels.Machine) -> Any:
     from tvm import relax
 
-    *lead, k = _shape(x)
+    *lead, k = x.ty.shape
     dtype, rows = _dtype(x), math.prod(lead)
-    kernel = builder.add_func(kernels.packed_product(rows, k, n, dtype, host), "product")
+    [(m, columns)] = _dims((rows, k))
+    kernel = builder.add_func(kernels.packed_product(m, int(columns), n, dtype, host), "product")
     flat = x if len(lead) == 1 else builder.emit(relax.op.reshape(x, (rows, k)))
     y = relax.call_tir(kernel, [flat, panels], relax.TensorType((rows, n), dtype))
     return y if len(lead) == 1 else relax.op.reshape(builder.emit(y), (*lead, n))
 
 
-def _product(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Machine) -> Any:
+def _product(builder: Any, call: Any, shape: Sequence[Any], host: kernels.Machine) -> Any:
     from tvm import relax
 
     a, b = call.args
-    a_shape, b_shape, dtype = _shape(a), _shape(b), _dtype(a)
-    if len(a_shape) < 2 or len(b_shape) < 2:
+    if len(a.ty.shape) < 2 or len(b.ty.shape) < 2:
         return call
-    kernel = kernels.product(a_shape, b_shape, dtype, host)
-    return relax.call_tir(builder.add_func(kernel, "product"), [a, b], relax.TensorType(shape, dtype))
+    kernel = kernels.product(*_dims(a.ty.shape, b.ty.shape), _dtype(a), host)
+    return relax.call_tir(builder.add_func(kernel, "product"), [a, b], relax.TensorType(shape, _dtype(a)))
 
 
-def _softmax(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Machine) -> Any:
+def _softmax(builder: Any, call: Any, shape: Sequence[Any], host: kernels.Machine) -> Any:
     if call.attrs.axis not in (-1, len(shape) - 1):
         return call
-    rows, n = math.prod(shape[:-1]), shape[-1]
-    return _rowwise(builder, kernels.softmax(rows, n, _dtype(call.args[0]), host), "softmax", call.args[:1], rows, n)
+    kernel = partial(kernels.softmax, dtype=_dtype(call.args[0]), machine=host)
+    return _rowwise(builder, kernel, "softmax", call.args[:1])
 
 
-def _layer_norm(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Machine) -> Any:
+def _layer_norm(builder: Any, call: Any, shape: Sequence[Any], host: kernels.Machine) -> Any:
     if [int(a) % len(shape) for a in call.attrs.axes] != [len(shape) - 1]:
         return call
-    rows, n = math.prod(shape[:-1]), shape[-1]
-    kernel = kernels.layer_norm(rows, n, _dtype(call.args[0]), float(call.attrs.epsilon), host)
-    return _rowwise(builder, kernel, "layer_norm", call.args, rows, n)
+    epsilon = float(call.attrs.epsilon)
+    kernel = partial(kernels.layer_norm, dtype=_dtype(call.args[0]), epsilon=epsilon, machine=host)
+    return _rowwise(builder, kernel, "layer_norm", call.args)
 
 
-def _rowwise(builder: Any, kernel: Any, name: str, operands: Any, rows: int, n: int) -> Any:
+def _rowwise(builder: Any, kernel: Callable[..., Any], name: str, operands: Any) -> Any:
     """Call a kernel over the rows of the first operand, with its leading dims flattened."""
     from tvm import relax
 
     x = operands[0]
+    *lead, n = x.ty.shape
+    rows = math.prod(lead)
     flat = builder.emit(relax.op.reshape(x, (rows, n)))
-    call = relax.call_tir(builder.add_func(kernel, name), [flat, *operands[1:]], relax.TensorType((rows, n), _dtype(x)))
-    return relax.op.reshape(builder.emit(call), _shape(x))
+    function = builder.add_func(kernel(*_dims((rows, n))[0]), name)
+    call = relax.call_tir(function, [flat, *operands[1:]], relax.TensorType((rows, n), _dtype(x)))
+    return relax.op.reshape(builder.emit(call), x.ty.shape)
 
 
-_KERNELS: dict[str, Callable[[Any, Any, tuple[int, ...], kernels.Machine], Any]] = {
+_KERNELS: dict[str, Callable[[Any, Any, Sequence[Any], kernels.Machine], Any]] = {
     "relax.matmul": _product,
     "relax.nn.softmax": _softmax,
     "relax.nn.layer_norm": _layer_norm,
@@ -205,7 +217,8 @@ _KERNELS: dict[str, Callable[[Any, Any, tuple[int, ...], kernels.Machine], Any]]
 def _suits(call: Any) -> bool:
     """Whether the kernels support the operands: one floating dtype, and no empty tensor."""
     dtypes = {_dtype(x) for x in call.args}
-    return len(dtypes) == 1 and dtypes <= set(kernels.FLOATS) and all(math.prod(_shape(x)) for x in call.args)
+    is_empty = any(_number(n) == 0 for x in call.args for n in x.ty.shape)
+    return len(dtypes) == 1 and dtypes <= set(kernels.FLOATS) and not is_empty
 
 
 def _is_op(call: Any, name: str) -> bool:
@@ -220,7 +233,9 @@ def _packed_call(call: Any) -> str | None:
 
 
 def _variables(expression: Any) -> list[Any]:
-    from tvm import relax
+    """Return the variables of an expression, and those of its sizes."""
+    from tvm import relax, tirx
+    from tvm.ir.expr import is_prim_expr
 
     if isinstance(expression, relax.Var):
         return [expression]
@@ -228,16 +243,21 @@ def _variables(expression: Any) -> list[Any]:
         return [v for item in expression.fields for v in _variables(item)]
     if isinstance(expression, relax.TupleGetItem):
         return _variables(expression.tuple_value)
+    if isinstance(expression, relax.ShapeExpr):
+        return [v for size in expression.values for v in _variables(size)]
     if isinstance(expression, relax.Call):
-        return [v for item in expression.args for v in _variables(item)]
-    return []
+        sizes = [v for kind in expression.ty_args for v in relax.analysis.tir_vars_in_type(kind)]
+        return [v for item in expression.args for v in _variables(item)] + sizes
+    return list(tirx.analysis.undefined_vars(expression)) if is_prim_expr(expression) else []
 
 
 def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
     from tvm import relax
+    from tvm.ir.expr import is_prim_expr
 
     if isinstance(expression, (relax.Var, relax.GlobalVar)):
-        return values[expression]
+        # Variables of sizes stay.
+        return expression if is_prim_expr(expression) else values[expression]
     if isinstance(expression, relax.Tuple):
         return relax.Tuple([_substitute(item, values) for item in expression.fields])
     if isinstance(expression, relax.TupleGetItem):
@@ -248,7 +268,29 @@ def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
     return expression
 
 
-def _shape(expression: Any) -> tuple[int, ...]:
+def _dims(*shapes: Sequence[Any]) -> list[tuple[kernels.Dim, ...]]:
+    """Return shapes with names of a kernel's variables for symbolic sizes, one for equal sizes."""
+    from tvm_ffi import structural_equal
+
+    found: list[Any] = []
+
+    def dim(size: Any) -> kernels.Dim:
+        if (number := _number(size)) is not None:
+            return number
+        if not any(structural_equal(size, other) for other in found):
+            found.append(size)
+        return next(f"{kernels.VARIABLE}{i}" for i, other in enumerate(found) if structural_equal(size, other))
+
+    return [tuple(map(dim, shape)) for shape in shapes]
+
+
+def _number(size: Any) -> int | None:
+    """Return a size, None if it is symbolic."""
+    return int(size) if isinstance(size, int) or hasattr(size, "value") else None
+
+
+def _numbers(expression: Any) -> tuple[int, ...]:
+    """Return the shape of an expression without symbolic sizes."""
     return tuple(int(n) for n in expression.ty.shape)
 
 

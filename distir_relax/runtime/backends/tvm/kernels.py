@@ -8,19 +8,26 @@ reduction::
 Weights are packed once, when they are loaded; the last panel is padded with zeros. Other right-hand sides are read in
 place: the last panel then overlaps the one before it and needs no padding.
 
+A size is a number, or the name of a variable of the kernel, which gets its value from the buffers of a call: ``n0``.
+
 Kernel texts are cached, so that equal shapes share a kernel. Element types are float32 and float64.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 from distir_relax.runtime.backends.tvm.math import exp
 
 FLOATS = {"float32": 4, "float64": 8}
+VARIABLE = "n"
+"""The names of variables are this and a number."""
+Dim: TypeAlias = "int | str"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ for p in range({panels}):
 
 
 @cache
-def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
+def packed_product(m: Dim, k: int, n: int, dtype: str, machine: Machine) -> Any:
     """Build the kernel ``x (m, k), packed w -> y (m, n)``."""
     panels, _, width = packed_shape(k, n, dtype, machine)
     lanes, rest = width // 2, n % width
@@ -96,36 +103,45 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
 
 
 @cache
-def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine) -> Any:
+def product(a: tuple[Dim, ...], b: tuple[Dim, ...], dtype: str, machine: Machine) -> Any:
     """Build the kernel ``a (..., m, k), b (..., k, n) -> y (..., m, n)``; leading dims broadcast."""
     m, k, n = a[-2], a[-1], b[-1]
     rank = max(len(a), len(b)) - 2
-    batch = tuple(
-        max(shape[i - rank + len(shape) - 2] if i - rank + len(shape) - 2 >= 0 else 1 for shape in (a, b))
-        for i in range(rank)
-    )
-    columns, size = _columns(n, machine.lanes(dtype))
-    width = len(columns) * size
-    vectors = [(i * size, size) for i in range(len(columns))]
-    starts = f"T.min(p * {width}, {max(0, n - width)})"
+    batch = _broadcast(a[:-2], b[:-2])
     names = [f"b{i}" for i in range(rank)]
     where = {shape: "".join(f"{name}, " if extent != 1 else "0, "
                             for name, extent in zip(names[rank - len(shape) + 2 :], shape[:-2], strict=True))
              for shape in (a, b)}  # fmt: skip
     out = "".join(f"{name}, " for name in names)
-    right = [f"b[{where[b]}k, {_span(f'{starts} + {column}', size)}]" for column in columns]
 
-    def store(row: str, r: str) -> list[str]:
-        return [
-            f"y[{out}{row}, {_span(f'{starts} + {column}', size)}] = acc[{_span(f'{r} * {width} + {i * size}', size)}]"
-            for i, column in enumerate(columns)
-        ]
+    def panels(columns: Sequence[int], size: int) -> str:
+        """Write the product by panels of columns, as vectors of `size`; the last panel overlaps the one before it."""
+        width = len(columns) * size
+        last = max(0, n - width) if isinstance(n, int) else f"{n} - {width}"
+        start = f"T.min(p * {width}, {last})"
+        spans = [_span(f"{start} + {column}", size) for column in columns]
 
-    body = "".join(
-        _block(k, count, size, first, vectors, width, right, dtype, f"a[{where[a]}{{row}}, k]", store)
-        for count, size, first in _row_blocks(m, machine.rows)
-    )
-    text = f"for p in range({-(-n // width)}):\n{_indent(body)}"
+        def store(row: str, r: str) -> list[str]:
+            return [
+                f"y[{out}{row}, {span}] = acc[{_span(f'{r} * {width} + {i * size}', size)}]"
+                for i, span in enumerate(spans)
+            ]
+
+        right = [f"b[{where[b]}k, {span}]" for span in spans]
+        vectors = [(i * size, size) for i in range(len(columns))]
+        body = "".join(
+            _block(k, count, rows, first, vectors, width, right, dtype, f"a[{where[a]}{{row}}, k]", store)
+            for count, rows, first in _row_blocks(m, machine.rows)
+        )
+        count = -(-n // width) if isinstance(n, int) else f"({n} + {width - 1}) // {width}"
+        return f"for p in range({count}):\n{_indent(body)}"
+
+    lanes = machine.lanes(dtype)
+    if isinstance(n, int):
+        text = panels(*_columns(n, lanes))
+    else:
+        wide, narrow = panels([0, lanes], lanes), panels([0], 1)
+        text = f"if {n} >= {2 * lanes}:\n{_indent(wide)}else:\n{_indent(narrow)}"
     for position, (name, extent) in reversed(list(enumerate(zip(names, batch, strict=True)))):
         threads = machine.threads if position == 0 else 1
         text = f"for {name} in {_outer(extent, threads)}:\n{_indent(text)}"
@@ -133,7 +149,7 @@ def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine
 
 
 @cache
-def softmax(rows: int, n: int, dtype: str, machine: Machine) -> Any:
+def softmax(rows: Dim, n: Dim, dtype: str, machine: Machine) -> Any:
     """Build softmax over the last dim: ``x (rows, n) -> y (rows, n)``."""
     lanes = machine.lanes(dtype)
     text = f"""
@@ -156,7 +172,7 @@ for i in {_outer(rows, machine.threads)}:
 
 
 @cache
-def layer_norm(rows: int, n: int, dtype: str, epsilon: float, machine: Machine) -> Any:
+def layer_norm(rows: Dim, n: int, dtype: str, epsilon: float, machine: Machine) -> Any:
     """Build layer norm over the last dim: ``x (rows, n), scale (n), shift (n) -> y (rows, n)``."""
     lanes = machine.lanes(dtype)
     text = f"""
@@ -182,7 +198,7 @@ for i in {_outer(rows, machine.threads)}:
 
 
 def _block(
-    k: int, count: int, size: int, first: int, vectors: Sequence[tuple[int, int]], width: int, right: Sequence[str],
+    k: Dim, count: Dim, size: int, first: Dim, vectors: Sequence[tuple[int, int]], width: int, right: Sequence[str],
     dtype: str, left: str, store: Any,
 ) -> str:  # fmt: skip
     """Write `count` blocks of `size` rows, starting at row `first`, by one panel of columns."""
@@ -203,12 +219,29 @@ def _block(
     return "\n".join(lines) + "\n"
 
 
-def _row_blocks(m: int, most: int) -> list[tuple[int, int, int]]:
-    """Cover m rows by blocks of nearly equal height, at most `most`: (number of blocks, rows of each, first row)."""
+def _row_blocks(m: Dim, most: int) -> list[tuple[Dim, int, Dim]]:
+    """Cover m rows by blocks of at most `most`: (number of blocks, rows of each, first row).
+
+    Their heights are nearly equal. If m is a variable, blocks of `most` rows come first, then lower ones.
+    """
+    if isinstance(m, str):
+        low = most // 3
+        rest = f"{m} % {most}"
+        return [
+            (f"{m} // {most}", most, "0"),
+            (f"{rest} // {low}", low, f"{m} - {rest}"),
+            (f"{rest} % {low}", 1, f"{m} - {rest} % {low}"),
+        ]
     count = -(-m // most)
     small, larger = divmod(m, count)
-    blocks = [(larger, small + 1, 0), (count - larger, small, larger * (small + 1))]
+    blocks: list[tuple[Dim, int, Dim]] = [(larger, small + 1, 0), (count - larger, small, larger * (small + 1))]
     return [block for block in blocks if block[0]]
+
+
+def _broadcast(first: Sequence[Dim], second: Sequence[Dim]) -> list[Dim]:
+    """Return the dims to which two lists of leading dims broadcast."""
+    pairs = zip_longest(reversed(first), reversed(second), fillvalue=1)
+    return [b if a == 1 else a for a, b in pairs][::-1]
 
 
 def _columns(n: int, lanes: int) -> tuple[list[int], int]:
@@ -222,11 +255,16 @@ def _columns(n: int, lanes: int) -> tuple[list[int], int]:
     return ([0] if size == n else [0, n - size]), size
 
 
-def _along(n: int, lanes: int, *statements: str) -> str:
+def _along(n: Dim, lanes: int, *statements: str) -> str:
     """Write statements for each column ``{c}`` of a row, one vector of lanes ``{v}`` at a time."""
     text = ""
-    for extent, count, start in ((lanes, n // lanes, 0), (n % lanes, 1 if n % lanes else 0, n - n % lanes)):
-        if not count:
+    parts: list[tuple[Dim, Dim, Dim]]
+    if isinstance(n, int):
+        parts = [(lanes, n // lanes, 0), (n % lanes, 1 if n % lanes else 0, n - n % lanes)]
+    else:
+        parts = [(lanes, f"{n} // {lanes}", 0), (f"{n} % {lanes}", 1, f"{n} - {n} % {lanes}")]
+    for extent, count, start in parts:
+        if count == 0:
             continue
         kind = f"T.vectorized({extent})" if extent == lanes else f"range({extent})"
         text += f"    for j in range({count}):\n        for v in {kind}:\n"
@@ -234,8 +272,9 @@ def _along(n: int, lanes: int, *statements: str) -> str:
     return text
 
 
-def _outer(extent: int, threads: int) -> str:
-    return f"T.parallel({extent})" if threads > 1 and extent > 1 else f"range({extent})"
+def _outer(extent: Dim, threads: int) -> str:
+    is_parallel = threads > 1 and (isinstance(extent, str) or extent > 1)
+    return f"T.parallel({extent})" if is_parallel else f"range({extent})"
 
 
 def _span(start: str | int, size: int) -> str:
@@ -246,8 +285,8 @@ def _fill(value: str, size: int) -> str:
     return f"T.Broadcast({value}, {size})" if size > 1 else value
 
 
-def _buffer(shape: tuple[int, ...], dtype: str) -> str:
-    return f'T.Buffer({shape!r}, "{dtype}")'
+def _buffer(shape: Sequence[Dim], dtype: str) -> str:
+    return f'T.Buffer(({", ".join(map(str, shape))},), "{dtype}")'
 
 
 def _indent(text: str) -> str:
@@ -255,6 +294,7 @@ def _indent(text: str) -> str:
 
 
 def _function(arguments: str, body: str) -> Any:
+    from tvm import tirx as expressions
     from tvm.script import from_source, tirx
 
     head = f"@T.prim_func(private=True, s_tir=True)\ndef kernel({arguments}):\n"
@@ -262,4 +302,5 @@ def _function(arguments: str, body: str) -> Any:
     attrs = '    T.func_attr({"tirx.noalias": True, "op_pattern": 8})\n'
     # TVM's analyses expect a root block.
     block = f'    with T.sblock("root"):\n{_indent(_indent(body))}'
-    return from_source(f"{head}{attrs}{block}", extra_vars={"T": tirx, "exp": exp})
+    sizes = {name: expressions.Var(name, "int64") for name in re.findall(rf"\b{VARIABLE}\d+\b", arguments)}
+    return from_source(f"{head}{attrs}{block}", extra_vars={"T": tirx, "exp": exp, **sizes})

@@ -146,7 +146,7 @@ def _pointwise(builder: Any, call: Any, args: Any, function: Callable[..., Any])
 def _aligned(x: Any, i: tuple[Any, ...]) -> Any:
     """Return the element of a broadcast operand at the indices `i`."""
     own = i[len(i) - len(x.shape) :]
-    return x(*(0 if int(n) == 1 else index for n, index in zip(x.shape, own, strict=True)))
+    return x(*(0 if getattr(n, "value", None) == 1 else index for n, index in zip(x.shape, own, strict=True)))
 
 
 def _hint(call: Any) -> str:

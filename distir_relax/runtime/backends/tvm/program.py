@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
 from distir_relax.kernels.indices import checked
-from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES
+from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.weights import load_weights, memory
 
@@ -92,10 +92,13 @@ class TvmProgram:
 
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = MappingProxyType({})) -> list[torch.Tensor]:
         """See `RankProgram`."""
+        import tvm
         from torch.utils.dlpack import from_dlpack
 
         arguments = [_to_tvm(inputs[i]) if isinstance(i, int) else self._state[i] for i in self._sources]
-        results = _call(self._comm, self._main, [*arguments, *self._weights])
+        names = self._compiled.sizes
+        shape = [tvm.runtime.ShapeTuple([sizes[name] for name in names])] if names else []
+        results = _call(self._comm, self._main, [*arguments, *self._weights, *shape])
         return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
 
 
@@ -176,11 +179,11 @@ def _packed(name: str) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         from torch.utils.dlpack import from_dlpack
 
-        *operands, _token, _step, attributes, result, _next = arguments
+        *operands, _token, _step, attributes, sizes, result, _next = arguments
         try:
             method = getattr(_current.comm, name)
             names = _parameters(type(_current.comm), name)
-            options = {key: value for key, value in _attributes(attributes).items() if key in names}
+            options = {key: value for key, value in _attributes(attributes, tuple(sizes)).items() if key in names}
             target = from_dlpack(result)
             values = [from_dlpack(x) for x in operands]
             if "out" in names:
@@ -205,10 +208,14 @@ def _parameters(kind: type[Any], name: str) -> frozenset[str]:
 _parameter_names: dict[tuple[type[Any], str], frozenset[str]] = {}
 
 
-@cache
-def _attributes(text: str) -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = json.loads(text)
+@lru_cache(maxsize=4096)
+def _attributes(text: str, sizes: tuple[int, ...]) -> Mapping[str, Any]:
+    loaded: Mapping[str, Any] = json.loads(text, object_hook=lambda item: _with_size(item, sizes))
     return loaded
+
+
+def _with_size(item: dict[str, Any], sizes: tuple[int, ...]) -> Any:
+    return sizes[item[SIZE_KEY]] if item.keys() == {SIZE_KEY} else item
 
 
 def _to_tvm(x: torch.Tensor) -> Any:
