@@ -27,6 +27,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.layout import SymbolicSize, is_symbolic
+from distir_relax.lowering.emit.relax_exact import fill_where_empty
 from distir_relax.lowering.emit.relax_namespace import SIZE_KEY, relax_scope
 from distir_relax.lowering.emit.relax_sizes import RelaxSizes, with_own_names
 from distir_relax.ops import Trait, is_zero, lookup, relax_expression
@@ -103,7 +104,7 @@ class _Emitter:
     def __init__(self, builder: Any, sizes: RelaxSizes) -> None:
         self.builder = builder
         self.sizes = sizes
-        self.scope = {**relax_scope(), **sizes.scope()}
+        self.scope = {**relax_scope(may_be_zero=sizes.may_be_zero), **sizes.scope()}
         self.values: dict[str, Any] = {}
 
     def emit(self, function: Function, fast_math: bool) -> None:
@@ -179,6 +180,9 @@ class _Emitter:
             expressions = self._expressions(op, operands)
             if not isinstance(expressions, tuple):
                 expressions = [expressions] if len(types) == 1 else self._items(expressions, len(types), op)
+            if Trait.ZERO_IF_EMPTY in lookup(op.name, op.location).traits:
+                sizes = [n for x in operands for n in x.ty.shape]
+                expressions = [fill_where_empty(call, sizes, self.sizes.may_be_zero) for call in expressions]
         emitted = [
             relax.op.zeros(self.sizes.shape(type_.shape), type_.dtype)
             if expression is None or type_.elements == 0

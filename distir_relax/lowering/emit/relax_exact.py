@@ -21,13 +21,19 @@ They are compositions of Relax ops, so every TVM pipeline can compile them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 NARROW = ("float16", "bfloat16")
 
+OPAQUE = 8
+"""TVM's `OpPatternKind` of kernels that are not fused with others."""
+
 SUMMED = ("matmul", "sum")
 """Ops whose result is zero if an operand has no elements."""
+
+EMPTY = {"mean": math.nan, "prod": 1.0}
+"""The results of reductions of no elements."""
 
 WIDENED = ("mean", "prod", "cumsum", "variance", "std", "nn.softmax", "nn.log_softmax",
            "nn.group_norm", "nn.batch_norm", *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose")),
@@ -35,12 +41,15 @@ WIDENED = ("mean", "prod", "cumsum", "variance", "std", "nn.softmax", "nn.log_so
 """Ops that sum many numbers: those of narrow floats are accumulated in float32."""
 
 
-def exact_ops(ops: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return replacements for some of TVM's `ops`, by name."""
+def exact_ops(
+    ops: Mapping[str, Callable[..., Any]], may_be_zero: Callable[[Any], bool]
+) -> dict[str, Callable[..., Any]]:
+    """Return replacements for some of TVM's `ops`, by name; `may_be_zero` decides on a symbolic size."""
     return {
         **{name: _in_float32(ops[name]) for name in WIDENED if name in ops},
-        **{name: _zeros_if_empty(_in_float32(ops[name])) for name in SUMMED},
-        "permute_dims": _zeros_if_empty(ops["permute_dims"]),
+        **{name: _filled_if_empty(_in_float32(ops[name]), may_be_zero, value) for name, value in EMPTY.items()},
+        **{name: _zeros_if_empty(_in_float32(ops[name]), may_be_zero) for name in SUMMED},
+        "permute_dims": _zeros_if_empty(ops["permute_dims"], may_be_zero),
         "power": power,
         "log1p": log1p,
         "floor_divide": floor_divide,
@@ -187,7 +196,7 @@ def _or_nan(b: Any) -> Any:
     return _emit(op.where(_emit(op.equal(b, _number(0, b))), _number(math.nan, b), b))
 
 
-def _zeros_if_empty(op: Callable[..., Any]) -> Callable[..., Any]:
+def _zeros_if_empty(op: Callable[..., Any], may_be_zero: Callable[[Any], bool]) -> Callable[..., Any]:
     """Wrap `op` to return zeros if an operand has no elements."""
 
     def zero(*args: Any, **kwargs: Any) -> Any:
@@ -195,12 +204,67 @@ def _zeros_if_empty(op: Callable[..., Any]) -> Callable[..., Any]:
 
         args = _emitted(args)
         call = op(*args, **kwargs)
-        if not any(0 in getattr(getattr(x, "ty", None), "shape", ()) for x in args):
-            return call
-        kind = relax.BlockBuilder.current().normalize(call).ty
-        return _op().zeros(kind.shape, str(kind.dtype))
+        sizes = [n for x in args for n in getattr(getattr(x, "ty", None), "shape", ())]
+        if any(getattr(n, "value", None) == 0 for n in sizes):
+            kind = relax.BlockBuilder.current().normalize(call).ty
+            return _op().zeros(kind.shape, str(kind.dtype))
+        return fill_where_empty(call, sizes, may_be_zero)
 
     return zero
+
+
+def _filled_if_empty(op: Callable[..., Any], may_be_zero: Callable[[Any], bool], value: float) -> Callable[..., Any]:
+    """Wrap a reduction to return `value` if a symbolic dim of its operand is zero."""
+
+    def filled(x: Any, *args: Any, **kwargs: Any) -> Any:
+        (x,) = _emitted((x,))
+        return fill_where_empty(op(x, *args, **kwargs), list(x.ty.shape), may_be_zero, value)
+
+    return filled
+
+
+def fill_where_empty(
+    call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any], bool], value: float = 0
+) -> Any:
+    """Return a tensor filled by `value` if one of the symbolic `sizes` is zero, otherwise the result of `call`.
+
+    A kernel that loops over no elements leaves its result unwritten; if the result has that dim, it has no elements.
+    """
+    from tvm_ffi import structural_equal
+
+    possible = [n for n in sizes if not _is_number(n) and may_be_zero(n)]
+    if not possible:
+        return call
+    result = _emit(call)
+    reduced = [n for n in possible if not any(structural_equal(n, m) for m in result.ty.shape)]
+    if not reduced:
+        return result
+    count = size_scalar(math.prod(reduced), "int64")
+    return _op().where(_emit(_op().equal(count, _number(0, count))), _number(value, result), result)
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, int) or hasattr(size, "value")
+
+
+def size_scalar(size: Any, dtype: str) -> Any:
+    """Return a symbolic size as a tensor without dims."""
+    from tvm import relax
+    from tvm.script import from_source, tirx
+
+    # A kernel that is not fused: TVM's fusion fails if other kernels of a group have other symbols in their shapes.
+    kernel = from_source(
+        f"""
+@T.prim_func(private=True, s_tir=True)
+def size(n: T.int64, y: T.Buffer((), "{dtype}")):
+    T.func_attr({{"tirx.noalias": True, "op_pattern": {OPAQUE}}})
+    with T.sblock("root"):
+        y[()] = T.Cast("{dtype}", n)
+""",
+        extra_vars={"T": tirx},
+    )
+    variable = relax.BlockBuilder.current().add_func(kernel, "size")
+    return _emit(relax.call_tir(variable, [size], relax.TensorType((), dtype)))
 
 
 def _in_float32(op: Callable[..., Any]) -> Callable[..., Any]:

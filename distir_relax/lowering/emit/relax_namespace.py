@@ -12,7 +12,7 @@ from distir_relax.kernels.prim_func_shapes import with_shapes
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
-from distir_relax.lowering.emit.relax_exact import exact_ops
+from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, size_scalar
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
 CHECK_INDICES = "distir_indices.checked"
@@ -22,20 +22,19 @@ CALL_KERNEL = "distir_kernels.call"
 backend registers: it runs a kernel of `distir_relax.kernels` with torch."""
 SIZE_KEY = "distir.size"
 """The key of a symbolic size in the JSON of a communication's attributes; the value is its index in the `sizes`."""
-OPAQUE = 8
-"""TVM's `OpPatternKind` of kernels that are not fused with others."""
 
 
-def relax_scope(exact: bool = True) -> dict[str, Any]:
+def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda size: True) -> dict[str, Any]:
     """Return the Relax ops as ``R``, and compositions of them such as the runtime's `resample`.
 
-    With `exact`, TVM ops whose semantics differ from the table's are replaced (`relax_exact`).
+    With `exact`, TVM ops whose semantics differ from the table's are replaced (`relax_exact`); `may_be_zero` decides
+    on a symbolic size.
     """
     from tvm import relax
 
     nn = {name: getattr(relax.op.nn, name) for name in dir(relax.op.nn)}
     ops = {name: getattr(relax.op, name) for name in dir(relax.op)}
-    replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}) if exact else {}
+    replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}, may_be_zero) if exact else {}
     nn |= {name.removeprefix("nn."): op for name, op in replaced.items() if name.startswith("nn.")}
     nn["pad"] = _pad
     ops |= {**replaced, "nn": SimpleNamespace(**nn), "const": _constant, "strided_slice": _strided_slice}
@@ -70,10 +69,7 @@ def _constant(value: Any, dtype: str) -> Any:
     from tvm import relax
     from tvm.ir.expr import is_prim_expr
 
-    if not is_prim_expr(value):
-        return relax.const(value, dtype)
-    number = _bound(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
-    return relax.op.astype(_bound(relax.op.squeeze(number, [0])), dtype)
+    return size_scalar(value, dtype) if is_prim_expr(value) else relax.const(value, dtype)
 
 
 def _strided_slice(x: Any, axes: Any, begin: Any, end: Any, strides: Any = None) -> Any:

@@ -20,11 +20,14 @@ class RelaxSizes:
         from tvm import ir, sym, tirx
 
         self.variables = {symbol.name: tirx.Var(symbol.name, "int64") for symbol in symbols}
+        self._bounded = sym.Analyzer()
+        for symbol, variable in zip(symbols, self.variables.values(), strict=True):
+            self._bounded.bind(variable, ir.Range(symbol.low, (_UNBOUNDED if symbol.high is None else symbol.high) + 1))
         self._functions = {"min": _folded(tirx.min), "max": _folded(tirx.max)}
-        # TVM's own inference assumes no other bounds.
-        self._analyzer = sym.Analyzer()
+        # The bounds that TVM's own inference assumes.
+        self._inferring = sym.Analyzer()
         for variable in self.variables.values():
-            self._analyzer.bind(variable, ir.Range(0, 1 << 31))
+            self._inferring.bind(variable, ir.Range(0, _UNBOUNDED + 1))
 
     def size(self, size: int) -> Any:
         """Return a size as a TVM expression; a number as it is."""
@@ -39,8 +42,15 @@ class RelaxSizes:
         return {**self._functions, **{_PREFIX + name: variable for name, variable in self.variables.items()}}
 
     def are_equal(self, actual: Any, expected: int) -> bool:
-        """Whether TVM proves that one of its expressions has the value of a size."""
-        return bool(self._analyzer.can_prove(actual == self.size(expected)))
+        """Whether TVM's inference proves that one of its expressions has the value of a size."""
+        return bool(self._inferring.can_prove(actual == self.size(expected)))
+
+    def may_be_zero(self, size: Any) -> bool:
+        """Whether a TVM expression may be zero, for values within the bounds of the symbols."""
+        return not isinstance(size, int) and not self._bounded.can_prove(size > 0)
+
+
+_UNBOUNDED = (1 << 31) - 1
 
 
 def with_own_names(op: Op) -> Op:
