@@ -38,7 +38,11 @@ def import_model(
     if "tvm.IRModule" in kinds:
         from distir_relax.frontends.relax import import_relax
 
-        return import_relax(model, params=params, input_shapes=input_shapes)
+        if dynamic_shapes:
+            raise ImportModelError(
+                "a TVM module has its own symbolic dims", hint="dims={name: (low, high)} bounds them"
+            )
+        return import_relax(model, params=params, input_shapes=input_shapes, dims=dims)
     if isinstance(model, (str, Path)) or "onnx.ModelProto" in kinds:
         from distir_relax.frontends.onnx.importer import import_onnx
 

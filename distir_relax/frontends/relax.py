@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
 from distir_relax.frontends.imported_model import Imported
-from distir_relax.frontends.relax_shapes import bind_shapes
+from distir_relax.frontends.relax_shapes import bind_dims, bind_shapes, convert_size, open_symbols
 from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType, Value
 from distir_relax.kernels.prim_func_factors import block_rule
 from distir_relax.kernels.tvm_extern import packed_text
-from distir_relax.layout import DTYPES, DeviceMesh, print_placements
+from distir_relax.layout import DTYPES, DeviceMesh, Guards, guarding, print_placements
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
@@ -41,35 +41,42 @@ def import_relax(
     function: str | None = None,
     params: Mapping[str, Any] | Sequence[Any] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, Any] | None = None,
 ) -> Imported:
     """Import a function of `mod`: the named one, else ``main``, else the only public one.
 
     The first ``num_input`` parameters (an attribute) are inputs, the others weights; without the attribute all are
     inputs. `params` has the data of weights: by name, also of parameters that the attribute does not cover, or in order
-    for the last parameters. `input_shapes` has the sizes of symbolic dims of parameters. Constants of the module become
-    constants of the program; calls of other Relax functions are inlined.
+    for the last parameters. `input_shapes` has the sizes of symbolic dims of parameters, and data has those of weights;
+    other symbolic dims become symbols, with the bounds that `dims` has by name, or from 1 to the attribute
+    ``tir_var_upper_bound``. Constants of the module become constants of the program; calls of other Relax functions are
+    inlined.
 
-    Raises `ImportModelError` for a module that is not a straight-line program of static shapes, `UnsupportedOpError`
+    Raises `ImportModelError` for a module that is not a straight-line program of known shapes, `UnsupportedOpError`
     for an op without an entry in the op table, `AnnotationError` and `PlacementError` for invalid annotations.
     """
     name, entry = _choose(mod, function)
-    mod = bind_shapes(mod, name, input_shapes or {})
+    data = _data(entry, name, params)
+    mod = bind_shapes(mod, name, {**_shapes_of_data(entry, data), **(input_shapes or {})})
     entry = mod[name]
-    importer = _Importer(mod, name)
     first = int((entry.attrs or {}).get("num_input", len(entry.params)))
-    for number, (parameter, data) in enumerate(zip(entry.params, _data(entry, name, params), strict=True)):
-        importer.declare(parameter, data, weight=number >= first or data is not None)
-    result = importer.body(entry.body)
+    weights = [number >= first or tensor is not None for number, tensor in enumerate(data)]
+    inputs = [p for p, is_weight in zip(entry.params, weights, strict=True) if not is_weight]
+    importer = _Importer(mod, name, open_symbols(entry, name, inputs, dims or {}))
+    with guarding(Guards()) as guards:
+        for parameter, tensor, is_weight in zip(entry.params, data, weights, strict=True):
+            importer.declare(parameter, tensor, is_weight)
+        result = importer.body(entry.body)
     names = {item.value.name: item.value.name for item in importer.builder.inputs if item.role != "constant"}
     outputs = list(importer.outputs(result, entry.ret_ty))
     program = importer.builder.function("main", outputs)
-    inputs = [item.value.name for item in program.inputs if item.role == "input"]
+    taken = [item.value.name for item in program.inputs if item.role == "input"]
     return Imported(
-        module=Module("global", (program,), importer.meshes),
+        module=Module("global", (program,), importer.meshes, records=tuple(guards.found.values())),
         tensors=importer.tensors,
         names=names,
         places=importer.places,
-        flatten=lambda args, kwargs: named_arguments(f"@{name}", inputs, args, kwargs),
+        flatten=lambda args, kwargs: named_arguments(f"@{name}", taken, args, kwargs),
         rebuild=lambda tensors: _rebuild(result, iter([tensors[label] for label, _ in outputs])),
     )
 
@@ -106,16 +113,31 @@ def _data(function: Any, name: str, params: Mapping[str, Any] | Sequence[Any] | 
     return [None] * inputs + list(params)
 
 
-class _Importer:
-    """Import of bindings into a `Builder`. A Relax value maps to a value, a list (a tuple), or a Python constant."""
+def _shapes_of_data(function: Any, data: Sequence[Any]) -> dict[str, Sequence[int]]:
+    """Return the shapes of parameters' data where their types have symbolic dims."""
+    from tvm import relax
 
-    def __init__(self, mod: Any, name: str) -> None:
+    return {
+        p.name: [int(n) for n in tensor.shape]
+        for p, tensor in zip(function.params, data, strict=True)
+        if tensor is not None and relax.analysis.tir_vars_in_type(p.ty)
+    }
+
+
+class _Importer:
+    """Import of bindings into a `Builder`. A Relax value maps to a value, a list (a tuple), or a Python constant.
+
+    `sizes` are those of TVM's variables.
+    """
+
+    def __init__(self, mod: Any, name: str, sizes: dict[Any, int]) -> None:
         self.builder = Builder()
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes, self.places = _declared_meshes(mod)
         self._module = mod
         self._function = name
         self._values: dict[Any, Any] = {}
+        self._sizes = sizes
         self._active: list[str] = [name]
 
     def declare(self, parameter: Any, data: Any, weight: bool) -> None:
@@ -159,7 +181,7 @@ class _Importer:
         import tvm
         from tvm import relax
 
-        if isinstance(expression, relax.Var):
+        if isinstance(expression, relax.Var) and expression not in self._sizes:
             return self._values[expression]
         if isinstance(expression, relax.Tuple):
             return [self.value(item) for item in expression.fields]
@@ -184,13 +206,26 @@ class _Importer:
         from tvm import relax
 
         value = getattr(binding, "value", None)
-        if isinstance(binding, relax.MatchCast) or isinstance(value, relax.If) or value is None:
+        if isinstance(binding, relax.MatchCast):
+            return self._match(self.value(value), binding.ty)
+        if isinstance(value, relax.If) or value is None:
             raise ImportModelError(
-                f"expected a straight-line program of static shapes, found {type(value).__name__}",
+                f"expected a straight-line program, found {type(value).__name__}",
                 self.builder.location,
-                "bind symbolic shapes and conditions before compiling",
+                "bind conditions before compiling",
             )
         return value if isinstance(value, relax.Function) else self.value(value)
+
+    def _match(self, value: Any, kind: Any) -> Any:
+        """Bind the new variables in the type of a value; the others must have the value's sizes."""
+        if isinstance(value, list):
+            return [self._match(item, field) for item, field in zip(value, kind.fields, strict=True)]
+        kind = getattr(kind, "tensor_ty", kind)
+        actual = value.tensor.shape if isinstance(value, Value) else value
+        expected = getattr(kind, "shape", getattr(kind, "values", None))
+        if expected is not None and not bind_dims(list(expected), actual, self._sizes):
+            raise ImportModelError(f"expected a match of {kind}, found {actual}", self.builder.location)
+        return value
 
     def _call(self, call: Any) -> Any:
         import tvm
@@ -232,6 +267,8 @@ class _Importer:
             raise UnsupportedOpError(f"{name}: {error}", self.builder.location) from None
 
     def _inline(self, name: str, function: Any, arguments: Any) -> Any:
+        from tvm import relax
+
         if name in self._active:
             raise ImportModelError(f"@{name} calls itself", self.builder.location)
         values = [self.value(item) for item in arguments]
@@ -239,8 +276,10 @@ class _Importer:
         self._function = name
         self._active.append(name)
         # Each call binds the parameters' names again.
+        for variable in relax.analysis.defined_symbolic_vars(function):
+            self._sizes.pop(variable, None)
         for parameter, value in zip(function.params, values, strict=True):
-            self._values[parameter] = value
+            self._values[parameter] = self._match(value, parameter.ty)
         result = self.body(function.body)
         self._active.pop()
         self._function, self.builder.location, self.builder.hint = outer, location, hint
@@ -280,19 +319,21 @@ class _Importer:
         shape = getattr(kind, "shape", None)
         dtype = str(getattr(kind, "dtype", ""))
         if shape is None or dtype not in DTYPES:
-            raise ImportModelError(f"expected a tensor of static shape, found {kind}", self.builder.location)
+            raise ImportModelError(f"expected a tensor of known shape, found {kind}", self.builder.location)
         return TensorType(tuple(self._number(n) for n in shape), dtype)
 
     def _number(self, expression: Any) -> Any:
         if isinstance(expression, (int, float)):
             return expression
-        value = getattr(expression, "value", None)
-        if not isinstance(value, (int, float)):
+        if isinstance(value := getattr(expression, "value", None), (int, float)):
+            return value
+        try:
+            return convert_size(expression, self._sizes)
+        except NotImplementedError:
             raise ImportModelError(
-                f"expected a static number, found {expression}", self.builder.location,
+                f"expected a number or a size, found {expression}", self.builder.location,
                 "give the shapes of inputs: input_shapes={name: (1, ...)}",
-            )  # fmt: skip
-        return value
+            ) from None  # fmt: skip
 
     def _checked(self, data: Any, kind: TensorType, name: str) -> torch.Tensor:
         tensor = as_tensor(data)

@@ -1,18 +1,25 @@
-"""Binding of symbolic dims of a Relax function: TVM substitutes the symbols, and folds computed dims."""
+"""Sizes of a Relax function: its symbolic dims become symbols, or get the sizes that the user gives.
+
+Sizes that the user gives are bound by TVM, which substitutes them, and folds computed dims.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from distir_relax.errors import ImportModelError
+from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.frontends.dynamic_shapes import find_symbols
+from distir_relax.ir import fresh_name
+from distir_relax.layout import Symbol, are_equal, floor_divide, maximum, minimum, size_of
 
 
 def bind_shapes(mod: Any, name: str, shapes: Mapping[str, Sequence[int]]) -> Any:
     """Bind the symbolic dims of function `name`, so that its parameters have the given `shapes`.
 
     A symbol has one value for all parameters. Raises `ImportModelError` for an unknown parameter, a shape that does not
-    match its type, two sizes of one symbol, and unbound symbols.
+    match its type, and two sizes of one symbol.
     """
     from tvm import relax
 
@@ -23,12 +30,100 @@ def bind_shapes(mod: Any, name: str, shapes: Mapping[str, Sequence[int]]) -> Any
     sizes: dict[str, int] = {}
     for parameter, shape in shapes.items():
         _bind(f"@{name}, {parameter}", kinds[parameter], tuple(shape), sizes)
-    _check_closed(name, kinds, sizes)
     return relax.transform.BindSymbolicVars(dict(sizes), name)(mod) if sizes else mod
+
+
+def open_symbols(function: Any, name: str, inputs: Sequence[Any], dims: Mapping[str, Any]) -> dict[Any, int]:
+    """Return the size of each symbolic dim of a function's parameters, by TVM variable.
+
+    `inputs` are those parameters that are no weights. The bounds of a symbol are those of `dims`, or of the function's
+    upper bounds. Raises `ImportModelError` for a symbol that is no dim of an input, and for invalid `dims`.
+    """
+    uppers = {str(key): int(n) for key, n in dict((function.attrs or {}).get("tir_var_upper_bound", {})).items()}
+    names: dict[Any, str] = {}
+    spec: dict[str, dict[int, Any]] = {}
+    used: set[str] = set()
+    for parameter in inputs:
+        for dim, size in enumerate(getattr(_tensor(parameter.ty), "shape", None) or ()):
+            if _is_variable(size):
+                if size not in names:
+                    names[size] = fresh_name(_identifier(str(size.name)), used)
+                symbol = Symbol(names[size], 1, uppers.get(str(size.name)))
+                spec.setdefault(parameter.name, {})[dim] = symbol
+    _check_closed(function, name, names)
+    shapes = {p.name: [None] * len(getattr(_tensor(p.ty), "shape", None) or ()) for p in inputs}
+    found = find_symbols(spec, dims, shapes)
+    by_name = {symbol.name: symbol for symbols in found.values() for symbol in symbols.values()}
+    return {variable: size_of(by_name[symbol]) for variable, symbol in names.items()}
+
+
+def convert_size(expression: Any, sizes: Mapping[Any, int]) -> int:
+    """Convert a TVM expression to a size; `sizes` are those of variables.
+
+    Raises `NotImplementedError` for an expression that is no size.
+    """
+    from tvm import tirx
+
+    if isinstance(expression, int):
+        return expression
+    if isinstance(expression, tirx.IntImm):
+        return int(expression.value)
+    if _is_variable(expression) and expression in sizes:
+        return sizes[expression]
+    if isinstance(expression, tirx.Cast):
+        return convert_size(expression.value, sizes)
+    for kind, operation in _operations().items():
+        if isinstance(expression, kind):
+            first, second = (convert_size(part, sizes) for part in (expression.a, expression.b))
+            try:
+                return operation(first, second)
+            except DistIRError as error:
+                raise NotImplementedError(error.message) from None
+    raise NotImplementedError(f"the size {expression}")
+
+
+def bind_dims(dims: Sequence[Any], actual: Sequence[int], sizes: MutableMapping[Any, int]) -> bool:
+    """Add to `sizes` the variables of `dims` that are new; return whether the others have the `actual` values.
+
+    What depends on the symbols is a guard.
+    """
+    if len(dims) != len(actual):
+        return False
+    for dim, size in zip(dims, actual, strict=True):
+        if _is_variable(dim) and dim not in sizes:
+            sizes[dim] = size
+        elif not are_equal(convert_size(dim, sizes), size):
+            return False
+    return True
+
+
+def _operations() -> dict[type[Any], Callable[[int, int], int]]:
+    from tvm import tirx
+
+    return {
+        tirx.Add: lambda a, b: a + b,
+        tirx.Sub: lambda a, b: a - b,
+        tirx.Mul: lambda a, b: a * b,
+        tirx.FloorDiv: floor_divide,
+        tirx.FloorMod: lambda a, b: a - b * floor_divide(a, b),
+        tirx.Min: minimum,
+        tirx.Max: maximum,
+    }
 
 
 def _tensor(kind: Any) -> Any:
     return getattr(kind, "tensor_ty", kind)
+
+
+def _is_variable(size: Any) -> bool:
+    from tvm import tirx
+
+    return isinstance(size, tirx.Var)
+
+
+def _identifier(name: str) -> str:
+    text = re.sub(r"\W", "_", name)
+    return text if text.isidentifier() else f"size_{text}"
 
 
 def _bind(where: str, kind: Any, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
@@ -54,11 +149,16 @@ def _dims(kind: Any) -> list[int | str | None] | None:
     ]
 
 
-def _check_closed(name: str, kinds: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    for parameter, kind in kinds.items():
-        if missing := [n for n in _dims(kind) or () if isinstance(n, str) and n not in sizes]:
+def _check_closed(function: Any, name: str, names: Mapping[Any, str]) -> None:
+    """Raise `ImportModelError` for a symbol in a parameter that is not alone the size of some input's dim."""
+    from tvm import relax
+
+    for parameter in function.params:
+        kind = _tensor(parameter.ty)
+        missing = [str(v.name) for v in relax.analysis.tir_vars_in_type(kind) if v not in names]
+        if missing:
             raise ImportModelError(
-                f"the dims {', '.join(missing)} of {parameter} are left open: {kind}",
+                f"the dims {', '.join(missing)} of {parameter.name} are left open: {kind}",
                 f"@{name}",
-                f'give the shapes of inputs: input_shapes={{"{parameter}": (1, ...)}}',
+                f'give the shapes of inputs: input_shapes={{"{parameter.name}": (1, ...)}}',
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from distir_relax.ir import TensorType
+from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split, Types, define, parse_rule, relax
 
 
@@ -82,6 +82,8 @@ def _warn(g: Builder, function: str) -> None:
 def _called(g: Builder, name: str, operands: Any, attrs: Attrs, **more: str) -> Any:
     kinds = attrs["results"]
     values = operands if isinstance(operands, list) else [operands]
+    if not all(isinstance(value, Value) for value in values):
+        raise NotImplementedError("a call with sizes as arguments")
     shapes, dtypes = tuple(k.shape for k in kinds), tuple(k.dtype for k in kinds)
     results = g.emit(name, *values, **more, shapes=shapes, dtypes=dtypes)
     return list(results) if len(kinds) > 1 else results
