@@ -9,9 +9,9 @@ Relax considers such a call pure: it could remove one whose result is unused, or
 token returned by the preceding one, and the function returns the last: this chain of data dependences preserves program
 order under any passes. Tokens carry no data.
 
-If sizes are symbolic, each function takes their values as its last parameter, ``sizes: R.Shape([batch, sequence])``:
-a rank may have no input of such a dim, or a part of it only. Of attributes, the JSON has ``{"distir.size": 0}`` for the first
-of the `sizes` that the call computes from them.
+If sizes are symbolic, each function takes their values as its last parameter, ``sizes: R.Shape([batch, sequence])``: a
+rank may have no input with such a dim, or a part of it only. Symbolic attributes of communication are in its `sizes`;
+the JSON has ``{"distir.size": 0}`` for the first of them.
 
 TVM has no reshape or split to a tensor without elements, so such a result (the shard of a rank without heads, for
 instance) is emitted as zeros of its shape.
@@ -47,10 +47,11 @@ SIZES_ATTRIBUTE = "distir.sizes"
 def to_relax(module: Module, fast_math: bool = False) -> tvm.IRModule:
     """Convert the ranked `module` to one IRModule, with a Relax function per distinct rank program, calls inlined.
 
-    Parameters are the function's inputs in order, and the values of symbols, named by the attribute ``distir.sizes``, if
-    there are any; the result is the tuple of its outputs, and of a token if it communicates. The module attribute ``distir.ranks`` lists the function of each rank; the function attribute
-    ``distir.schedule`` lists communicator calls in order, each as ``all_reduce 3``: the op and its step. With
-    `fast_math`, functions have the attribute ``distir.fast_math``: the tvm backend need not preserve NaN in them.
+    Parameters are the function's inputs in order, and the values of its symbols, if there are any; the result is the
+    tuple of its outputs, and of a token if it communicates. The module attribute ``distir.ranks`` lists the function of
+    each rank; the function attribute ``distir.sizes`` lists the symbols by name, and ``distir.schedule`` communicator
+    calls in order, each as ``all_reduce 3``: the op and its step. With `fast_math`, functions have the attribute
+    ``distir.fast_math``: the tvm backend need not preserve NaN in them.
 
     Raises `VerificationError` if the module is not ranked, or TVM infers another type for an op than the op table.
     """

@@ -223,9 +223,7 @@ def _filled_if_empty(op: Callable[..., Any], may_be_zero: Callable[[Any], bool],
     return filled
 
 
-def fill_where_empty(
-    call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any], bool], value: float = 0
-) -> Any:
+def fill_where_empty(call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any], bool], value: float = 0) -> Any:
     """Return a tensor filled by `value` if one of the symbolic `sizes` is zero, otherwise the result of `call`.
 
     A kernel that loops over no elements leaves its result unwritten; if the result has that dim, it has no elements.

@@ -86,13 +86,16 @@ def _pad(x: Any, widths: Sequence[Any], mode: str, value: float) -> Any:
     if all(isinstance(width, int) for width in widths):
         return relax.op.nn.pad(x, widths, mode, value)
     x = _bound(x) if isinstance(x, relax.Call) else x
-    for axis in range(len(x.ty.shape)):
-        shape, fill = list(x.ty.shape), relax.const(value, str(x.ty.dtype))
-        low, high = (
-            [] if isinstance(n, int) and n == 0 else [_bound(relax.op.full((*shape[:axis], n, *shape[axis + 1 :]), fill))]
-            for n in widths[2 * axis : 2 * axis + 2]
-        )
-        x = _bound(relax.op.concat([*low, x, *high], axis)) if low or high else x
+    fill = relax.const(value, str(x.ty.dtype))
+
+    def end(axis: int, width: Any) -> list[Any]:
+        if isinstance(width, int) and width == 0:
+            return []
+        return [_bound(relax.op.full((*x.ty.shape[:axis], width, *x.ty.shape[axis + 1 :]), fill))]
+
+    for axis, (low, high) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+        parts = [*end(axis, low), x, *end(axis, high)]
+        x = _bound(relax.op.concat(parts, axis)) if len(parts) > 1 else x
     return x
 
 

@@ -28,8 +28,8 @@ class Compiled:
     """An executable with functions `prepare` and `main`.
 
     `main_weights` are the indices of the weights that `main` takes unchanged; the first `outputs` results of `main` are
-    the program's. `steps` describes each step number; `calls` names the communicator's methods. `sizes` names the values
-    of the shape that is `main`'s last argument, if there are any.
+    the program's. `steps` describes each step number; `calls` names the communicator's methods; `sizes` names those in
+    the shape that is the last argument of `main`, if there are any.
     """
 
     executable: Any
