@@ -11,8 +11,11 @@ from distir_relax.kernels.prim_func_factors import BlockFactors, block_factors, 
 def with_shapes(function: Any, shapes: Sequence[Sequence[int]]) -> Any:
     """Return `function` with parameters of these shapes, where dims of one class have one size.
 
+    One with symbolic shapes takes any, and is returned unchanged.
     A block with an empty reduction only initializes its result. Raises ValueError for invalid shapes.
     """
+    if has_symbolic_shapes(function):
+        return function
     new_shapes = [tuple(shape) for shape in shapes]
     if new_shapes == [tuple(int(n) for n in p.shape) for p in function.params]:
         return function
@@ -20,6 +23,11 @@ def with_shapes(function: Any, shapes: Sequence[Sequence[int]]) -> Any:
     if factors is None:
         raise ValueError(f"expected a PrimFunc with factors, to give it the shapes {new_shapes}")
     return _Resizing(factors, _sizes(factors, new_shapes)).apply(function)
+
+
+def has_symbolic_shapes(function: Any) -> bool:
+    """Return whether a parameter of a `PrimFunc` has a symbolic size."""
+    return not all(hasattr(n, "value") for p in function.params for n in getattr(p, "shape", ()))
 
 
 def _sizes(factors: BlockFactors, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, cast
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.layout import SymbolicSize, is_symbolic
+from distir_relax.layout import SymbolicSize
 from distir_relax.lowering.emit.relax_exact import fill_where_empty
 from distir_relax.lowering.emit.relax_namespace import SIZE_KEY, relax_scope
-from distir_relax.lowering.emit.relax_sizes import RelaxSizes, with_own_names
+from distir_relax.lowering.emit.relax_sizes import RelaxSizes, static_size, with_own_names
 from distir_relax.ops import Trait, is_zero, lookup, relax_expression
 
 if TYPE_CHECKING:
@@ -211,10 +211,10 @@ class _Emitter:
     def _with_type(self, op: Op, value: Value, emitted: Any) -> Any:
         """Return a value that has the expected type, by TVM's inference or, if its sizes are symbolic, at run time."""
         expected, shape = value.tensor, emitted.ty.shape
-        if str(emitted.ty.dtype) == expected.dtype and emitted.ty.ndim == len(expected.shape):
-            if shape is not None and all(map(self.sizes.are_equal, shape, expected.shape)):
+        if shape is not None and str(emitted.ty.dtype) == expected.dtype and len(shape) == len(expected.shape):
+            if all(map(self.sizes.are_equal, shape, expected.shape)):
                 return emitted
-            if is_symbolic(expected.shape) and not (shape and any(map(_differ, shape, expected.shape))):
+            if all(static_size(n) in (None, m) for n, m in zip(shape, expected.shape, strict=True)):
                 return self.builder.match_cast(emitted, self._type(expected))
         raise VerificationError(f"{value} has type {emitted.ty} in TVM, expected {expected}", op.location)
 
@@ -222,11 +222,6 @@ class _Emitter:
         from tvm import relax
 
         return relax.TensorType(self.sizes.shape(kind.shape), kind.dtype)
-
-
-def _differ(actual: Any, expected: int) -> bool:
-    """Whether both sizes are numbers, and unequal."""
-    return isinstance(expected, int) and hasattr(actual, "value") and int(actual) != expected
 
 
 def _steps(function: Function) -> dict[str, str | list[str]]:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError, PlacementError, UnsupportedOpError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard
+from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.relax_namespace import relax_scope
+from distir_relax.lowering.emit.relax_sizes import RelaxSizes, with_own_names
 from distir_relax.ops import Trait, lookup, relax_expression
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def to_relax_dtensor(module: Module, pending: str = "") -> tvm.IRModule:
     if module.stage != "sharded":
         raise VerificationError(f"expected a module of the sharded stage, found the {module.stage} stage")
     mesh = _relax_mesh(module.meshes[0])
-    function = _FunctionBuilder(mesh, bool(pending)).function(module.main)
+    sizes = RelaxSizes(tuple(module_symbols(module).values()))
+    function = _FunctionBuilder(mesh, bool(pending), sizes).function(module.main)
     return tvm.IRModule(
         {tvm.ir.GlobalVar(module.main.name): function},
         attrs=tvm.ir.make_node("ir.DictAttrs", device_num=module.meshes[0].size),
@@ -61,13 +64,14 @@ class _FunctionBuilder:
     With `sums_as_replicated` a partial sum has type ``R``.
     """
 
-    def __init__(self, mesh: Any, sums_as_replicated: bool) -> None:
+    def __init__(self, mesh: Any, sums_as_replicated: bool, sizes: RelaxSizes) -> None:
         from tvm import relax
 
         self.mesh = mesh
         self.sums_as_replicated = sums_as_replicated
         self.builder = relax.BlockBuilder()
-        self.scope: Mapping[str, Any] = relax_scope(exact=False)
+        self.sizes = sizes
+        self.scope: Mapping[str, Any] = {**relax_scope(exact=False), **sizes.scope()}
         self.values: dict[str, Any] = {}
 
     def function(self, function: Function) -> Any:
@@ -122,14 +126,16 @@ class _FunctionBuilder:
 
     def _expression(self, op: Op, operands: list[Any]) -> Any:
         names = [f"a{i}" for i in range(len(operands))]
-        return eval(relax_expression(op, names), {**self.scope, **dict(zip(names, operands, strict=True))})
+        return eval(
+            relax_expression(with_own_names(op), names), {**self.scope, **dict(zip(names, operands, strict=True))}
+        )
 
     def _variable(self, value: Value, where: str) -> Any:
         from tvm import relax
         from tvm.relax.distributed import DTensorType as RelaxDTensor
         from tvm.relax.distributed import Placement as RelaxPlacement
 
-        tensor = relax.TensorType(value.dtensor.shape, value.dtensor.dtype)
+        tensor = relax.TensorType(self.sizes.shape(value.dtensor.shape), value.dtensor.dtype)
         placement = RelaxPlacement.from_text(_placements(value, where, self.sums_as_replicated))
         variable = relax.Var(value.name.replace(".", "_"), RelaxDTensor(tensor, self.mesh, placement))
         self.values[value.name] = variable

@@ -24,6 +24,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distir_relax.lowering.emit.relax_sizes import static_size
+
 NARROW = ("float16", "bfloat16")
 
 OPAQUE = 8
@@ -205,7 +207,7 @@ def _zeros_if_empty(op: Callable[..., Any], may_be_zero: Callable[[Any], bool]) 
         args = _emitted(args)
         call = op(*args, **kwargs)
         sizes = [n for x in args for n in getattr(getattr(x, "ty", None), "shape", ())]
-        if any(getattr(n, "value", None) == 0 for n in sizes):
+        if any(static_size(n) == 0 for n in sizes):
             kind = relax.BlockBuilder.current().normalize(call).ty
             return _op().zeros(kind.shape, str(kind.dtype))
         return fill_where_empty(call, sizes, may_be_zero)
@@ -230,7 +232,7 @@ def fill_where_empty(call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any
     """
     from tvm_ffi import structural_equal
 
-    possible = [n for n in sizes if not _is_number(n) and may_be_zero(n)]
+    possible = [n for n in sizes if static_size(n) is None and may_be_zero(n)]
     if not possible:
         return call
     result = _emit(call)
@@ -239,10 +241,6 @@ def fill_where_empty(call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any
         return result
     count = size_scalar(math.prod(reduced), "int64")
     return _op().where(_emit(_op().equal(count, _number(0, count))), _number(value, result), result)
-
-
-def _is_number(size: Any) -> bool:
-    return isinstance(size, int) or hasattr(size, "value")
 
 
 def size_scalar(size: Any, dtype: str) -> Any:

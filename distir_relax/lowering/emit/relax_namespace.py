@@ -14,6 +14,7 @@ from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
 from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, size_scalar
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
+from distir_relax.lowering.emit.relax_sizes import static_size
 
 CHECK_INDICES = "distir_indices.checked"
 """The packed function ``(indices, low, high, user, place, result)`` that the tvm backend registers."""
@@ -135,11 +136,10 @@ def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str
     """As `distir_relax.kernels.tvm_extern.call_tir`; the `PrimFunc` is added to the module."""
     from tvm import relax
 
-    if not any(math.prod(shape) for shape in shapes):
+    if all(0 in map(static_size, shape) for shape in shapes):
         zeros = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return zeros[0] if len(zeros) == 1 else relax.Tuple(zeros)
-    operand_shapes = [tuple(int(n) for n in x.ty.shape) for x in operands]
-    function = with_shapes(unpacked(source), [*operand_shapes, *shapes])
+    function = with_shapes(unpacked(source), [*(tuple(map(static_size, x.ty.shape)) for x in operands), *shapes])
     name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
     # Opaque: TVM's fusion fails on kernels whose sizes are integers of different widths.
     kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)

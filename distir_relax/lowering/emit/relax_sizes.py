@@ -47,10 +47,16 @@ class RelaxSizes:
 
     def may_be_zero(self, size: Any) -> bool:
         """Whether a TVM expression may be zero, for values within the bounds of the symbols."""
-        return not isinstance(size, int) and not self._bounded.can_prove(size > 0)
+        number = static_size(size)
+        return number == 0 if number is not None else not self._bounded.can_prove(size > 0)
 
 
 _UNBOUNDED = (1 << 31) - 1
+
+
+def static_size(size: Any) -> int | None:
+    """Return the number that a size in TVM is, None if it is symbolic."""
+    return int(getattr(size, "value", size)) if isinstance(size, int) or hasattr(size, "value") else None
 
 
 def with_own_names(op: Op) -> Op:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from distir_relax.lowering.emit.relax_sizes import static_size
 from distir_relax.runtime.backends.tvm import kernels
 
 PREFIX = "distir."
@@ -217,7 +218,7 @@ _KERNELS: dict[str, Callable[[Any, Any, Sequence[Any], kernels.Machine], Any]] =
 def _suits(call: Any) -> bool:
     """Whether the kernels support the operands: one floating dtype, and no empty tensor."""
     dtypes = {_dtype(x) for x in call.args}
-    is_empty = any(_number(n) == 0 for x in call.args for n in x.ty.shape)
+    is_empty = any(static_size(n) == 0 for x in call.args for n in x.ty.shape)
     return len(dtypes) == 1 and dtypes <= set(kernels.FLOATS) and not is_empty
 
 
@@ -275,18 +276,13 @@ def _dims(*shapes: Sequence[Any]) -> list[tuple[kernels.Dim, ...]]:
     found: list[Any] = []
 
     def dim(size: Any) -> kernels.Dim:
-        if (number := _number(size)) is not None:
+        if (number := static_size(size)) is not None:
             return number
         if not any(structural_equal(size, other) for other in found):
             found.append(size)
         return next(f"{kernels.VARIABLE}{i}" for i, other in enumerate(found) if structural_equal(size, other))
 
     return [tuple(map(dim, shape)) for shape in shapes]
-
-
-def _number(size: Any) -> int | None:
-    """Return a size, None if it is symbolic."""
-    return int(size) if isinstance(size, int) or hasattr(size, "value") else None
 
 
 def _numbers(expression: Any) -> tuple[int, ...]:
