@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, PlacementError, UnsupportedOpError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
-from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard
 from distir_relax.ir.symbols import module_symbols
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard
 from distir_relax.lowering.emit.relax_namespace import relax_scope
 from distir_relax.lowering.emit.relax_sizes import RelaxSizes, with_own_names
 from distir_relax.ops import Trait, lookup, relax_expression

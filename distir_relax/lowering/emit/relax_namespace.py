@@ -80,7 +80,7 @@ def _strided_slice(x: Any, axes: Any, begin: Any, end: Any, strides: Any = None)
     return relax.op.strided_slice(x, axes, begin, end, strides, assume_inbound=True)
 
 
-def _pad(x: Any, widths: Sequence[Any], mode: str, value: float) -> Any:
+def _pad(x: Any, widths: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Any:
     """As `relax.op.nn.pad`, also by symbolic widths: those are concatenated."""
     from tvm import relax
 
@@ -139,7 +139,7 @@ def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str
     if all(0 in map(static_size, shape) for shape in shapes):
         zeros = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return zeros[0] if len(zeros) == 1 else relax.Tuple(zeros)
-    function = with_shapes(unpacked(source), [*(tuple(map(static_size, x.ty.shape)) for x in operands), *shapes])
+    function = with_shapes(unpacked(source), [*(x.ty.shape for x in operands), *shapes])
     name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
     # Opaque: TVM's fusion fails on kernels whose sizes are integers of different widths.
     kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
