@@ -16,7 +16,7 @@ def with_shapes(function: Any, shapes: Sequence[Sequence[int]]) -> Any:
     """
     if has_symbolic_shapes(function):
         return function
-    new_shapes = [tuple(map(int, shape)) for shape in shapes]
+    new_shapes = [tuple(shape) for shape in shapes]
     if new_shapes == [tuple(int(n) for n in p.shape) for p in function.params]:
         return function
     factors = block_factors(function)

@@ -23,10 +23,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from distir_relax.errors import VerificationError
+from distir_relax.errors import DistIRError, UnsupportedOpError, VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.layout import SymbolicSize
+from distir_relax.layout import SymbolicSize, is_symbolic
 from distir_relax.lowering.emit.relax_exact import fill_where_empty
 from distir_relax.lowering.emit.relax_namespace import SIZE_KEY, relax_scope
 from distir_relax.lowering.emit.relax_sizes import RelaxSizes, static_size, with_own_names
@@ -127,17 +127,28 @@ class _Emitter:
         if fast_math:
             attrs[FAST_MATH_ATTRIBUTE] = True
         with self.builder.function(function.name, parameters, attrs=attrs):
-            with self.builder.dataflow():
-                token: Any = relax.const(0, "int32")
-                for op in function.ops:
-                    if _on_communicator(op):
-                        token = self._communication(op, token)
-                    else:
-                        self._op(op)
-                outputs = [self.values[output.value.name] for output in function.outputs]
-                last = [token] if attrs[SCHEDULE_ATTRIBUTE] else []
-                result = self.builder.emit_output(relax.Tuple([*outputs, *last]))
+            try:
+                with self.builder.dataflow():
+                    result = self.builder.emit_output(self._body(function))
+            except DistIRError:
+                # A builder that is left inside a function prints a complaint to stderr.
+                self.builder.emit_func_output(relax.Tuple([]))
+                raise
             self.builder.emit_func_output(result)
+
+    def _body(self, function: Function) -> Any:
+        """Emit the ops of a function; return its result."""
+        from tvm import relax
+
+        start: Any = relax.const(0, "int32")
+        token = start
+        for op in function.ops:
+            if _on_communicator(op):
+                token = self._communication(op, token)
+            else:
+                self._op(op)
+        outputs = [self.values[output.value.name] for output in function.outputs]
+        return relax.Tuple([*outputs, *([] if token is start else [token])])
 
     def _communication(self, op: Op, token: Any) -> Any:
         """Emit the call of a rank's communicator; return the next token."""
@@ -195,7 +206,12 @@ class _Emitter:
     def _expressions(self, op: Op, operands: Sequence[Any]) -> Any:
         names = [f"a{i}" for i in range(len(operands))]
         scope = {**self.scope, **dict(zip(names, operands, strict=True))}
-        return eval(relax_expression(with_own_names(op), names), scope)
+        try:
+            return eval(relax_expression(with_own_names(op), names), scope)
+        except NotImplementedError as error:
+            raise UnsupportedOpError(
+                f"{op.name} has no form in TVM for {error}", op.location, "give that dim a fixed size, or use torch"
+            ) from None
 
     def _bind(self, op: Op, expressions: Sequence[Any]) -> None:
         for value, expression in zip(op.results, expressions, strict=True):
@@ -209,13 +225,19 @@ class _Emitter:
         return [relax.TupleGetItem(results, i) for i in range(count)]
 
     def _with_type(self, op: Op, value: Value, emitted: Any) -> Any:
-        """Return a value that has the expected type, by TVM's inference or, if its sizes are symbolic, at run time."""
+        """Return a value that has the expected type in TVM.
+
+        If TVM cannot prove that sizes are equal, the value becomes a slice, from 0 to the expected sizes: a match cast
+        to them crashes TVM's fusion, and its analysis of a reshape fails.
+        """
         expected, shape = value.tensor, emitted.ty.shape
         if shape is not None and str(emitted.ty.dtype) == expected.dtype and len(shape) == len(expected.shape):
-            if all(map(self.sizes.are_equal, shape, expected.shape)):
+            unequal = [i for i, n in enumerate(shape) if not self.sizes.are_equal(n, expected.shape[i])]
+            if not unequal:
                 return emitted
-            if all(static_size(n) in (None, m) for n, m in zip(shape, expected.shape, strict=True)):
-                return self.builder.match_cast(emitted, self._type(expected))
+            if all(static_size(shape[i]) is None or is_symbolic(expected.shape[i]) for i in unequal):
+                ends = [self.sizes.size(expected.shape[i]) for i in unequal]
+                return self.builder.emit(self.scope["R"].strided_slice(emitted, unequal, [0] * len(unequal), ends))
         raise VerificationError(f"{value} has type {emitted.ty} in TVM, expected {expected}", op.location)
 
     def _type(self, kind: TensorType) -> Any:

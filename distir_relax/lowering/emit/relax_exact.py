@@ -34,6 +34,9 @@ OPAQUE = 8
 SUMMED = ("matmul", "sum")
 """Ops whose result is zero if an operand has no elements."""
 
+SCANS = ("cumsum", "cumprod")
+"""Ops that write each element along a dim, the first without a condition."""
+
 EMPTY = {"mean": math.nan, "prod": 1.0}
 """The results of reductions of no elements."""
 
@@ -47,11 +50,13 @@ def exact_ops(
     ops: Mapping[str, Callable[..., Any]], may_be_zero: Callable[[Any], bool]
 ) -> dict[str, Callable[..., Any]]:
     """Return replacements for some of TVM's `ops`, by name; `may_be_zero` decides on a symbolic size."""
+    wide = {name: _in_float32(ops[name]) for name in (*WIDENED, *SUMMED) if name in ops}
+    ops = {**ops, **wide}
     return {
-        **{name: _in_float32(ops[name]) for name in WIDENED if name in ops},
-        **{name: _filled_if_empty(_in_float32(ops[name]), may_be_zero, value) for name, value in EMPTY.items()},
-        **{name: _zeros_if_empty(_in_float32(ops[name]), may_be_zero) for name in SUMMED},
-        "permute_dims": _zeros_if_empty(ops["permute_dims"], may_be_zero),
+        **wide,
+        **{name: _filled_if_empty(ops[name], may_be_zero, value) for name, value in EMPTY.items()},
+        **{name: _zeros_if_empty(ops[name], may_be_zero) for name in (*SUMMED, "permute_dims")},
+        **{name: _scan_of_any_size(ops[name], may_be_zero) for name in SCANS},
         "power": power,
         "log1p": log1p,
         "floor_divide": floor_divide,
@@ -223,6 +228,22 @@ def _filled_if_empty(op: Callable[..., Any], may_be_zero: Callable[[Any], bool],
         return fill_where_empty(op(x, *args, **kwargs), list(x.ty.shape), may_be_zero, value)
 
     return filled
+
+
+def _scan_of_any_size(op: Callable[..., Any], may_be_zero: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Wrap a scan: TVM's writes the first element of a dim that turns out to have none."""
+
+    def scan(x: Any, axis: int) -> Any:
+        (x,) = _emitted((x,))
+        shape = list(x.ty.shape)
+        size = shape[axis]
+        if static_size(size) is not None or not may_be_zero(size):
+            return op(x, axis)
+        shape[axis] = 1
+        longer = _emit(_op().concat([x, _emit(_op().zeros(shape, _dtype(x)))], axis))
+        return _op().strided_slice(_emit(op(longer, axis)), [axis], [0], [size], assume_inbound=True)
+
+    return scan
 
 
 def fill_where_empty(call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any], bool], value: float = 0) -> Any:

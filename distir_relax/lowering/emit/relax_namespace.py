@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from distir_relax.kernels.prim_func_shapes import with_shapes
+from distir_relax.kernels.prim_func_shapes import has_symbolic_shapes, with_shapes
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
 from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, size_scalar
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
-from distir_relax.lowering.emit.relax_sizes import static_size
+from distir_relax.lowering.emit.relax_sizes import known_dim, static_size
 
 CHECK_INDICES = "distir_indices.checked"
 """The packed function ``(indices, low, high, user, place, result)`` that the tvm backend registers."""
@@ -42,6 +42,9 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
     resample = SimpleNamespace(
         weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
     )
+    ops["image"] = SimpleNamespace(**{name: getattr(relax.op.image, name) for name in dir(relax.op.image)})
+    for name in ("resize2d", "resize3d"):
+        setattr(ops["image"], name, _of_known_image(getattr(relax.op.image, name)))
     recurrent = recurrent_scope(_bound)
     recurrent.gradients = _recurrent_gradients
     return {
@@ -65,6 +68,17 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
     }
 
 
+def _of_known_image(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an op that TVM cannot compile for symbolic spatial dims."""
+
+    def resize(x: Any, *args: Any, **kwargs: Any) -> Any:
+        for axis in range(2, len(x.ty.shape)):
+            known_dim(x, axis)
+        return op(x, *args, **kwargs)
+
+    return resize
+
+
 def _constant(value: Any, dtype: str) -> Any:
     """As `relax.const`, also of a symbolic size."""
     from tvm import relax
@@ -74,10 +88,20 @@ def _constant(value: Any, dtype: str) -> Any:
 
 
 def _strided_slice(x: Any, axes: Any, begin: Any, end: Any, strides: Any = None) -> Any:
-    """As `relax.op.strided_slice`, within the bounds of `x`: otherwise symbolic ends would be clipped to its sizes."""
+    """As `relax.op.strided_slice`, of which symbolic sizes are known: TVM's own clips the ends to those of `x`."""
     from tvm import relax
 
-    return relax.op.strided_slice(x, axes, begin, end, strides, assume_inbound=True)
+    x = _bound(x) if isinstance(x, relax.Call) else x
+    sizes = [x.ty.shape[axis] for axis in axes]
+    within = [_end_within(n, size) for n, size in zip(end, sizes, strict=True)]
+    return relax.op.strided_slice(x, axes, begin, within, strides, assume_inbound=True)
+
+
+def _end_within(end: Any, size: Any) -> Any:
+    """Return the end of a slice without Python's conventions: negative, or the largest int32."""
+    if not isinstance(end, int) or 0 <= end < 2**31 - 1:
+        return end
+    return size + end if end < 0 else size
 
 
 def _pad(x: Any, widths: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Any:
@@ -92,7 +116,9 @@ def _pad(x: Any, widths: Sequence[Any], mode: str = "constant", value: float = 0
     def end(axis: int, width: Any) -> list[Any]:
         if isinstance(width, int) and width == 0:
             return []
-        return [_bound(relax.op.full((*x.ty.shape[:axis], width, *x.ty.shape[axis + 1 :]), fill))]
+        shape = list(x.ty.shape)
+        shape[axis] = width
+        return [_bound(relax.op.full(shape, fill))]
 
     for axis, (low, high) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
         parts = [*end(axis, low), x, *end(axis, high)]
@@ -139,7 +165,10 @@ def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str
     if all(0 in map(static_size, shape) for shape in shapes):
         zeros = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return zeros[0] if len(zeros) == 1 else relax.Tuple(zeros)
-    function = with_shapes(unpacked(source), [*(x.ty.shape for x in operands), *shapes])
+    function = unpacked(source)
+    if not has_symbolic_shapes(function):
+        operand_shapes = [[known_dim(x, dim) for dim in range(len(x.ty.shape))] for x in operands]
+        function = with_shapes(function, [*operand_shapes, *shapes])
     name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
     # Opaque: TVM's fusion fails on kernels whose sizes are integers of different widths.
     kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
@@ -164,8 +193,8 @@ def _conv_weight_grad(
     from tvm import relax
 
     op = relax.op
-    n, c, *sizes = x.ty.shape
-    groups = int(c) // channels
+    n, _, *sizes = x.ty.shape
+    groups = known_dim(x, 1) // channels
     rest = range(3, 3 + len(sizes))
     x = op.reshape(op.permute_dims(op.reshape(x, (n, groups, channels, *sizes)), (2, 1, 0, *rest)),
                    (channels, groups * n, *sizes))  # fmt: skip
@@ -278,7 +307,7 @@ def _weigh(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) ->
     from tvm import relax
 
     op, dtype = relax.op, str(x.ty.dtype)
-    rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, dtype == "float64")
+    rows = rows_of(sampling, known_dim(x, axis), size, part, dtype == "float64")
     windows = _gather_windows(x, axis, rows.positions)
     if rows.weights is None:
         return _bound(op.squeeze(windows, [axis + 1]))
@@ -292,7 +321,7 @@ def _maximum(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) 
     """As `distir_relax.kernels.resample.maximum`."""
     from tvm import relax
 
-    rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, False)
+    rows = rows_of(sampling, known_dim(x, axis), size, part, False)
     return _bound(relax.op.max(_gather_windows(x, axis, rows.positions), axis + 1))
 
 
@@ -306,7 +335,7 @@ def _places(
     place = _bound(op.zeros(x.ty.shape, "int64"))
     for axis in reversed(range(2, len(x.ty.shape))):
         part = parts[axis - 2] if parts else ()
-        rows = rows_of(samplings[axis - 2], int(x.ty.shape[axis]), sizes[axis - 2], part, False)
+        rows = rows_of(samplings[axis - 2], known_dim(x, axis), sizes[axis - 2], part, False)
         position = (rows.positions + (part[1] if part else 0)) * strides[axis - 2]
         along = relax.const(position.reshape(*position.shape, *_ones(x, axis)), "int64")
         windows = _gather_windows(x, axis, rows.positions)

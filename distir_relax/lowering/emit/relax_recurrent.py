@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from distir_relax.kernels import recurrent
+from distir_relax.lowering.emit.relax_sizes import known_dim
 
 
 def recurrent_scope(bind: Callable[[Any], Any]) -> SimpleNamespace:
@@ -36,8 +37,7 @@ class _Relax:
         self._const: Any = relax.const
 
     def steps(self, x: Any) -> Sequence[Any]:
-        count = int(x.ty.shape[0])
-        rows = (self._op.strided_slice(x, (0,), (t,), (t + 1,)) for t in range(count))
+        rows = (self._op.strided_slice(x, (0,), (t,), (t + 1,)) for t in range(known_dim(x, 0)))
         return [self.bind(self._op.squeeze(row, [0])) for row in rows]
 
     def affine(self, x: Any, h: Any, weight: Any) -> Any:

@@ -59,6 +59,14 @@ def static_size(size: Any) -> int | None:
     return int(getattr(size, "value", size)) if isinstance(size, int) or hasattr(size, "value") else None
 
 
+def known_dim(x: Any, axis: int) -> int:
+    """Return the size of a dim of a Relax value. Raises NotImplementedError if it is symbolic."""
+    number = static_size(x.ty.shape[axis])
+    if number is None:
+        raise NotImplementedError(f"dim {axis} of size {x.ty.shape[axis]}")
+    return number
+
+
 def with_own_names(op: Op) -> Op:
     """Return an op whose attributes name symbols as `RelaxSizes.scope` does."""
     renamed = {s.name: size_of(Symbol(_PREFIX + s.name, s.low, s.high, s.typical)) for s in _symbols(op)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import floor_divide, maximum, minimum
+from distir_relax.layout import floor_divide, is_symbolic, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze, unsqueeze
 from distir_relax.ops.movement.slice import slice_dim
@@ -99,9 +99,9 @@ def _split_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 def _relax_split(attrs: Attrs) -> str:
     ends = [sum(attrs["sizes"][: i + 1]) for i in range(len(attrs["sizes"]))]
-    if 0 not in attrs["sizes"]:
+    if 0 not in attrs["sizes"] and not is_symbolic(attrs["sizes"]):
         return f"R.split({{0}}, {ends[:-1]!r}, {{axis}})"
-    # R.split creates no empty parts.
+    # R.split creates no empty parts, and none of symbolic sizes.
     cuts = zip([0, *ends], ends, strict=False)
     return "(" + ", ".join(f"R.strided_slice({{0}}, ({{axis}},), ({a},), ({b},))" for a, b in cuts) + ",)"
 

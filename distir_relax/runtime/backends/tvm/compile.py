@@ -126,6 +126,16 @@ _CALL = re.compile(r"^ *call +distir\.(\w+) +in:.*?\bi(\d+),", re.MULTILINE)
 """A call of the communicator in an executable's text: its step is the only number among the arguments."""
 
 
+def _reshapes_as_views(module: Any) -> Any:
+    """Replace kernels that only reshape by views; copies remain if TVM's analysis fails, on some symbolic sizes."""
+    import tvm
+
+    try:
+        return tvm.relax.transform.RewriteDataflowReshape()(module)
+    except tvm.error.InternalError:
+        return module
+
+
 def _without_dead_tuples(module: Any) -> Any:
     """Remove dead tuples, which would keep their tensors alive until the program ends."""
     from tvm import relax
@@ -179,7 +189,7 @@ def _passes(fast_math: bool) -> list[Any]:
         backend.DispatchSortScan(),
         relax.LegalizeOps({**legalizations(), **({} if fast_math else nan_legalizations())}),
         # Reshapes become views before fusion, so that they do not complicate the loops of other ops.
-        relax.RewriteDataflowReshape(),
+        _module_pass(_reshapes_as_views),
         relax.AnnotateTIROpPattern(),
         relax.FuseOps(2),
         relax.FuseTIR(),

@@ -130,17 +130,12 @@ class _Splitter:
         return (source.args[0], True) if _is_op(source, "relax.permute_dims") else (right, False)
 
     def _emit(self, builder: Any, early: bool) -> None:
-        from tvm import relax
-
         for b in self.bindings:
             if (b.var in self.early) != early or b.var == self.result:
                 continue
             if b.var in self.packs:
                 x, n = self.values[b.value.args[0]], _numbers(b.value.args[1])[1]
                 call = _packed_product(builder, x, self.values[b.var], n, self.host)
-            elif isinstance(b, relax.MatchCast):
-                self.values[b.var] = builder.match_cast(_substitute(b.value, self.values), b.ty)
-                continue
             else:
                 call = _substitute(b.value, self.values)
                 kernel = next((make for name, make in _KERNELS.items() if _is_op(call, name)), None)
@@ -188,7 +183,7 @@ def _softmax(builder: Any, call: Any, shape: Sequence[Any], host: kernels.Machin
 
 
 def _layer_norm(builder: Any, call: Any, shape: Sequence[Any], host: kernels.Machine) -> Any:
-    if [int(a) % len(shape) for a in call.attrs.axes] != [len(shape) - 1]:
+    if [int(a) % len(shape) for a in call.attrs.axes] != [len(shape) - 1] or static_size(shape[-1]) is None:
         return call
     epsilon = float(call.attrs.epsilon)
     kernel = partial(kernels.layer_norm, dtype=_dtype(call.args[0]), epsilon=epsilon, machine=host)
