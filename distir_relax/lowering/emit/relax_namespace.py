@@ -35,16 +35,15 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
 
     nn = {name: getattr(relax.op.nn, name) for name in dir(relax.op.nn)}
     ops = {name: getattr(relax.op, name) for name in dir(relax.op)}
-    replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}, may_be_zero) if exact else {}
-    nn |= {name.removeprefix("nn."): op for name, op in replaced.items() if name.startswith("nn.")}
-    nn["pad"] = _pad
-    ops |= {**replaced, "nn": SimpleNamespace(**nn), "const": _constant, "strided_slice": _strided_slice}
+    if exact:
+        replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}, may_be_zero)
+        replaced |= {"nn.pad": _pad, "strided_slice": _strided_slice}
+        nn |= {name.removeprefix("nn."): op for name, op in replaced.items() if name.startswith("nn.")}
+        ops |= {**replaced, "image": _images()}
+    ops |= {"nn": SimpleNamespace(**nn), "const": _constant}
     resample = SimpleNamespace(
         weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
     )
-    ops["image"] = SimpleNamespace(**{name: getattr(relax.op.image, name) for name in dir(relax.op.image)})
-    for name in ("resize2d", "resize3d"):
-        setattr(ops["image"], name, _of_known_image(getattr(relax.op.image, name)))
     recurrent = recurrent_scope(_bound)
     recurrent.gradients = _recurrent_gradients
     return {
@@ -68,15 +67,20 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
     }
 
 
-def _of_known_image(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an op that TVM cannot compile for symbolic spatial dims."""
+def _images() -> SimpleNamespace:
+    """Return TVM's image ops; of symbolic spatial dims, it cannot compile a resize."""
+    from tvm import relax
 
-    def resize(x: Any, *args: Any, **kwargs: Any) -> Any:
-        for axis in range(2, len(x.ty.shape)):
-            known_dim(x, axis)
-        return op(x, *args, **kwargs)
+    def of_known_dims(op: Callable[..., Any]) -> Callable[..., Any]:
+        def resize(x: Any, *args: Any, **kwargs: Any) -> Any:
+            for axis in range(2, len(x.ty.shape)):
+                known_dim(x, axis)
+            return op(x, *args, **kwargs)
 
-    return resize
+        return resize
+
+    ops = {name: getattr(relax.op.image, name) for name in dir(relax.op.image)}
+    return SimpleNamespace(**ops | {name: of_known_dims(ops[name]) for name in ("resize2d", "resize3d")})
 
 
 def _constant(value: Any, dtype: str) -> Any:
