@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -33,8 +33,9 @@ class Built:
     state: Mapping[str, torch.Tensor] = MappingProxyType({})  # the weights that it changes: none
     held: Collection[int] = ()  # memory of which its results may be parts: none
 
-    def __init__(self, executable: Any, bundle: Bundle, rank: int, comm: Communicator) -> None:
+    def __init__(self, executable: Any, symbols: Sequence[str], bundle: Bundle, rank: int, comm: Communicator) -> None:
         program = bundle.manifest.program_of(rank)
+        self.symbols = symbols
         self.names = [item.name for item in bundle.manifest.inputs if item.is_on(rank)]
         self.outputs = sum(item.is_on(rank) for item in bundle.manifest.outputs)
         self.arguments, self.weights = program.arguments, load_weights(bundle, rank)
@@ -43,7 +44,8 @@ class Built:
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Run once. TVM's code wants aligned memory, which a copy has."""
         values = {**self.weights, **dict(zip(self.names, inputs, strict=True))}
-        results = self.function(*(tvm.runtime.tensor(values[name].numpy()) for name in self.arguments))
+        shape = [tvm.runtime.ShapeTuple([sizes[name] for name in self.symbols])] if self.symbols else []
+        results = self.function(*(tvm.runtime.tensor(values[name].numpy()) for name in self.arguments), *shape)
         return [from_dlpack(results[i]) for i in range(self.outputs)]
 
 
@@ -53,7 +55,9 @@ def register(plan: dr.Plan, name: str) -> None:
     built = {key: relax.build(module, "llvm", relax_pipeline=pipeline()) for key, module in programs.items()}
 
     def load(bundle: Bundle, rank: int, comm: Communicator, device: str) -> Built:
-        return Built(built[ranks[rank]], bundle, rank, comm)
+        name = ranks[rank]
+        symbols = [str(symbol) for symbol in programs[name][name].attrs.get("distir.sizes", ())]
+        return Built(built[name], symbols, bundle, rank, comm)
 
     register_backend(name, load)
 
