@@ -1,7 +1,8 @@
 """all-MiniLM-L6-v2 with its trained weights, tensor-parallel under mpirun: first on 2 ranks, then on 5.
 
-One bundle takes any number of sentences of any length: seven short ones, then a single long one. The model's 12 attention heads and the inner dim of its feed-forward layers are split by two patterns over parameter names.
-Five ranks divide neither: the heads are cut 3|3|2|2|2, and each rank runs a program of its own shapes.
+One bundle takes any number of sentences of any length: seven short ones, then a single long one. The model's 12
+attention heads and the inner dim of its feed-forward layers are split by two patterns over parameter names. Five ranks
+divide neither: the heads are cut 3|3|2|2|2, and each rank runs a program of its own shapes.
 
     python examples/minilm.py                     the whole show
     distir compile examples/minilm.py:build -o minilm.dist --ranks 5
@@ -121,7 +122,8 @@ def main() -> int:
             console.print(f"[bold]{ranks} ranks[/]: compiled in {seconds:.1f} s to {programs} distinct program(s)")
             for name, inputs in batches.items():
                 command = [sys.executable, "-m", "distir_relax", "launch", "-n", str(ranks), f"minilm-{ranks}.dist"]
-                command += ["--input", f"{name}.npz", "--output", "out.npz", "--repeat", "10", "--report", "report.json"]
+                command += ["--input", f"{name}.npz", "--output", "out.npz"]
+                command += ["--repeat", "10", "--report", "report.json"]
                 if subprocess.run(command, cwd=here, timeout=300).returncode:
                     console.print("[red]the launch failed; `distir doctor` says what works here[/]")
                     return 1

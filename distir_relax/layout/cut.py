@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
-from distir_relax.layout.symbolic_size import SymbolicSize, UndecidedSize, is_always, is_symbolic, maximum, minimum, total
+from distir_relax.layout.symbolic_size import (
+    SymbolicSize,
+    UndecidedSize,
+    is_always,
+    is_symbolic,
+    maximum,
+    minimum,
+    total,
+)
 
 Interval = tuple[int, int]
 """The elements [start, stop) of a dim."""
