@@ -111,12 +111,12 @@ class _Binding:
     def record(self, record: Record) -> Record | None:
         """Convert a record; None for a guard that holds."""
         changed: Record = _changed(record, **{f.name: self.item(getattr(record, f.name)) for f in fields(record)})
-        if isinstance(changed, Guard):
+        if isinstance(record, Guard) and isinstance(changed, Guard):
             holds = is_always(changed.first, changed.relation, changed.second)
             if holds == changed.holds:
                 return None
             if holds is not None:
-                raise guard_error(changed, self.values)
+                raise guard_error(record, self.values)
         return changed
 
     def item(self, item: Any) -> Any:
