@@ -129,8 +129,15 @@ def _pretrained(target: Target) -> Model:
             f"{unused[0]} cannot be applied to a folder of a model", target.name,
             "--batch and --sequence set its shapes; to train it, write a function that returns dr.Training(...)",
         )  # fmt: skip
-    pretrained = read_pretrained(target.name, *(target.pretrained.get(key) for key in ("task", "batch", "sequence")))
-    return Model(pretrained.model, (), pretrained.inputs)
+    task, batch, sequence = (target.pretrained.get(key) for key in ("task", "batch", "sequence"))
+    dims = target.options.get("dims") or {}
+    if "batch" in dims and batch is None:
+        # A batch of one example is no example of any batch.
+        batch = 2
+    pretrained = read_pretrained(target.name, task, batch, sequence)
+    names = [name if name in dims else None for name in ("batch", "sequence")]
+    dynamic = {key: names[: tensor.dim()] for key, tensor in pretrained.inputs.items() if hasattr(tensor, "dim")}
+    return Model(pretrained.model, (), pretrained.inputs, dynamic if dims else None)
 
 
 def _onnx(target: Target) -> Model:

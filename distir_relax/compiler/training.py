@@ -176,8 +176,8 @@ class Training:
 
     def compile(self, **options: Any) -> TrainingStep:
         """Compile the training step, with more options of `compile_training`; raises what that raises."""
-        arguments = {f.name: getattr(self, f.name) for f in fields(self)}
-        return compile_training(arguments.pop("model"), arguments.pop("loss"), **arguments, **options)
+        arguments = {f.name: getattr(self, f.name) for f in fields(self)} | options
+        return compile_training(arguments.pop("model"), arguments.pop("loss"), **arguments)
 
 
 @documents(CompileOptions)

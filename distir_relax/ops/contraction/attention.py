@@ -107,8 +107,8 @@ def _attention_mask(g: Builder, q: Value, k: Value, mask: Value | None, causal: 
     if not causal:
         return mask
     rows, columns = q.tensor.shape[2], k.tensor.shape[2]
-    row = g.emit("reshape", g.emit("arange", start=0, end=rows, step=1, dtype="int64"), shape=(rows, 1))
-    column = g.emit("arange", start=0, end=columns, step=1, dtype="int64")
+    row = g.emit("reshape", g.emit("arange", start=0, end=rows, stride=1, dtype="int64"), shape=(rows, 1))
+    column = g.emit("arange", start=0, end=columns, stride=1, dtype="int64")
     before: Value = g.emit("greater_equal", row, column)
     return before if mask is None else g.emit("logical_and", before, mask)
 

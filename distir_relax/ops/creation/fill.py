@@ -51,9 +51,9 @@ define(
 
 
 def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    if not attrs["step"]:
-        raise ValueError("expected a step other than 0")
-    start, end, step = attrs["start"], attrs["end"], attrs["step"]
+    if not attrs["stride"]:
+        raise ValueError("expected a stride other than 0")
+    start, end, step = attrs["start"], attrs["end"], attrs["stride"]
     if is_symbolic((start, end, step)):
         sign = 1 if step > 0 else -1
         count = floor_divide(sign * (end - start) + sign * step - 1, sign * step)
@@ -64,11 +64,11 @@ def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 define(
     "arange",
-    Semantics(infer=_infer_arange, torch="torch.arange({start}, {end}, {step}, dtype=torch.{dtype!s})"),
+    Semantics(infer=_infer_arange, torch="torch.arange({start}, {end}, {stride}, dtype=torch.{dtype!s})"),
     # Every device computes all of it: the elements depend on their positions.
     Split(lambda types, attrs, results: Rule((), (), (((),),))),
     cost=FREE,
-    code=Code(relax="R.arange({start}, {end}, {step}, {dtype})"),
+    code=Code(relax="R.arange({start}, {end}, {stride}, {dtype})"),
 )
 
 
@@ -79,7 +79,7 @@ define(
 def _arange(g: Builder, *bounds: Any, dtype: Any = None) -> Any:
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     name = dtype_name(dtype) if dtype else "float32" if any(isinstance(n, float) for n in bounds) else "int64"
-    return g.emit("arange", start=start, end=end, step=step, dtype=name)
+    return g.emit("arange", start=start, end=end, stride=step, dtype=name)
 
 
 @aten("full.default")
@@ -156,7 +156,7 @@ def _meshgrid(g: Builder, tensors: list[Any], *, indexing: str = "ij") -> Any:
 @relax("relax.arange")
 def _relax_arange(g: Builder, args: Any, attrs: Attrs) -> Any:
     start, end, step = args
-    return g.emit("arange", start=start, end=end, step=step, dtype=attrs["dtype"])
+    return g.emit("arange", start=start, end=end, stride=step, dtype=attrs["dtype"])
 
 
 @relax("relax.full")
@@ -194,4 +194,4 @@ def _onnx_filled(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 @onnx("Range")
 def _onnx_range(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     start, end, step = (x.number(i) for i in range(3))
-    return g.emit("arange", start=start, end=end, step=step, dtype=x.dtype(0))
+    return g.emit("arange", start=start, end=end, stride=step, dtype=x.dtype(0))

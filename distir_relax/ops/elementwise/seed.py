@@ -43,7 +43,7 @@ def element_positions(g: Builder, shape: Sequence[int]) -> list[Value]:
     places = []
     for d, count in enumerate(shape):
         step = math.prod(shape[d + 1 :])
-        places.append(g.emit("arange", start=0, end=count * step, step=step, dtype="int64"))
+        places.append(g.emit("arange", start=0, end=count * step, stride=step, dtype="int64"))
     g.hint = hint
     return places
 

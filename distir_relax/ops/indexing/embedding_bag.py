@@ -47,7 +47,7 @@ def _ragged_bags(
     """Reduce bags that are ranges of `ids`: accumulate each row into the bag with its number."""
     rows, count = g.emit("take", table, ids, axis=0), ids.tensor.elements
     dtype = rows.tensor.dtype
-    places = g.emit("arange", start=0, end=count, step=1, dtype=offsets.tensor.dtype)
+    places = g.emit("arange", start=0, end=count, stride=1, dtype=offsets.tensor.dtype)
     begun = g.aten("bucketize.Tensor", places, offsets, right=True)
     numbers = g.emit("subtract", begun, like(g, begun, 1))
     # With the last offset included, one more segment collects the rows after it.
@@ -74,7 +74,7 @@ def _ragged_bags(
 def _first_maxima(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
     """Return the maximum of each bag, read from its first row that attains it, which gets the gradient."""
     count, width = rows.tensor.shape
-    places = g.emit("arange", start=0, end=count, step=1, dtype="int64")
+    places = g.emit("arange", start=0, end=count, stride=1, dtype="int64")
     end = g.constant(count, "int64")
     mine = g.emit("equal", rows, g.emit("gather_elements", largest, numbers, axis=0))
     at = g.emit("where", mine, broadcast_to(g, reshape_to(g, places, (count, 1)), (count, width)), end)

@@ -13,7 +13,7 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, axis_of, 
 def one_hot(g: Builder, ids: Value, depth: int, axis: int, on: Value, off: Value) -> Any:
     """Return `on` where the new dim `axis` of `depth` elements has the index in `ids`, `off` elsewhere."""
     shape, axis = ids.tensor.shape, axis_of(axis, len(ids.tensor.shape) + 1)
-    classes = g.emit("arange", start=0, end=depth, step=1, dtype=ids.tensor.dtype)
+    classes = g.emit("arange", start=0, end=depth, stride=1, dtype=ids.tensor.dtype)
     classes = reshape_to(g, classes, tuple(depth if d == axis else 1 for d in range(len(shape) + 1)))
     return g.emit("where", g.emit("equal", reshape_to(g, ids, (*shape[:axis], 1, *shape[axis:])), classes), on, off)
 

@@ -232,7 +232,7 @@ def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, 
         return g.emit("scatter_elements", x, ids, updates, axis=axis, reduction=reduction)
     indices = []
     for d, count in enumerate(shape):
-        places = g.emit("arange", start=0, end=count, step=1, dtype=ids.tensor.dtype)
+        places = g.emit("arange", start=0, end=count, stride=1, dtype=ids.tensor.dtype)
         indices.append(
             ids if d == axis else reshape_to(g, places, tuple(count if i == d else 1 for i in range(len(shape))))
         )

@@ -42,7 +42,7 @@ def _diag_embed(g: Builder, x: Value, offset: int = 0, dim1: int = -2, dim2: int
     if offset:
         number = 0.0 if "float" in x.tensor.dtype else 0
         x = g.emit("pad", x, low=(*low, above), high=(*high, size - above - count), value=number)
-    places = g.emit("arange", start=0, end=size, step=1, dtype="int64")
+    places = g.emit("arange", start=0, end=size, stride=1, dtype="int64")
     own = g.emit("add", reshape_to(g, places, (size, 1)), g.constant(offset, "int64"))
     y = g.emit("where", g.emit("equal", own, places), reshape_to(g, x, (*lead, size, 1)), zero)
     first, second = axis_of(dim1, rank), axis_of(dim2, rank)

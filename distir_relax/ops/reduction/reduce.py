@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import maximum, minimum
+from distir_relax.layout import is_symbolic, maximum, minimum
 from distir_relax.ops.reduction.reduction_axes import (
     axes_of,
     cast_for_reduction,
@@ -89,7 +89,7 @@ def _broadcast_reduced(b: Backward, value: Value) -> Value:
 def _mean_weight(b: Backward) -> Value:
     axes: tuple[int, ...] = b.attrs["axis"]
     count = maximum(1, math.prod(b.x().tensor.shape[a] for a in axes))
-    weight: Value = ratio(b, 1, count, b.grad.tensor.dtype)
+    weight: Value = ratio(b, 1, count, b.grad.tensor.dtype) if is_symbolic(count) else b.number(1 / count)
     return weight
 
 

@@ -32,7 +32,7 @@ def apply_transpose(b: Backward, grad: Value, axis: int, have: int, attrs: Any, 
     The op with `attrs`, applied to the `have` unit vectors arranged as `shape`, gives the matrix.
     """
     rank, want = len(grad.tensor.shape), grad.tensor.shape[axis]
-    at = b.emit("arange", start=0, end=have, step=1, dtype="int64")
+    at = b.emit("arange", start=0, end=have, stride=1, dtype="int64")
     units = cast(b.g, b.emit("equal", reshape_to(b.g, at, (have, 1)), at), grad.tensor.dtype)
     matrix = reshape_to(b.g, b.emit(b.op.name, reshape_to(b.g, units, shape), **attrs), (have, want))
     last = (*(d for d in range(rank) if d != axis), axis)
