@@ -184,7 +184,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "routed_weight_grad": [of("f64[7,5]", "f64[7,4]", "i64[7] < 5", "i64[3] = 0 1 3", count=4)],
     "dispatch_rows": [of("f64[7,5]", "i64[7] < 3", "i64[3] = 0 1 2"), of("f64[7]", "i64[7] < 2", "i64[3] = 0 1 2")],
     "combine_rows": [of("f64[7,5]", "i64[7] < 3", "i64[3] = 0 1 2")],
-    "arange": [of(start=2, end=9, step=2, dtype="int64")],
+    "arange": [of(start=2, end=9, stride=2, dtype="int64")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),
         of("f64[4,5]", axis=(), keepdims=False),
