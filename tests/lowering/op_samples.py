@@ -90,7 +90,7 @@ def _elementwise() -> list[Sample]:
         ("constant", [], {"value": 2.5, "dtype": "float32"}),
         ("constant", [], {"value": True, "dtype": "bool"}),
         ("constant", [], {"value": float("-inf"), "dtype": "float32"}),
-        ("arange", [], {"start": 1, "end": 12, "step": 3, "dtype": "int64"}),
+        ("arange", [], {"start": 1, "end": 12, "stride": 3, "dtype": "int64"}),
     ]
 
 

@@ -33,8 +33,8 @@ def computed() -> list[Sample]:
     return [
         ("constant", [], {"value": N + 2, "dtype": "float32"}),
         ("constant", [], {"value": REST, "dtype": "int64"}),
-        ("arange", [], {"start": 0, "end": HALF, "step": 1, "dtype": "int64"}),
-        ("arange", [], {"start": REST, "end": N, "step": 1, "dtype": "float32"}),
+        ("arange", [], {"start": 0, "end": HALF, "stride": 1, "dtype": "int64"}),
+        ("arange", [], {"start": REST, "end": N, "stride": 1, "dtype": "float32"}),
         ("reshape", [f32(3, N, 4)], {"shape": (N, 12)}),
         ("reshape", [f32(N, HALF, 2)], {"shape": (N * HALF, 1, 2)}),
         ("broadcast_to", [f32(3, 1)], {"shape": (HALF, 3, N)}),
