@@ -122,14 +122,20 @@ def draw(seed: int) -> Model:
         if dims and rng.random() < 0.8:
             line = f"annotate_sharding(x{i}, MESH, 'S[{rng.choice(dims)}]')"
             model = replace(model, lines=(*model.lines, line))
-    wanted = len(model.lines) + rng.randint(1, 7)
+    model = lengthen(rng, model, rng.randint(1, 7))
+    return model if _runs(model) else draw(seed + 1_000_003)
+
+
+def lengthen(rng: random.Random, model: Model, count: int) -> Model:
+    """The model with up to `count` more steps that torch takes as they are."""
+    wanted = len(model.lines) + count
     for _ in range(60):
         if len(model.lines) >= wanted:
             break
         longer = replace(model, lines=(*model.lines, _line(rng, model)))
         if _runs(longer):
             model = longer
-    return model if _runs(model) else draw(seed + 1_000_003)
+    return model
 
 
 def check(model: Model) -> str:

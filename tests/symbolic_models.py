@@ -17,7 +17,7 @@ import torch
 from distir_relax import Dim, compile
 from distir_relax.errors import DistIRError, ImportModelError, RunError
 from distir_relax.frontends.torch.graph import REPORT_HINT
-from tests.models import Model, Text, _close, _copies, _line, _runs, _tensor
+from tests.models import Model, Text, _close, _copies, _runs, _tensor, lengthen
 
 EXAMPLE = {"a": 5, "b": 7, "c": 11}
 LARGEST = 13
@@ -50,13 +50,7 @@ def draw(seed: int) -> SymbolicModel:
         if shape and rng.random() < 0.8:
             line = f"annotate_sharding(x{i}, MESH, 'S[{rng.randrange(len(shape))}]')"
             model = replace(model, lines=(*model.lines, line))
-    wanted = len(model.lines) + rng.randint(1, 5)
-    for _ in range(60):
-        if len(model.lines) >= wanted:
-            break
-        longer = replace(model, lines=(*model.lines, _line(rng, model)))
-        if _runs(longer):
-            model = longer
+    model = lengthen(rng, model, rng.randint(1, 5))
     sizes = (
         {name: rng.randint(1, LARGEST) for name in EXAMPLE},
         {name: rng.choice((1, 1, 2, 13)) for name in EXAMPLE},

@@ -32,6 +32,13 @@ class Segment:
     repeat: int
     sizes: tuple[int, ...]
 
+    @property
+    def count(self) -> int:
+        """`repeat`, as a number. Raises `UndecidedSize` for a symbolic one."""
+        if isinstance(self.repeat, SymbolicSize):
+            raise UndecidedSize(f"the sizes {self} interleave a number of parts that varies at run time")
+        return self.repeat
+
     def __str__(self) -> str:
         sizes = "|".join(map(_print_unit, self.sizes))
         return sizes if self.repeat == 1 else f"{_print_unit(self.repeat)}*({sizes})"
@@ -127,12 +134,10 @@ def _local_sizes(cut: Cut) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _intervals(cut: Cut) -> tuple[tuple[Interval, ...], ...]:
     """Return the intervals of every index of a cut. Raises `UndecidedSize` for a symbolic number of them."""
-    if any(is_symbolic(segment.repeat) for segment in cut.segments):
-        raise UndecidedSize(f"the sizes {cut} interleave a number of parts that varies at run time")
     intervals: list[list[Interval]] = [[] for _ in range(cut.ranks)]
     start = 0
     for segment in cut.segments:
-        for _ in range(segment.repeat):
+        for _ in range(segment.count):
             for interval_list, width in zip(intervals, segment.sizes, strict=True):
                 if width != 0 and interval_list and interval_list[-1][1] == start:
                     interval_list[-1] = (interval_list[-1][0], start + width)

@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 from distir_relax.errors import PlacementError
 from distir_relax.layout import Cut, Placement, Segment, Shard
 from distir_relax.layout.symbolic_size import (
-    UndecidedSize,
     balanced_part,
     generic_value,
     is_always,
@@ -182,16 +181,10 @@ def _split_segments(cut: Cut, length: int) -> list[list[Segment]]:
 
 def _bounds(cut: Cut) -> set[int]:
     """Return the boundaries of the shards of a cut."""
-    return set(accumulate(n for s in cut.segments for _ in range(_count(cut, s)) for n in s.sizes))
+    return set(accumulate(n for s in cut.segments for _ in range(s.count) for n in s.sizes))
 
 
 def _divides(first: Cut, second: Cut) -> bool:
     """Whether no segment of `first` crosses shards of `second`."""
-    ends = {0, *accumulate(sum(s.sizes) for s in first.segments for _ in range(_count(first, s)))}
+    ends = {0, *accumulate(sum(s.sizes) for s in first.segments for _ in range(s.count))}
     return _bounds(second) <= ends
-
-
-def _count(cut: Cut, segment: Segment) -> int:
-    if is_symbolic(segment.repeat):
-        raise UndecidedSize(f"the sizes {cut} interleave a number of parts that varies at run time")
-    return segment.repeat
