@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from distir_relax.ir import Function, OutputAssembly, Value, at_rank
-from distir_relax.layout import DTYPES, DeviceMesh, Shard, maximum
+from distir_relax.layout import DTYPES, DeviceMesh, Shard, is_symbolic, maximum
 from distir_relax.ops import lookup
 
 
@@ -30,6 +30,8 @@ def _is_contiguous(value: Value, mesh: DeviceMesh) -> bool:
     for axis, placement in enumerate(kind.placements):
         if isinstance(placement, Shard):
             assert placement.cut is not None
+            if any(is_symbolic(segment.repeat) for segment in placement.cut.segments):
+                return False
             pieces = max((len(placement.cut.intervals(i)) for i in range(mesh.shape[axis])), default=0)
             if pieces > 1 or math.prod(kind.shape[: placement.dim]) != 1:
                 return False
