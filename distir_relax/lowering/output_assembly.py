@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import math
 
+from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, OutputAssembly, Value, at_rank
-from distir_relax.layout import DTYPES, DeviceMesh, Shard, is_symbolic, maximum
+from distir_relax.layout import DTYPES, DeviceMesh, Shard, UndecidedSize, maximum
 from distir_relax.ops import lookup
 
 
 def assemble_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> tuple[OutputAssembly, ...]:
     """Return a record for each output of an entry function, given its sharded and distributed form.
 
-    Updated weights and state stay on their devices, and have no record.
+    Updated weights and state stay on their devices, and have no record. Raises `DistIRError` for an output whose shards
+    interleave a symbolic number of parts.
     """
     updated = {op.results[0].name for op in sharded.ops if not op.callee and lookup(op.name).code.in_place}
     records = []
     for sharded_output, placed_output in zip(sharded.outputs, placed.outputs, strict=True):
         if sharded_output.value.name not in updated:
-            buffer = 0 if _is_contiguous(sharded_output.value, mesh) else _largest_part(placed_output.value)
+            try:
+                contiguous = _is_contiguous(sharded_output.value, mesh)
+            except UndecidedSize as error:
+                raise DistIRError(
+                    f"the output {sharded_output.name!r} cannot be assembled from its shards: {error.message}",
+                    hint="return it before it is reshaped, or annotate it R before",
+                ) from None
+            buffer = 0 if contiguous else _largest_part(placed_output.value)
             kind = sharded_output.value.dtensor
             records.append(OutputAssembly(sharded_output.name, kind.tensor.elements * DTYPES[kind.dtype][1], buffer))
     return tuple(records)
@@ -30,8 +39,6 @@ def _is_contiguous(value: Value, mesh: DeviceMesh) -> bool:
     for axis, placement in enumerate(kind.placements):
         if isinstance(placement, Shard):
             assert placement.cut is not None
-            if any(is_symbolic(segment.repeat) for segment in placement.cut.segments):
-                return False
             pieces = max((len(placement.cut.intervals(i)) for i in range(mesh.shape[axis])), default=0)
             if pieces > 1 or math.prod(kind.shape[: placement.dim]) != 1:
                 return False

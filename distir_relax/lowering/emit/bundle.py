@@ -28,7 +28,6 @@ from distir_relax.layout import (
     R,
     Shard,
     Symbol,
-    UndecidedSize,
     assuming,
     multiple_of_symbol,
     print_placements,
@@ -292,13 +291,7 @@ def _tensor(name: str, kind: DTensorType, mesh: DeviceMesh) -> format_.Tensor:
     for axis, placement in enumerate(kind.placements):
         if isinstance(placement, Shard):
             assert placement.cut is not None
-            try:
-                intervals = tuple(tuple(placement.cut.intervals(i)) for i in range(mesh.shape[axis]))
-            except UndecidedSize as error:
-                raise DistIRError(
-                    f"{name!r} cannot be split along dim {placement.dim}: {error.message}",
-                    hint="return it before it is reshaped, or annotate it R before",
-                ) from None
+            intervals = tuple(tuple(placement.cut.intervals(i)) for i in range(mesh.shape[axis]))
             shards.append(format_.Shard(axis, placement.dim, intervals))
     ranks = None
     if any(isinstance(p, At) for p in kind.placements):
