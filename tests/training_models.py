@@ -171,7 +171,7 @@ def check(drawn: Drawn, rows: Sequence[int] = (ROWS,) * STEPS) -> str:
             warnings.simplefilter("ignore")
             step = dr.compile_training(
                 model, loss, optimizer=ours, example_batch=(x, y), strategy=drawn.strategy, clip_norm=drawn.clip,
-                verify=True, dynamic_shapes=dynamic, dims={"batch": (1, 16)} if dynamic else None,
+                verify=True, dynamic_shapes=dynamic,
             )  # fmt: skip
     except DistIRError:
         return "refused"

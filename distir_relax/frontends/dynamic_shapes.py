@@ -40,17 +40,21 @@ def find_symbols(spec: DimSpec | None, dims: Mapping[str, Any], shapes: Mapping[
 
     A single number in `dims` is ignored: `fix_dims` sets it, once the model is imported.
 
-    Keys of `spec` are names of inputs, or of arguments with nested specifications. Raises `ImportModelError` for names
-    and dims that do not exist, and for two different ranges of one name.
+    Keys of `spec` are names of inputs, or of arguments with nested specifications. A text names a dim whose bounds may
+    stand elsewhere in `spec`. Raises `ImportModelError` for names and dims that do not exist, and for two different
+    ranges of one name.
     """
     symbols: dict[str, dict[int, Symbol]] = {}
     by_name: dict[str, Symbol] = {}
-    for name, dims_of_input in _flat(spec or {}, "", shapes).items():
+    inputs = _flat(spec or {}, "", shapes)
+    items = [item for dims_of_input in inputs.values() for item in dims_of_input.values()]
+    ranges = {symbol.name: symbol for item in items if (symbol := _as_symbol(item)) is not None}
+    for name, dims_of_input in inputs.items():
         rank = len(shapes[name])
         for dim, item in dims_of_input.items():
             if not isinstance(dim, int) or not -rank <= dim < rank:
                 raise ImportModelError(f"expected a dim of {name!r}, 0 to {rank - 1}, found {dim!r}")
-            symbol = _symbol(item, dims, f"dim {dim} of {name!r}")
+            symbol = _symbol(item, ranges, dims, f"dim {dim} of {name!r}")
             if by_name.setdefault(symbol.name, symbol) != symbol:
                 raise ImportModelError(
                     f"expected one range of {symbol.name}, found {_range(by_name[symbol.name])} and {_range(symbol)}"
@@ -81,16 +85,20 @@ def _flat(spec: Any, prefix: str, shapes: Mapping[str, Sequence[Any]]) -> dict[s
     return result
 
 
-def _symbol(item: Any, dims: Mapping[str, Any], where: str) -> Symbol:
-    if isinstance(item, str):
-        symbol = Dim(item)
-    elif isinstance(item, Symbol):
-        symbol = item
-    elif hasattr(item, "__name__") and hasattr(item, "min") and hasattr(item, "max"):
-        # torch's Dim; its default maximum is infinite.
+def _as_symbol(item: Any) -> Symbol | None:
+    """Return the symbol of a Dim, ours or torch's; None for anything else."""
+    if isinstance(item, Symbol):
+        return item
+    if hasattr(item, "__name__") and hasattr(item, "min") and hasattr(item, "max"):
+        # The default maximum of torch's is infinite.
         maximum = item.max if isinstance(item.max, int) and item.max < 1 << 62 else None
-        symbol = Symbol(item.__name__, int(item.min), maximum)
-    else:
+        return Symbol(item.__name__, int(item.min), maximum)
+    return None
+
+
+def _symbol(item: Any, ranges: Mapping[str, Symbol], dims: Mapping[str, Any], where: str) -> Symbol:
+    symbol = ranges.get(item) or Dim(item) if isinstance(item, str) else _as_symbol(item)
+    if symbol is None:
         raise ImportModelError(f"expected a name, a Dim, or None for {where}, found {item!r}")
     if not isinstance(dims.get(symbol.name, 0), int):
         low, high = bounds_of(dims[symbol.name], symbol.name)

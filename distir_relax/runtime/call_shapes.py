@@ -39,7 +39,6 @@ class CallShapes:
             for tensor in parts
         }
         self._ranks = {tensor.name: len(tensor.shape) for tensor in parts}
-        self._sums = {division.name: division for division in manifest.divided_inputs}
 
     def of(self, inputs: Mapping[str, Array]) -> Call:
         """Return the call of these inputs by name: the user's, or those of microbatches.

@@ -32,7 +32,8 @@ from distir_relax.frontends.torch.module_state import (
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.frontends.torch.symbolic_export import (
-    recorded_specializations,
+    Decisions,
+    recorded_decisions,
     specialization_error,
     torch_specification,
     with_example_sizes,
@@ -221,14 +222,14 @@ def _export(
 ) -> ExportedProgram:
     import torch
 
-    places: dict[str, str] = {}
-    recorder = recorded_specializations() if spec else nullcontext(places)
+    decisions = Decisions()
+    recorder = recorded_decisions() if spec else nullcontext(decisions)
     try:
         with warnings.catch_warnings():
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
             with (
-                recorder as places,
+                recorder as decisions,
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
                 reject_replaced_attributes(model),
@@ -237,7 +238,7 @@ def _export(
     except DistIRError:
         raise
     except Exception as error:  # torch.export raises whatever the model or the tracer raises
-        if rejected := specialization_error(error, places, symbols):
+        if rejected := specialization_error(error, decisions, symbols):
             raise rejected from error
         cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
         hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"

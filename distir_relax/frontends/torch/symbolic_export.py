@@ -8,17 +8,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Symbols
 from distir_relax.frontends.location import location_of_frames
 from distir_relax.layout import Symbol
 from distir_relax.support.torch_compat import tree_flatten, tree_unflatten
-
-if TYPE_CHECKING:
-    pass
 
 _LOGGING = os.path.dirname(logging.__file__)
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
@@ -77,34 +74,54 @@ def with_example_sizes(symbols: Symbols, shapes: Mapping[str, Sequence[int]]) ->
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The comparisons of sizes that torch has decided while it exported a model.
+
+    `places` are their lines in the model, by the comparison as torch prints it; `sources` are the expressions of its
+    symbols, such as ``L['x'].size()[0]``.
+    """
+
+    places: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def where(self, source: str) -> str:
+        """Return the lines of the decisions on a symbol; of all decisions if there are none."""
+        names = [name for name, other in self.sources.items() if other == source]
+        own = [place for text, place in self.places.items() if any(re.search(rf"\b{name}\b", text) for name in names)]
+        return "; ".join(dict.fromkeys(place for place in own or self.places.values() if place))
+
+
 @contextmanager
-def recorded_specializations() -> Iterator[dict[str, str]]:
-    """Yield the places in the model where torch decides a comparison of sizes, by the comparison as torch prints it."""
-    places: dict[str, str] = {}
+def recorded_decisions() -> Iterator[Decisions]:
+    """Yield the decisions of an export within the context."""
+    decisions = Decisions()
     logger = logging.getLogger(_LOGGER)
-    handler = _Recorder(places)
+    handler = _Recorder(decisions)
     level, propagate, handlers = logger.level, logger.propagate, logger.handlers
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        yield places
+        yield decisions
     finally:
         logger.handlers = handlers
         logger.setLevel(level)
         logger.propagate = propagate
 
 
-def specialization_error(error: Exception, places: Mapping[str, str], symbols: Symbols) -> ImportModelError | None:
+def specialization_error(error: Exception, decisions: Decisions, symbols: Symbols) -> ImportModelError | None:
     """Return the error for a dim that the model does not leave open, with the line that fixes it; None for others."""
-    text = _with_names(str(error))
+    sources = {s.name: f"L['{leaf}'].size()[{dim}]" for leaf, dims in symbols.items() for dim, s in dims.items()}
+    sources.update(re.findall(r"(\w+) = (L\[.+?\.size\(\)\[\d+\])", str(error)))
+    text = _with_names(str(error), sources)
     names = {symbol.name for dims in symbols.values() for symbol in dims.values()}
     fixed = [line for line in text.splitlines() if line.lstrip().startswith("- ")]
     if "Constraints violated" not in text and "constraints" not in text.lower():
         return None
     cause = next((line.strip(" -") for line in fixed if any(name in line for name in names)), text.splitlines()[0])
     symbol = next((name for name in sorted(names, key=len, reverse=True) if f" {name} " in f"{cause} "), "")
-    where = "; ".join(dict.fromkeys(place for place in places.values() if place))
+    where = decisions.where(sources.get(symbol, ""))
     if "specialized it to be a constant" in cause:
         size = cause.rpartition("(")[2].partition(")")[0]
         return ImportModelError(
@@ -117,23 +134,24 @@ def specialization_error(error: Exception, places: Mapping[str, str], symbols: S
     return ImportModelError(f"the model does not work for every {symbol or 'size'}: {cause}", where, hint)
 
 
-def _with_names(text: str) -> str:
-    """Replace torch's expressions for sizes, ``L['x'].size()[0]``, by the names of dims, where it gives them."""
-    sources = {source: name for name, source in re.findall(r"(\w+) = (L\[.+?\.size\(\)\[\d+\])", text)}
-    for source, name in sources.items():
+def _with_names(text: str, sources: Mapping[str, str]) -> str:
+    """Replace torch's expressions for sizes, ``L['x'].size()[0]``, by the names of dims."""
+    for name, source in sources.items():
         text = text.replace(f"{name} = {source}", name).replace(source, name)
     return text
 
 
 class _Recorder(logging.Handler):
-    """Records the user's line of each guard that torch logs."""
+    """Records the user's line of each guard that torch logs, and the expressions of its symbols."""
 
-    def __init__(self, places: dict[str, str]) -> None:
+    def __init__(self, decisions: Decisions) -> None:
         super().__init__(logging.INFO)
-        self.places = places
+        self.decisions = decisions
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
+        if created := re.match(r"create_symbol (\w+) = .*? for (L\[.+?\.size\(\)\[\d+\])", message):
+            self.decisions.sources[created[1]] = created[2]
         if message.startswith("eval ") and "[guard added]" in message:
             frame = sys._getframe()
             frames = []
@@ -142,4 +160,4 @@ class _Recorder(logging.Handler):
                     frames.append((frame.f_code.co_filename, frame.f_lineno))
                 frame = frame.f_back  # type: ignore[assignment]
             comparison = message.removeprefix("eval ").partition(" [guard added]")[0]
-            self.places.setdefault(comparison, location_of_frames(reversed(frames)))
+            self.decisions.places.setdefault(comparison, location_of_frames(reversed(frames)))
