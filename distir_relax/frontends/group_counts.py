@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 MOST_NUMBERS = 1 << 16
 """Maximum number of elements of tensors that are evaluated."""
+EXACT_COUNTS = 1 << 24
+"""The maximum number of rows where nothing bounds it: float32, in which models count, has all integers so far."""
 
 
 @dataclass
 class GroupCounts:
     """Analysis of a program's values: `producers` maps names to ops, `constants` names to data.
 
-    `ids` are the groups of `rows` rows, integers from 0 to `count` - 1.
+    `ids` are the groups of at most `rows` rows, integers from 0 to `count` - 1.
     """
 
     producers: Mapping[str, Op]
@@ -118,7 +120,10 @@ class GroupCounts:
         (tally,) = by_operand.values()
         if bool((tally < 0).any()) or bool((tally != tally.to(torch.int64)).any()):
             return False
-        counts = torch.arange(self.rows * int(tally.max() if tally.numel() else 0) + 1)
+        most = self.rows * int(tally.max() if tally.numel() else 0)
+        # A dtype that lacks an integer, or ends at one, does so next to a power of two.
+        near = [n for k in range(most.bit_length() + 1) for n in ((1 << k) - 1, 1 << k, (1 << k) + 1) if n <= most]
+        counts = torch.cat([torch.arange(min(most, MOST_NUMBERS) + 1), torch.tensor([*near, most])])
         result = run(op, [counts.to(tally.dtype)])
         return result is not None and result.shape == counts.shape and bool((result == counts).all())
 

@@ -11,6 +11,9 @@ microbatches, do not meet in a sort, and each device may send its rows to the de
 No op is matched by name. Row-wise ops have a parallel factor (`group_counts.is_rowwise`); an entry declares sorts,
 lookups and writes by position in its `Order`; and `group_counts` proves by enumeration that group bounds are those of
 the sorted `ids`. If a sorted value has any other use, the program is unchanged.
+
+Symbolic sizes have numbers in that proof. The program is rewritten once for each of several choices of them, and
+unchanged unless the rewritten programs are equal.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distir_relax.frontends.group_counts import GroupCounts, is_rowwise, rule_of, run
+from distir_relax.frontends.group_counts import EXACT_COUNTS, GroupCounts, is_rowwise, rule_of, run
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.ir import Attribute, Function, Op, TensorType, Value, fresh_name, value_names
+from distir_relax.ir.symbols import module_symbols, specialize_op
+from distir_relax.layout import Symbol, evaluate_size
+from distir_relax.layout.symbolic_size import bounds
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table import Order
 
@@ -32,19 +38,25 @@ if TYPE_CHECKING:
 def eliminate_moe_sorts(imported: Imported) -> Imported:
     """Return the model without sorts whose order does not affect the results."""
     main, scopes = imported.module.main, dict(imported.scopes)
-    for name in [op.results[0].name for op in main.ops if _sorts(op)]:
+    if not (names := [op.results[0].name for op in main.ops if _sorts(op)]):
+        return imported
+    choices = _choices_of_sizes(module_symbols(imported.module))
+    for name in names:
         sort = next(op for op in main.ops if op.results[0].name == name)
-        elimination = _SortElimination(main, sort, imported.tensors)
-        rewritten = elimination.run()
-        if rewritten is not None:
+        eliminations = [_SortElimination(main, sort, imported.tensors, sizes) for sizes in choices]
+        rewritten, *others = [elimination.run() for elimination in eliminations]
+        if rewritten is not None and all(other == rewritten for other in others):
             main = rewritten
-            scopes |= {name: scopes[like] for name, like in elimination.like.items() if like in scopes}
+            scopes |= {name: scopes[like] for name, like in eliminations[0].like.items() if like in scopes}
     if main is imported.module.main:
         return imported
     main = eliminate_dead_ops(main)
     inputs = {item.value.name for item in main.inputs}
     tensors = {name: tensor for name, tensor in imported.tensors.items() if name in inputs}
     return replace(imported, module=replace(imported.module, functions=(main,)), tensors=tensors, scopes=scopes)
+
+
+_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
 
 
 class _OrderMatters(Exception):
@@ -62,11 +74,12 @@ class _SortedValue:
 
 @dataclass(slots=True)
 class _SortElimination:
-    """Rewriting of the program without one sort."""
+    """Rewriting of the program without one sort; `sizes` are values of its symbols."""
 
     main: Function
     sort: Op
     constants: Mapping[str, torch.Tensor]
+    sizes: Mapping[str, int]
     ops: list[Op] = field(default_factory=list)
     producers: dict[str, Op] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -92,11 +105,13 @@ class _SortElimination:
         self.names = value_names(self.main)
         constants = {i.value.name for i in self.main.inputs if i.role == "constant"}
         constant_data = {name: tensor for name, tensor in self.constants.items() if name in constants}
-        self.group_counts = GroupCounts(self.producers, constant_data, self.sort.operands[0].name, count, kind.elements)
+        rows, most = self._at(self.sort).operands[0].tensor.elements, bounds(kind.elements)[1]
+        most_rows = EXACT_COUNTS if most is None else most
+        self.group_counts = GroupCounts(self.producers, constant_data, self.sort.operands[0].name, count, most_rows)
         try:
             for op in self.main.ops:
                 if op is self.sort:
-                    self.rows[op.results[0].name] = _SortedValue(data=torch.arange(kind.elements))
+                    self.rows[op.results[0].name] = _SortedValue(data=torch.arange(rows))
                 else:
                     self._op(op)
             if any(o.value.name in self.rows or o.value.name in self.back for o in self.main.outputs):
@@ -141,7 +156,7 @@ class _SortElimination:
         operands = [self.back.get(v.name, self.group_counts.numbers(self._current(v).name)) for v in op.operands]
         if inside or len(op.results) > 1 or any(x is None for x in operands) or not is_rowwise(op, back):
             raise _OrderMatters
-        result = run(op, [x for x in operands if x is not None])
+        result = run(self._at(op), [x for x in operands if x is not None])
         if result is None:
             raise _OrderMatters
         self.back[op.results[0].name] = result
@@ -150,9 +165,9 @@ class _SortElimination:
         """Write constant data to the positions p: the result is the data at the inverse of p."""
         import torch
 
-        places, data = self.rows[op.operands[1].name].data, op.operands[0].tensor
+        places, data = self.rows[op.operands[1].name].data, self._at(op).operands[0].tensor
         values = self.group_counts.numbers(self._current(op.operands[2]).name)
-        if places is None or values is None or data.shape != values.shape or data.shape != places.shape:
+        if places is None or values is None or not data.shape == values.shape == places.shape:
             raise _OrderMatters
         if not torch.equal(places, torch.arange(len(places))):
             raise _OrderMatters
@@ -164,9 +179,10 @@ class _SortElimination:
 
         source, places = self._current(op.operands[0]), self.rows[op.operands[1].name].data
         size, name = source.tensor.shape[0], op.results[0].name
-        if places is None or not size or len(places) % size or places.dim() != 1 or op.attrs.keys() != {"axis"}:
+        count = evaluate_size(size, self.sizes)
+        if places is None or not count or len(places) % count or places.dim() != 1 or op.attrs.keys() != {"axis"}:
             raise _OrderMatters
-        times = len(places) // size
+        times = len(places) // count
         if not torch.equal(places, torch.arange(len(places)) // times):
             raise _OrderMatters
         if times == 1:
@@ -199,7 +215,8 @@ class _SortElimination:
         sorted_values = [self.rows[op.operands[i].name] for i in inside]
         if all(rows.data is not None for rows in sorted_values) and len(op.results) == 1:
             arrays = [self.rows[v.name].data if i in inside else self._numbers(v) for i, v in enumerate(op.operands)]
-            result = run(op, [x for x in arrays if x is not None]) if all(x is not None for x in arrays) else None
+            given = [x for x in arrays if x is not None]
+            result = run(self._at(op), given) if len(given) == len(arrays) else None
             if result is not None:
                 self.rows[op.results[0].name] = _SortedValue(data=result)
                 return
@@ -226,6 +243,9 @@ class _SortElimination:
                 raise _OrderMatters
         operands = (self._plain(v.name, op) if i in inside else self._current(v) for i, v in enumerate(op.operands))
         self._keep(replace(op, operands=tuple(operands)))
+
+    def _at(self, op: Op) -> Op:
+        return specialize_op(op, self.sizes)
 
     def _current(self, value: Value) -> Value:
         return self.now.get(value.name, value)
@@ -281,7 +301,15 @@ class _SortElimination:
 
     def _keep(self, op: Op) -> None:
         self.ops.append(op)
-        self.producers.update((v.name, op) for v in op.results)
+        self.producers.update(dict.fromkeys((v.name for v in op.results), self._at(op)))
+
+
+def _choices_of_sizes(symbols: Mapping[str, Symbol]) -> list[dict[str, int]]:
+    """Return different values of symbols, primes where their bounds allow; a single choice if there are none."""
+    starts = (0, 7, 14) if symbols else (0,)
+    return [
+        {name: s.nearest(_PRIMES[start + i % 7]) for i, (name, s) in enumerate(symbols.items())} for start in starts
+    ]
 
 
 def _sorts(op: Op) -> bool:

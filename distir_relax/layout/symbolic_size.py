@@ -152,9 +152,7 @@ class Symbol:
         if self.low < 0 or (self.high is not None and self.high < self.low):
             raise DistIRError(f"expected bounds 0 <= low <= high of {self.name}, found {self.low} to {self.high}")
         if self.typical == -1:
-            object.__setattr__(
-                self, "typical", max(self.low, _TYPICAL if self.high is None else min(_TYPICAL, self.high))
-            )
+            object.__setattr__(self, "typical", self.nearest(_TYPICAL))
         if not self.contains(self.typical):
             raise DistIRError(f"expected a typical size of {self.name} within {self.range}, found {self.typical}")
 
@@ -166,6 +164,10 @@ class Symbol:
     def contains(self, value: int) -> bool:
         """Whether a value is within the bounds."""
         return value >= self.low and (self.high is None or value <= self.high)
+
+    def nearest(self, value: int) -> int:
+        """Return the value within the bounds that is nearest to another."""
+        return max(self.low, value if self.high is None else min(value, self.high))
 
     def __str__(self) -> str:
         return self.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from distir_relax.analysis import interpret
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.ir.symbols import specialize
 from distir_relax.ops import lookup
 
 ROWS, GROUPS, WIDTH = 11, 5, 8
@@ -45,7 +47,7 @@ def twice(x: torch.Tensor, ids: torch.Tensor, order: torch.Tensor, w: torch.Tens
     """As a mixture of experts does it; the inverse of the order is another sort."""
     y = product(torch.tanh(product(x[order // 2], w, ends_of(ids[order]))), w, ends_of(ids[order]))
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order))
+    inverse[order] = torch.arange(order.shape[0])
     return y[inverse].view(-1, 2, WIDTH).sum(1)
 
 
@@ -112,13 +114,19 @@ def sorts(imported: Imported) -> int:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_sort_is_left_out_where_its_order_is_a_means(use: Callable[..., torch.Tensor], left: int) -> None:
+@pytest.mark.parametrize("dims", [None, {"x": {0: "rows"}}], ids=["fixed", "symbolic"])
+def test_a_sort_is_left_out_where_its_order_is_a_means(
+    use: Callable[..., torch.Tensor], left: int, dims: dict[str, Any] | None
+) -> None:
     torch.manual_seed(0)
-    model, x = Mixture(use), torch.randn(ROWS, WIDTH)
-    imported = import_torch(model, (x,))
+    model, example = Mixture(use), torch.randn(ROWS, WIDTH)
+    imported = import_torch(model, (example,), dynamic_shapes=dims)
     assert sorts(imported) == left
-    (found,) = interpret(imported.module, {**imported.tensors, **imported.flatten((x,), {})}).values()
-    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+    for rows in (1, 2, ROWS) if dims else (ROWS,):
+        x = example[:rows]
+        module = specialize(imported.module, {"rows": rows} if dims else {})
+        (found,) = interpret(module, {**imported.tensors, **imported.flatten((x,), {})}).values()
+        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_numbers_of_groups_that_may_be_any_keep_their_sort() -> None:
