@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import product
 
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, at_rank, per_rank
-from distir_relax.layout import DeviceMesh, Placement, Shard, local_intervals, shard_devices
+from distir_relax.layout import DeviceMesh, Placement, Shard, local_length, shard_devices
 from distir_relax.layout.partition import partition_rule, refine_cut
 from distir_relax.layout.validate import validate_placements
 
@@ -53,8 +53,7 @@ def mesh_classes(mesh: DeviceMesh, axes: tuple[int, ...]) -> DeviceEquivalence:
 def local_size(placements: tuple[Placement, ...], dim: int, size: int, mesh: DeviceMesh) -> Size:
     """Return the number of elements of a dim of `size` on each device of the mesh."""
     classes = mesh_classes(mesh, tuple(i for i, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim))
-    pieces = (local_intervals(placements, dim, size, mesh.coordinates(first)) for first in classes.firsts)
-    return classes.expand([sum(stop - start for start, stop in local) for local in pieces])
+    return classes.expand([local_length(placements, dim, size, mesh.coordinates(first)) for first in classes.firsts])
 
 
 def local_type(layout: DTensorType, mesh: DeviceMesh) -> PlacedType:

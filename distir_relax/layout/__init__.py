@@ -3,7 +3,15 @@
 from distir_relax.layout.collectives import Collective, collective_between
 from distir_relax.layout.cut import Cut, Interval, Segment, intersect
 from distir_relax.layout.dtypes import DTYPES
-from distir_relax.layout.local_shards import block_bounds, has_shard, local_intervals, shard_devices
+from distir_relax.layout.local_shards import (
+    block_bounds,
+    has_shard,
+    in_matrix,
+    interleaved_parts,
+    local_intervals,
+    local_length,
+    shard_devices,
+)
 from distir_relax.layout.mesh import DeviceMesh, as_mesh
 from distir_relax.layout.placement import (
     REDUCTIONS,
@@ -80,10 +88,13 @@ __all__ = [
     "generic_value",
     "guarding",
     "has_shard",
+    "in_matrix",
+    "interleaved_parts",
     "intersect",
     "is_always",
     "is_symbolic",
     "local_intervals",
+    "local_length",
     "locate_guards",
     "maximum",
     "minimum",

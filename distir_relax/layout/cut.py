@@ -14,6 +14,7 @@ from itertools import product
 from distir_relax.layout.symbolic_size import (
     SymbolicSize,
     UndecidedSize,
+    floor_divide,
     is_always,
     is_symbolic,
     maximum,
@@ -77,6 +78,25 @@ class Cut:
     def is_block(self) -> bool:
         """Whether every shard is one contiguous block."""
         return len(self.segments) == 1 and self.segments[0].repeat == 1
+
+    @property
+    def interleaved(self) -> Segment | None:
+        """The parts of a cut that interleaves a symbolic number of them; None for other cuts."""
+        return next((segment for segment in self.segments if is_symbolic(segment.repeat)), None)
+
+    def along_parts(self, parts: Segment) -> tuple[int, Cut] | None:
+        """Return the cut of a matrix that has `parts` of the dim as its rows: (0, rows) or (1, columns).
+
+        Returns None if it is neither.
+        """
+        (first, *others), width = self.segments, total(parts.sizes)
+        if not others and first.repeat == parts.repeat and total(first.sizes) == width:
+            return 1, Cut.of(*first.sizes)
+        if not others and first.repeat == 1 and is_always(0, "<", width):
+            rows = [floor_divide(size, width) for size in first.sizes]
+            if all(n * width == size for n, size in zip(rows, first.sizes, strict=True)):
+                return 0, Cut.of(*rows)
+        return None
 
     def local_sizes(self) -> tuple[int, ...]:
         """Return the number of elements of each index along the axis."""

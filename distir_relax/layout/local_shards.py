@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from distir_relax.layout.cut import Interval, intersect
+from distir_relax.layout.cut import Cut, Interval, Segment, intersect
 from distir_relax.layout.mesh import DeviceMesh
 from distir_relax.layout.placement import At, Placement, R, Shard
+from distir_relax.layout.symbolic_size import UndecidedSize, total
 
 
 def local_intervals(placements: Sequence[Placement], dim: int, size: int, coordinates: Sequence[int]) -> list[Interval]:
@@ -23,6 +24,40 @@ def local_intervals(placements: Sequence[Placement], dim: int, size: int, coordi
             part = placement.cut.intervals(index)
             intervals = part if intervals == [(0, size)] else intersect(intervals, part)
     return intervals
+
+
+def local_length(placements: Sequence[Placement], dim: int, size: int, coordinates: Sequence[int]) -> int:
+    """Return the number of elements of a dim of `size` elements on the device at `coordinates`.
+
+    Unlike `local_intervals` it takes cuts into a symbolic number of parts.
+    """
+    if (parts := interleaved_parts(placements, dim)) is None:
+        return total(stop - start for start, stop in local_intervals(placements, dim, size, coordinates))
+    matrix = [in_matrix(p, dim, parts) for p in placements]
+    rows = local_length(matrix, dim, parts.repeat, coordinates)
+    return rows * local_length(matrix, dim + 1, total(parts.sizes), coordinates)
+
+
+def interleaved_parts(placements: Iterable[Placement], dim: int) -> Segment | None:
+    """Return the parts that some of `placements` interleaves in a dim, of a symbolic number; None without them."""
+    cuts = (p.cut for p in placements if isinstance(p, Shard) and p.dim == dim)
+    return next((cut.interleaved for cut in cuts if cut and cut.interleaved), None)
+
+
+def in_matrix(placement: Placement, dim: int, parts: Segment) -> Placement:
+    """Return a placement of a tensor where `dim` is two dims: the number of `parts`, and the elements of each.
+
+    Raises `UndecidedSize` for a cut that divides neither of them alone.
+    """
+    if not isinstance(placement, Shard) or placement.dim < dim:
+        return placement
+    assert placement.cut is not None
+    if placement.dim > dim:
+        return Shard(placement.dim + 1, placement.cut)
+    if (found := placement.cut.along_parts(parts)) is None:
+        raise UndecidedSize(f"the sizes {placement.cut} cross the parts of {Cut((parts,))}")
+    number, cut = found
+    return Shard(dim + number, cut)
 
 
 def has_shard(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
@@ -47,6 +82,8 @@ def block_bounds(placements: Sequence[Placement], dim: int, size: int, mesh: Seq
     that order. `placements` may be those of the first axes of `mesh` only.
     """
     cuts = [(axis, p.cut) for axis, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim]
+    if interleaved_parts(placements, dim):
+        return None
     bounds = [0]
     for indices in itertools.product(*(range(mesh[axis]) for axis, _ in cuts)):
         intervals = [(0, size)]

@@ -118,6 +118,8 @@ def cut_in_elements(units: Cut, outer: int, inner: int) -> Cut:
     segments = [Segment(s.repeat, tuple(n * inner for n in s.sizes)) for s in units.segments]
     if len(segments) == 1:
         return Cut((Segment(outer * segments[0].repeat, segments[0].sizes),))
+    if is_symbolic(outer):
+        raise UndecidedSize(f"a cut repeats {units} {outer} times, a number that varies at run time")
     return merge_segments(segments * outer)
 
 
@@ -130,6 +132,9 @@ def refine_cut(size: int, others: Sequence[Cut], ranks: int, divide: Divide = ba
 @lru_cache(maxsize=4096)
 def is_nested(first: Cut, second: Cut) -> bool:
     """Whether one of two cuts of a dim divides each shard of the other separately: ``4|3`` and ``2|2 + 2|1``."""
+    if parts := first.interleaved or second.interleaved:
+        a, b = first.along_parts(parts), second.along_parts(parts)
+        return a is not None and b is not None and (a[0] != b[0] or is_nested(a[1], b[1]))
     return _divides(first, second) or _divides(second, first)
 
 

@@ -4,6 +4,9 @@ Each step works on one dim of the tensor that a group of devices has together: t
 it too, the group's part of it. A collective concatenates shards in device order. If shards have several intervals of
 the dim (a fused QKV weight), that order differs from the order of the dim, and a local `slices` op reorders elements
 before or after the collective.
+
+A dim of a symbolic number of interleaved parts, such as a flattened batch of split sequences, ``batch*(a|b|c)``, is a
+matrix with a part in each row: the step is one on its columns, which have one interval each.
 """
 
 from __future__ import annotations
@@ -18,10 +21,15 @@ from distir_relax.layout import (
     Partial,
     Placement,
     Replicate,
+    Segment,
     Shard,
     generic_value,
+    in_matrix,
+    interleaved_parts,
     intersect,
     local_intervals,
+    local_length,
+    total,
 )
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
 from distir_relax.lowering.padding import Padding
@@ -43,7 +51,10 @@ def lower_redistribute(
 
 def lower_transition(state: ReshardState, value: Value, step: Transition) -> Value:
     """Emit the ops of one step of a redistribution, for values without padding; return the result."""
-    value = _STEPS[type(step.source), type(step.target)](state, value, step)
+    if (interleaved := _interleaved_dim(state, step)) is not None:
+        value = _on_columns(state, value, step, *interleaved)
+    else:
+        value = _STEPS[type(step.source), type(step.target)](state, value, step)
     state.complete(step)
     return value
 
@@ -264,6 +275,44 @@ _STEPS: dict[tuple[type, type], Callable[[ReshardState, Value, Transition], Valu
     (Shard, Partial): _as_term,
     (Replicate, Partial): _replicated_as_term,
 }
+
+
+def _interleaved_dim(state: ReshardState, step: Transition) -> tuple[int, Segment] | None:
+    """Return a dim of the step that is cut into a symbolic number of interleaved parts, and those parts."""
+    for end in (step.source, step.target):
+        if isinstance(end, Shard) and (parts := interleaved_parts((end, *state.placements), end.dim)):
+            return end.dim, parts
+    return None
+
+
+def _on_columns(state: ReshardState, value: Value, step: Transition, dim: int, parts: Segment) -> Value:
+    """Emit the ops of a step on `dim` as those on a matrix whose rows are the parts of `dim`."""
+    source, target, *placements = (in_matrix(p, dim, parts) for p in (step.source, step.target, *state.placements))
+    shape = (*state.shape[:dim], parts.repeat, total(parts.sizes), *state.shape[dim + 1 :])
+    matrix = ReshardState(state.builder, shape, placements)
+
+    def split(local: tuple[int, ...], device: int) -> tuple[int, ...]:
+        coordinates = state.builder.mesh.coordinates(device)
+        rows, columns = (local_length(placements, d, shape[d], coordinates) for d in (dim, dim + 1))
+        return (*local[:dim], rows, columns, *local[dim + 1 :])
+
+    def join(local: tuple[int, ...], device: int) -> tuple[int, ...]:
+        return (*local[:dim], local[dim] * local[dim + 1], *local[dim + 2 :])
+
+    value = _reshape(state, value, step, split)
+    value = lower_transition(matrix, value, Transition(step.axis, source, target))
+    return _reshape(state, value, step, join)
+
+
+def _reshape(
+    state: ReshardState,
+    value: Value,
+    step: Transition,
+    shape: Callable[[tuple[int, ...], int], tuple[int, ...]],
+) -> Value:
+    """Reshape the local tensors of all devices, each to `shape(its shape, device)`."""
+    shapes = state.by_device(step, lambda d: {"shape": shape(value.placed.local(d).shape, d)})
+    return state.builder.one("reshape", value, **shapes)
 
 
 def _cut(placement: Placement) -> tuple[Cut, int]:

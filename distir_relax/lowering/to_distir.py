@@ -32,7 +32,7 @@ from distir_relax.ir import (
     local_size,
     mesh_classes,
 )
-from distir_relax.layout import DeviceMesh, Partial, Shard, UndecidedSize, is_symbolic, local_intervals
+from distir_relax.layout import DeviceMesh, Partial, Shard, UndecidedSize, is_symbolic, local_length
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
 from distir_relax.lowering.expert_dispatch import can_pack, group_axes, lower_dispatch
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
@@ -337,8 +337,7 @@ class _Lowering:
         for device in classes.firsts:
             *before, _ = (self.mesh.coordinates(device)[axis] for axis in axes)
             indices = range(self.mesh.shape[axes[-1]])
-            intervals = (local_intervals(placements, dim, kind.shape[dim], [*before, i]) for i in indices)
-            rows.append([sum(stop - start for start, stop in pieces) for pieces in intervals])
+            rows.append([local_length(placements, dim, kind.shape[dim], [*before, i]) for i in indices])
         return tuple(classes.expand(column) for column in zip(*rows, strict=True))
 
     def _local_attrs(

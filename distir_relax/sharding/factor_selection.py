@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Instance, Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, is_symbolic
 from distir_relax.layout.partition import balanced, cut_in_elements, is_nested
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Routing, lookup
 from distir_relax.sharding.annotation_propagation import Split, TargetSplits
@@ -34,7 +34,7 @@ class FactorSelector:
     mesh: DeviceMesh
     grouped: frozenset[str] = frozenset()
     """Operands of grouped products (`expert_routing.grouped_operands`); rows of other values are never sent."""
-    _shards: dict[tuple[str, int, Split], Shard] = field(default_factory=dict)
+    _shards: dict[tuple[str, int, Split], Placement] = field(default_factory=dict)
     """Cache of `shard`."""
     _ids: dict[object, int] = field(default_factory=dict)
     _cut_ids: dict[tuple[Slot, int], int] = field(default_factory=dict)
@@ -46,13 +46,15 @@ class FactorSelector:
             partial.get((name, axis), R if s is None else self.shard(name, axis, s)) for axis, s in enumerate(splits)
         )
 
-    def shard(self, name: str, axis: int, split: Split) -> Shard:
-        """Return the placement of a value split along an axis, with the cut of its class."""
+    def shard(self, name: str, axis: int, split: Split) -> Placement:
+        """Return the placement of a value split along an axis, with the cut of its class; R if no cut expresses it."""
         key = (name, axis, split)
         if key not in self._shards:
             slot = (name, *split)
             outer, inner = self.factoring.around(slot)
-            self._shards[key] = Shard(split[0], cut_in_elements(self._units(axis, slot), outer, inner))
+            units = self._units(axis, slot)
+            is_expressible = len(units.segments) == 1 or not is_symbolic(outer)
+            self._shards[key] = Shard(split[0], cut_in_elements(units, outer, inner)) if is_expressible else R
         return self._shards[key]
 
     def choose(
@@ -165,6 +167,10 @@ class FactorSelector:
                 continue
             placed = self._placed(atom, axis, tensors, count)
             earlier_axes = (*needs, *gives)
+            if atom and not all(
+                place is None or isinstance(p, Shard) for place, p in zip(atom.places, placed, strict=True)
+            ):
+                continue
             if not all(is_compatible(p, before) for p, before in zip(placed, earlier_axes, strict=True)):
                 continue
             if (

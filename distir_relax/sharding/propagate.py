@@ -35,7 +35,7 @@ from distir_relax.ir import (
     remove_unused_outputs,
     value_names,
 )
-from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
 from distir_relax.sharding.annotation_propagation import propagate_annotations
 from distir_relax.sharding.expert_routing import grouped_operands
 from distir_relax.sharding.factor_selection import FactorSelector, Placed, is_compatible
@@ -165,15 +165,15 @@ class _Layout:
         """Build the entry function: its inputs have the annotated layouts."""
         self._reserve()
         for item in self.instance.function.inputs:
-            self._declare(item, self._target_layout(item.value))
+            self._declare(item, tuple(R if _is_interleaved(p) else p for p in self._target_layout(item.value)))
         self._body()
         results = [(o.name, self.values[o.value.name]) for o in self.instance.function.outputs]
-        outputs = tuple(Output(name, self._reduced(value)) for name, value in results)
+        outputs = tuple(Output(name, self._complete(value)) for name, value in results)
         return Function(self.name, tuple(self.inputs), tuple(self.ops), outputs)
 
-    def _reduced(self, value: Value) -> Value:
-        """Reduce a result of the program if it is partial."""
-        target = tuple(R if isinstance(p, Partial) else p for p in value.dtensor.placements)
+    def _complete(self, value: Value) -> Value:
+        """Reduce a result of the program if it is partial, and gather one of which a device has too many intervals."""
+        target = tuple(R if isinstance(p, Partial) or _is_interleaved(p) else p for p in value.dtensor.placements)
         return self._convert(value, target, f"{value.name.removesuffix('.partial')}.whole", "", implicit=True)
 
     def callee(self, operands: Sequence[Value]) -> _Callee:
@@ -320,3 +320,8 @@ class _Layout:
 def _with_layout(value: Value, placements: Placed) -> Value:
     kind = value.tensor
     return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
+
+
+def _is_interleaved(placement: Placement) -> bool:
+    """Whether a device has a symbolic number of intervals of a dim, which inputs and outputs must not have."""
+    return isinstance(placement, Shard) and placement.cut is not None and placement.cut.interleaved is not None
