@@ -269,5 +269,5 @@ def _is_free(op: Op) -> bool:
 def _has_few_flops(op: Op) -> bool:
     entry = lookup(op.name, op.location)
     operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
-    elements = max(sum(t.elements for t in results), sum(t.elements for t in operands))
+    elements = max(sum(t.typical.elements for t in results), sum(t.typical.elements for t in operands))
     return entry.cost.product is None and flops(entry, operands, op.attrs, results) <= MAX_RECOMPUTE_FLOPS * elements

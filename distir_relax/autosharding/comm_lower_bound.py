@@ -12,6 +12,7 @@ import numpy.typing as npt
 from distir_relax.cost.network import min_seconds_per_byte
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import TensorType, mesh_classes
+from distir_relax.ir.symbols import typical_layout
 from distir_relax.layout import DeviceMesh, Interval, Partial, Placement, Replicate, Shard, local_intervals
 from distir_relax.sharding.factor_selection import Placed
 
@@ -36,7 +37,8 @@ class CommLowerBound:
         key = (tensor, tuple(sources), tuple(targets))
         if key not in self._cache:
             element_seconds = TensorType((1,), tensor.dtype).bytes * min_seconds_per_byte(self.profile)
-            self._cache[key] = self._missing_elements(tensor, sources, targets) * element_seconds * self._sent_fraction
+            sides = [list(map(typical_layout, layouts)) for layouts in (sources, targets)]
+            self._cache[key] = self._missing_elements(tensor.typical, *sides) * element_seconds * self._sent_fraction
         return self._cache[key]
 
     @property

@@ -24,6 +24,7 @@ from distir_relax.autosharding.reshard_steps import ReshardCosts, StepForm
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
+from distir_relax.ir.symbols import typical_layout, typical_op
 from distir_relax.layout import (
     Cut,
     DeviceMesh,
@@ -100,11 +101,12 @@ class CostTable:
             return
         operands = tuple(_with_layout(v, layout) for v, layout in zip(op.operands, strategy.in_layouts, strict=True))
         results = tuple(_with_layout(v, layout) for v, layout in zip(op.results, strategy.out_layouts, strict=True))
+        sharded = typical_op(Op(op.name, operands, results, op.attrs, op.location))
         if self.tail == "ragged" and _is_local(op, strategy, roles):
-            self._op_seconds[key] = self._local_time(op, operands, results, roles)
+            self._op_seconds[key] = self._local_time(sharded, roles)
         else:
             self._op_seconds[key] = math.nan
-            self._requested_ops[key] = Op(op.name, operands, results, op.attrs), roles
+            self._requested_ops[key] = sharded, roles
 
     def request_reshards(
         self, tensor: TensorType, sources: Sequence[Placed], targets: Sequence[Placed], mask: Array
@@ -118,7 +120,8 @@ class CostTable:
 
     def _request_reshard(self, tensor: TensorType, source: Placed, target: Placed) -> float:
         """Return the seconds of a redistribution, or nan and request it if it is simulated as a whole."""
-        before, after = (DTensorType(tensor.shape, tensor.dtype, layout) for layout in (source, target))
+        shape = tensor.typical.shape
+        before, after = (DTensorType(shape, tensor.dtype, typical_layout(layout)) for layout in (source, target))
         if self._simulates_whole:
             attrs = {"placements": print_placements(after.placements)}
             key = (before, after, "whole")
@@ -126,9 +129,9 @@ class CostTable:
             self._requested_reshards[key] = tensor, source, target
             return math.nan
         seconds = []
-        placements = list(source)
+        placements = list(before.placements)
         for step in plan(before, after, self.mesh):
-            seconds.append(self._steps.seconds(*_canonical(tensor, tuple(placements), step, self.mesh)))
+            seconds.append(self._steps.seconds(*_canonical(before.tensor, tuple(placements), step, self.mesh)))
             placements[step.axis] = step.target
         return float(sum(seconds))
 
@@ -153,17 +156,17 @@ class CostTable:
                 self._op_seconds[key] = seconds
         self._requested_ops, self._requested_reshards = {}, {}
 
-    def _local_time(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
+    def _local_time(self, op: Op, roles: tuple[str, ...]) -> float:
         """Return the seconds of an op on the largest shards, or on the slowest device, rounded as in the simulator."""
         entry = lookup(op.name, op.location)
         is_persistent = [role in _ROLES for role in roles]
         is_constant = any(is_persistent) and not self.updates_weights
-        cold = (*is_persistent, *[False] * len(results)) if self.profile.cache else ()
+        cold = (*is_persistent, *[False] * len(op.results)) if self.profile.cache else ()
         specs = self.profile.device_specs(self.mesh.size) if self.profile.groups else ((1.0, 0.0),)
-        slowest, values = 0.0, (*operands, *results)
+        slowest, values = 0.0, (*op.operands, *op.results)
         for device, (speed, _) in enumerate(specs):
             shards = [shard_type(v.dtensor.tensor, v.dtensor.placements, self.mesh, device) for v in values]
-            ins, outs = shards[: len(operands)], shards[len(operands) :]
+            ins, outs = shards[: len(op.operands)], shards[len(op.operands) :]
             is_replicated = all(shard == v.dtensor.tensor for shard, v in zip(shards, values, strict=True))
             localize = None if is_replicated else entry.split.localize
             attrs = localize(op.attrs, ins, outs) if localize is not None else op.attrs
@@ -173,7 +176,8 @@ class CostTable:
 
 @lru_cache(maxsize=1 << 16)
 def shard_type(tensor: TensorType, layout: Placed, mesh: DeviceMesh, device: int) -> TensorType:
-    """Return the type of the shard of a tensor on a device."""
+    """Return the type of the shard of a tensor on a device, with typical sizes."""
+    tensor, layout = tensor.typical, typical_layout(layout)
     cut = {p.dim for p in layout if isinstance(p, Shard)}
     shape = tuple(_local_size(layout, d, n, mesh, device) if d in cut else n for d, n in enumerate(tensor.shape))
     return TensorType(shape, tensor.dtype)

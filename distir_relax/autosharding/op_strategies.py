@@ -15,7 +15,18 @@ from functools import lru_cache
 from distir_relax.autosharding.heterogeneous import Heterogeneity
 from distir_relax.autosharding.partial_sums import linear_groups
 from distir_relax.ir import Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, intersect
+from distir_relax.layout import (
+    Cut,
+    DeviceMesh,
+    Partial,
+    Placement,
+    R,
+    Shard,
+    block_bounds,
+    intersect,
+    is_symbolic,
+    typical_value,
+)
 from distir_relax.layout.partition import cut_in_elements, partition_rule, refine_cut
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
@@ -175,9 +186,15 @@ class StrategySpace:
         """Return the slot that ``S[dim]`` cuts: the outermost one of the dim that every user can split."""
         if (name, dim) not in self._slots:
             slots = ((name, dim, i) for i in range(len(self.factoring.slots[name][dim])))
-            splittable = (s for s in slots if not self.factoring.is_blocked(s) and self.factoring.size(s) > 1)
-            self._slots[name, dim] = next(splittable, None)
+            self._slots[name, dim] = next(filter(self._is_cuttable, slots), None)
         return self._slots[name, dim]
+
+    def _is_cuttable(self, slot: Slot) -> bool:
+        """Return whether every user can split a slot; one of a symbolic number of repetitions cannot be split."""
+        outer, _ = self.factoring.around(slot)
+        return typical_value(self.factoring.size(slot)) > 1 and not (
+            self.factoring.is_blocked(slot) or is_symbolic(outer)
+        )
 
     def _is_splittable(self, atom: Atom, tensors: Sequence[Value]) -> bool:
         """Return whether an atom is the slot that is cut in each dim that it indexes."""
@@ -246,13 +263,16 @@ class StrategySpace:
 
 @lru_cache(maxsize=1 << 12)
 def _largest(cuts: tuple[Cut, ...], size: int = 0) -> int:
-    """Return the units that the first, largest, device has of a class with these cuts; `size` if there are none."""
+    """Return the units that the first, largest, device has of a class with these cuts; `size` if there are none.
+
+    For typical values of symbolic sizes.
+    """
     if not cuts:
-        return size
+        return typical_value(size)
     intervals = cuts[0].intervals(0)
     for cut in cuts[1:]:
         intervals = intersect(intervals, cut.intervals(0))
-    return sum(stop - start for start, stop in intervals)
+    return typical_value(sum(stop - start for start, stop in intervals))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
@@ -13,6 +14,7 @@ from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, 
 from distir_relax.layout import (
     Cut,
     Guard,
+    Placement,
     Segment,
     Shard,
     Symbol,
@@ -20,6 +22,7 @@ from distir_relax.layout import (
     evaluate_size,
     is_always,
     symbols_of,
+    symbols_within,
 )
 
 
@@ -69,6 +72,20 @@ def check_symbols(sizes: Iterable[str], symbols: Collection[str]) -> None:
 def specialize_op(op: Op, values: Mapping[str, int]) -> Op:
     """Return an op with `values` of symbols by name."""
     return _Binding(values).op(op) if values else op
+
+
+def typical_op(op: Op) -> Op:
+    """Return an op with typical sizes instead of symbolic ones."""
+    return specialize_op(op, {symbol.name: symbol.typical for symbol in op_symbols(op)})
+
+
+@lru_cache(maxsize=1 << 14)
+def typical_layout(layout: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """Return a layout with typical sizes instead of symbolic ones."""
+    cuts = [p.cut for p in layout if isinstance(p, Shard) and p.cut is not None]
+    symbols = symbols_within(tuple((s.repeat, s.sizes) for cut in cuts for s in cut.segments))
+    converted: tuple[Placement, ...] = _Binding({symbol.name: symbol.typical for symbol in symbols}).item(layout)
+    return converted
 
 
 def op_symbols(op: Op) -> frozenset[Symbol]:
