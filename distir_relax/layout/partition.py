@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from distir_relax.errors import PlacementError
 from distir_relax.layout import Cut, Placement, Segment, Shard
 from distir_relax.layout.symbolic_size import (
+    UndecidedSize,
     balanced_part,
     generic_value,
     is_always,
