@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Container, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 from distir_relax.ir import DTensorType, Op, Value, at_rank, per_rank
@@ -74,7 +74,9 @@ def split_windows(op: Op, mesh: DeviceMesh) -> list[SplitWindow]:
         if axes:
             assert axes == _axes(layout, window.operand_dim)
             bounds = _bounds(layout, window.operand_dim, mesh), _bounds(results[0], window.result_dim, mesh)
-            result.append(SplitWindow(window, axes, *bounds, layout.placements))
+            # The rule has generic values of symbolic sizes.
+            sized = replace(window, size=layout.shape[window.operand_dim])
+            result.append(SplitWindow(sized, axes, *bounds, layout.placements))
     return result
 
 

@@ -15,7 +15,7 @@ Each facet has one kind of reader; an entry omits the facets that it does not ne
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from distir_relax.layout import Collective, generic_value, is_symbolic, typical_
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 from distir_relax.ops.table.size_array import Sizes
+from distir_relax.ops.table.windows import SampledWindow
 
 Types = Sequence[TensorType]
 Attrs = Mapping[str, Any]
@@ -357,11 +358,24 @@ class OpDef:
         return Trait.VIEW in self.traits or bool(self.code.in_place)
 
     def rule_for(self, operands: Types, attrs: Attrs, results: Types) -> Rule:
-        """Return the factor rule of an instance with these types; of symbolic ones, for their generic values."""
+        """Return the factor rule of an instance with these types; of symbolic ones, for their generic values.
+
+        Windows that follow a formula are those of given sizes: a dim of a symbolic size has none, and is not split.
+        """
+        if not _is_symbolic(operands, attrs, results):
+            return self._rule(operands, attrs, results)
+        generic = [t.generic for t in operands], [t.generic for t in results]
+        rule = self._rule(generic[0], _mapped(attrs, generic_value), generic[1])
+        windows = [
+            w
+            for w in rule.windows
+            if not isinstance(w, SampledWindow)
+            or not is_symbolic((operands[w.operand].shape[w.operand_dim], results[0].shape[w.result_dim]))
+        ]
+        return replace(rule, windows=tuple(windows))
+
+    def _rule(self, operands: Types, attrs: Attrs, results: Types) -> Rule:
         rule = self.split.rule
-        if _is_symbolic(operands, attrs, results):
-            operands, results = [t.generic for t in operands], [t.generic for t in results]
-            attrs = _mapped(attrs, generic_value)
         if callable(rule):
             return rule(operands, attrs, results)
         return parse_rule(rule, [t.shape for t in operands], [t.shape for t in results])
