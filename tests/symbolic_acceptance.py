@@ -249,6 +249,7 @@ def check_layout(subject: Subject, layout: str, saved: Path | None = None) -> st
             raise
         return str(error)
     assert not subject.refused.keys() & {layout, "import"}, "it is refused no more"
+    assert not plan.modules["global"].guards, "all sizes within the bounds are taken"
     run: Callable[..., Any] = plan
     if saved is not None:
         plan.save(saved, backends=("torch",))

@@ -25,7 +25,9 @@ def sampled_windows(
     """
     if not len(axes) == len(sizes) == len(samplings):
         raise ValueError(f"expected a size for each of {len(axes)} dims")
-    if any(size < 0 for size in sizes) or any(size and not x.shape[axis] for axis, size in zip(axes, sizes, strict=True)):
+    if any(size < 0 for size in sizes) or any(
+        size and not x.shape[axis] for axis, size in zip(axes, sizes, strict=True)
+    ):
         raise ValueError(f"{tuple(sizes)} elements made from {tuple(x.shape[a] for a in axes)}")
     windows = []
     for i, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
