@@ -10,7 +10,8 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, NEAREST, Resizing
-from distir_relax.ops.spatial.resample import sampling_attrs
+from distir_relax.layout import is_symbolic
+from distir_relax.ops.spatial.resample import ratio_of_sizes, sampling_attrs, scaled_size
 from distir_relax.ops.spatial.resize import resize
 from distir_relax.ops.spatial.strides import ends, set_padding, spatial_rank, strided_windows, torch_widths
 from distir_relax.ops.spatial.window_ops import define_spatial
@@ -108,9 +109,11 @@ def _antialiased(method: str) -> Any:
     def convert(g: Builder, x: Value, size: Any, align: bool, scales: Any = None) -> Any:
         sizes, exact = _sizes(x, size, scales)
         pairs = list(zip(x.tensor.shape[2:], sizes, strict=True))
-        factors = exact or [m / n for n, m in pairs]
+        factors = exact or [ratio_of_sizes(m, n) for n, m in pairs]
         if align:
             # torch ignores `align_corners` here: it uses the factor of aligned corners with half-pixel positions.
+            if is_symbolic(tuple(pairs)):
+                raise NotImplementedError("aligned corners of a dim of a symbolic size, with antialiasing")
             if any(1 in pair for pair in pairs):
                 raise NotImplementedError("aligned corners of a dim of one element, with antialiasing")
             factors = [(m - 1) / (n - 1) for n, m in pairs]
@@ -137,7 +140,7 @@ def _nearest(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
 @aten(*(f"_upsample_nearest_exact{n}d.vec" for n in (1, 2, 3)))
 def _nearest_exact(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
     sizes, exact = _sizes(x, size, scales)
-    factors = exact or [m / n for n, m in zip(x.tensor.shape[2:], sizes, strict=True)]
+    factors = exact or [ratio_of_sizes(m, n) for n, m in zip(x.tensor.shape[2:], sizes, strict=True)]
     return _resample_dims(g, x, sizes, factors, NEAREST, HALF_PIXEL, rounding="round_prefer_ceil")
 
 
@@ -145,9 +148,10 @@ def _sizes(x: Value, size: Any, scales: Any) -> tuple[tuple[int, ...], list[floa
     """Return the requested sizes, and the factors if they give fractional sizes."""
     if size is not None:
         return tuple(size), None
-    products = [n * s for n, s in zip(x.tensor.shape[2:], scales, strict=True)]
-    integral = all(n == int(n) for n in products)
-    return tuple(int(n) for n in products), None if integral else list(scales)
+    have = x.tensor.shape[2:]
+    sizes = tuple(scaled_size(n, s) for n, s in zip(have, scales, strict=True))
+    integral = all(s == int(s) if is_symbolic(n) else n * s == m for n, s, m in zip(have, scales, sizes, strict=True))
+    return sizes, None if integral else list(scales)
 
 
 def _resample_dims(

@@ -15,9 +15,9 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, CROP, HALF_PIXEL, NEAREST, Resizing
-from distir_relax.layout import floor_divide, is_symbolic
+from distir_relax.layout import is_symbolic
 from distir_relax.ops.spatial.interpolate import upsample_nearest
-from distir_relax.ops.spatial.resample import sampling_attrs
+from distir_relax.ops.spatial.resample import ratio_of_sizes, sampling_attrs, scaled_size
 from distir_relax.ops.spatial.resize import resize
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, onnx
 
@@ -31,8 +31,6 @@ _REPEATS = {
     ("asymmetric", "floor"),
 }
 
-_MAX_DENOMINATOR = 1024
-"""Maximum denominator of the scale of a symbolic size: others are decimal fractions, which round."""
 PLACES = {HALF_PIXEL, ALIGN_CORNERS, CROP, "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"}
 """ONNX's mappings from positions in the result to positions in the operand."""
 
@@ -81,7 +79,7 @@ def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
     axes = [a % rank for a in attrs.get("axes", range(rank))]
     sizes = None if old else x.numbers(3)
     if sizes:
-        exact = [_ratio(size, have[a]) for a, size in zip(axes, sizes, strict=True)]
+        exact = [ratio_of_sizes(size, have[a]) for a, size in zip(axes, sizes, strict=True)]
         policy = attrs.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(exact)
@@ -89,34 +87,13 @@ def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
             sizes = [math.floor(have[a] * one + 0.5) for a in axes]
     else:
         exact = attrs.get("scales") or x.numbers(1 if old else 2)
-        sizes = [_scaled(have[a], scale) for a, scale in zip(axes, exact, strict=True)]
+        sizes = [scaled_size(have[a], scale) for a, scale in zip(axes, exact, strict=True)]
     roi = x.numbers(1) if place == CROP else [0.0] * len(axes) + [1.0] * len(axes)
     dims = [
         _Dim(axis, have[axis], sizes[i], float(exact[i]), (float(roi[i]), float(roi[i + len(axes)])))
         for i, axis in enumerate(axes)
     ]
     return [d for d in dims if (d.have, d.scale, d.roi) != (d.want, 1.0, (0.0, 1.0))]
-
-
-def _ratio(size: int, have: int) -> float:
-    """Return the scale from one size to another; of symbolic sizes one must be a multiple of the other."""
-    if not is_symbolic((size, have)):
-        return size / have
-    for first, second, is_inverse in ((size, have, False), (have, size, True)):
-        times = floor_divide(first, second)
-        if isinstance(times, int) and times * second == first:
-            return 1 / times if is_inverse else float(times)
-    raise NotImplementedError(f"a resize from {have} to {size}: expected a multiple")
-
-
-def _scaled(size: int, scale: float) -> int:
-    """Return ``floor(size * scale)``."""
-    if not is_symbolic(size):
-        return math.floor(size * scale)
-    numerator, denominator = scale.as_integer_ratio()
-    if denominator > _MAX_DENOMINATOR:
-        raise NotImplementedError(f"a resize of {size} by {scale}: expected a scale such as 2 or 0.25")
-    return floor_divide(size * numerator, denominator)
 
 
 def _resize_by_torch(

@@ -8,11 +8,13 @@ See `distir_relax.kernels.sampling.Resizing`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.sampling import NEAREST, Resizing
+from distir_relax.layout import floor_divide, is_symbolic
 from distir_relax.ops.spatial.computed_windows import parts_of, sampled_windows, set_part
 from distir_relax.ops.spatial.separable_gradients import apply_transpose
 from distir_relax.ops.table import (
@@ -32,6 +34,30 @@ from distir_relax.ops.table import (
     operands,
     parse_rule,
 )
+
+_MAX_DENOMINATOR = 1024
+"""Maximum denominator of the scale of a symbolic size: others are decimal fractions, which round."""
+
+
+def ratio_of_sizes(size: int, have: int) -> float:
+    """Return the scale from one size to another; of symbolic sizes one must be a multiple of the other."""
+    if not is_symbolic((size, have)):
+        return size / have
+    for first, second, is_inverse in ((size, have, False), (have, size, True)):
+        times = floor_divide(first, second)
+        if isinstance(times, int) and times * second == first:
+            return 1 / times if is_inverse else float(times)
+    raise NotImplementedError(f"a resize from {have} to {size}: expected a multiple")
+
+
+def scaled_size(size: int, scale: float) -> int:
+    """Return ``floor(size * scale)``."""
+    if not is_symbolic(size):
+        return math.floor(size * scale)
+    numerator, denominator = scale.as_integer_ratio()
+    if denominator > _MAX_DENOMINATOR:
+        raise NotImplementedError(f"a resize of {size} by {scale}: expected a scale such as 2 or 0.25")
+    return floor_divide(size * numerator, denominator)
 
 
 def sampling_attrs(sampling: Resizing) -> dict[str, Any]:
