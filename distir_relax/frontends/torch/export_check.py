@@ -36,17 +36,14 @@ def check_import(
     Raises `ImportModelError`, with the first module whose result is missing in the program, for differences beyond
     rounding. On the meta device there is nothing to compare.
     """
-    import torch
-
-    tensors = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
-    if any(t.is_meta for t in (*tensors, *model.parameters(), *model.buffers())):
+    if not has_data(model, args, kwargs):
         return
     with warnings.catch_warnings():
         # State in plain objects is a buffer of the program.
         warnings.filterwarnings("ignore", "A model attribute .* requires gradient")
         run = program.module()
-    expected, actual = _call(model, model, args, kwargs), _call(model, run, args, kwargs)
-    differences = [_difference(a, b) for a, b in zip(expected, actual, strict=True)]
+    expected, actual = call_model(model, model, args, kwargs), call_model(model, run, args, kwargs)
+    differences = [difference_of(a, b) for a, b in zip(expected, actual, strict=True)]
     worst = max(differences, key=lambda pair: pair[0], default=(0.0, 0.0))
     if worst[0] <= 1:
         return
@@ -58,7 +55,15 @@ def check_import(
     )
 
 
-def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def has_data(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether neither the model nor its call has a tensor on the meta device."""
+    import torch
+
+    tensors = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    return not any(t.is_meta for t in (*tensors, *model.parameters(), *model.buffers()))
+
+
+def call_model(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Call `run`, the model or its program; return results, arguments and the model's buffers after the call.
 
     Random numbers are equal in each call: the model and its program have the same dropout.
@@ -82,12 +87,14 @@ def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping
             before.restore_data()
             torch.manual_seed(0)
             again = tensors(run(*_copy(tuple(args)), **_copy(dict(kwargs))))
-            if len(again) != len(results) or any(_difference(a, b)[0] > 1 for a, b in zip(results, again, strict=True)):
+            if len(again) != len(results) or any(
+                difference_of(a, b)[0] > 1 for a, b in zip(results, again, strict=True)
+            ):
                 raise stateful_call_error(added)
         return results + after
 
 
-def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+def difference_of(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     """Return the difference of two results, relative to the tolerance, and absolute."""
     import torch
 
@@ -117,7 +124,7 @@ def _first_difference(
     program_values = _values_in_modules(model, args, kwargs, program)
     for call, results in _results_of_modules(model, args, kwargs):
         candidates = program_values.get(call)
-        if candidates and not any(_difference(r, c)[0] <= 1 for r in results for c in candidates):
+        if candidates and not any(difference_of(r, c)[0] <= 1 for r in results for c in candidates):
             return call[0]
     return ""
 

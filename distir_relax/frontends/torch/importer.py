@@ -31,6 +31,7 @@ from distir_relax.frontends.torch.module_state import (
 )
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
+from distir_relax.frontends.torch.special_sizes import check_special_sizes
 from distir_relax.frontends.torch.symbolic_export import (
     Decisions,
     recorded_decisions,
@@ -149,7 +150,10 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> I
         check_import(model, example_inputs, kwargs, program)
     imported = eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
     module = replace(imported.module, records=tuple(guards.found.values()))
-    return replace(imported, module=module)
+    imported = replace(imported, module=module)
+    if check and call.symbols and not training:
+        check_special_sizes(model, example_inputs, kwargs, signature.leaves, call.symbols, imported)
+    return imported
 
 
 def _reject_active_dropout(model: torch.nn.Module) -> None:
