@@ -131,8 +131,6 @@ def _read_sizes(text: str) -> tuple[str, list[int]]:
     size, high, step = int(match["low"]), int(match["high"] or match["low"]), int(match["step"] or 1)
     sizes = [size]
     while (size := size * step if match["factor"] else size + step) <= high and len(sizes) <= _MAX_SIZES:
-        if size == sizes[-1]:
-            break
         sizes.append(size)
     if high < sizes[0] or len(sizes) > _MAX_SIZES:
         raise DistIRError(f"expected 1 to {_MAX_SIZES} sizes", f"--dim {text}")
