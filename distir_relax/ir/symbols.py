@@ -21,6 +21,7 @@ from distir_relax.layout import (
     SymbolicSize,
     evaluate_size,
     is_always,
+    size_of,
     symbols_of,
     symbols_within,
 )
@@ -59,6 +60,18 @@ def at_sizes(module: Module, sizes: Mapping[str, int]) -> Module:
     symbols = module_symbols(module)
     check_symbols(sizes, symbols)
     return specialize(module, {name: sizes.get(name, symbol.typical) for name, symbol in symbols.items()})
+
+
+def with_typical(module: Module, sizes: Mapping[str, int]) -> Module:
+    """Return a module whose symbols of these names have other typical values.
+
+    Raises `DistIRError` for a name that is not one of its symbols, and for a value out of bounds.
+    """
+    symbols = module_symbols(module)
+    check_symbols(sizes, symbols)
+    for name, size in sizes.items():
+        symbols[name].check(size)
+    return specialize(module, {n: size_of(replace(symbols[n], typical=size)) for n, size in sizes.items()})
 
 
 def check_symbols(sizes: Iterable[str], symbols: Collection[str]) -> None:

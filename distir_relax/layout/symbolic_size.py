@@ -169,6 +169,11 @@ class Symbol:
         """Return the value within the bounds that is nearest to another."""
         return max(self.low, value if self.high is None else min(value, self.high))
 
+    def check(self, value: int) -> None:
+        """Raise `DistIRError` for a value out of bounds."""
+        if not self.contains(value):
+            raise DistIRError(f"expected {self.name} of {self.range}, found {value}")
+
     def __str__(self) -> str:
         return self.name
 
@@ -645,8 +650,8 @@ def _value(symbol: Symbol, values: Mapping[str, Size]) -> Size:
     value = values.get(symbol.name)
     if value is None:
         return size_of(symbol)
-    if isinstance(value, int) and not symbol.contains(value):
-        raise DistIRError(f"expected {symbol.name} of {symbol.range}, found {value}")
+    if isinstance(value, int):
+        symbol.check(value)
     return value
 
 

@@ -13,7 +13,7 @@ from distir_relax.autosharding.serialize import parse_search
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records, value_names
-from distir_relax.ir.symbols import at_sizes
+from distir_relax.ir.symbols import with_typical
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements, symbols_within
 from distir_relax.layout.partition import refine_cut
 from distir_relax.ops import Trait, lookup
@@ -29,9 +29,9 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, i
     Lists the chain of reasons back to the annotation, the bytes that each device sends to produce it and to reshard it
     for its uses, and those that it holds of it; and the layout with the least communication, with both. If placements
     were searched, a table has the costs of the whole program under each other layout that is evaluated within `limit`
-    seconds. With `dims`, values of symbolic sizes by name, all sizes are numbers; otherwise bytes are those of typical
-    sizes. A value of a function may be qualified, as ``@layer.linear``; it is explained as in the first call. Raises
-    `DistIRError` if there is no such value, or if several functions have one.
+    seconds. Bytes and times are those of `dims`, values of symbolic sizes by name; others are typical. A value of a
+    function may be qualified, as ``@layer.linear``; it is explained as in the first call. Raises `DistIRError` if there
+    is no such value, or if several functions have one.
     """
     module = _read_sharded(bundle, dims)
     reasons = _read_reasons(bundle)
@@ -40,7 +40,7 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, i
     # Operands of a function come from the entry function: a chain may continue there.
     relevant = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
     owner = "" if function is module.main else f" of @{function.name}"
-    alternatives = read_alternatives(bundle, module)
+    alternatives = read_alternatives(bundle, module, dims)
     sizes = [f"for {s} = {s.typical}" for s in sorted(symbols_within(kind.shape), key=str)]
     lines = [
         f"%{name}{owner}: {kind}",
@@ -96,8 +96,7 @@ def explain_json(
 
 
 def _read_sharded(bundle: Bundle, dims: Mapping[str, int] | None) -> Module:
-    module = read_stage(bundle, "sharded")
-    return at_sizes(module, dims) if dims else module
+    return with_typical(read_stage(bundle, "sharded"), dims or {})
 
 
 def _read_reasons(bundle: Bundle) -> list[Reason]:
@@ -106,13 +105,17 @@ def _read_reasons(bundle: Bundle) -> list[Reason]:
     return [record for record in records if isinstance(record, Reason)]
 
 
-def read_alternatives(bundle: Bundle, sharded: Module) -> Alternatives | None:
+def read_alternatives(bundle: Bundle, sharded: Module, dims: Mapping[str, int] | None = None) -> Alternatives | None:
     """Return the alternatives of a bundle whose placements were searched; None if they follow from annotations.
 
-    Raises `BundleError` if the search cannot be read.
+    Their costs are those of `dims`, values of symbolic sizes by name; others are typical. Raises `BundleError` if the
+    search cannot be read.
     """
-    search = parse_search(bundle.texts, sharded.meshes[0], str(bundle.path or bundle.manifest.name))
-    return None if search is None else Alternatives(*search)
+    searched = parse_search(bundle.texts, sharded.meshes[0], str(bundle.path or bundle.manifest.name))
+    if searched is None:
+        return None
+    search, module = searched
+    return Alternatives(search, with_typical(module, dims or {}))
 
 
 def _searched_value(alternatives: Alternatives, function: Function, name: str) -> str:
