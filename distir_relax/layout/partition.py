@@ -14,7 +14,6 @@ from distir_relax.layout.symbolic_size import (
     generic_value,
     is_always,
     is_symbolic,
-    maximum,
     minimum,
 )
 
@@ -32,8 +31,9 @@ def balanced(size: int, ranks: int) -> tuple[int, ...]:
 
 def chunked(size: int, ranks: int) -> tuple[int, ...]:
     """Return blocks of ``ceil(size / ranks)``, as torch and TVM do: 12 on 5 are 3, 3, 3, 3, 0."""
-    block = -(-size // ranks)
-    return tuple(maximum(0, minimum(block, size - i * block)) for i in range(ranks))
+    block = (size + ranks - 1) // ranks
+    ends = [minimum(size, i * block) for i in range(ranks + 1)]
+    return tuple(b - a for a, b in pairwise(ends))
 
 
 def proportional(size: int, shares: Sequence[float], limits: Sequence[int] = ()) -> tuple[int, ...]:

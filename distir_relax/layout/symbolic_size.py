@@ -46,6 +46,8 @@ Relation: TypeAlias = Literal["<", "<=", "=="]
 
 _MAX_CASES = 5040
 """Maximum number of combinations of remainders that a decision enumerates."""
+_MAX_EXTREMA = 64
+"""Maximum number of choices of arguments of minima and maxima that a decision enumerates."""
 _MAX_LENGTH = 400
 """Maximum number of characters of an expression."""
 _TYPICAL = 128
@@ -348,18 +350,15 @@ def are_equal(first: Size, second: Size) -> bool:
 
 def is_always(first: Size, relation: Relation, second: Size) -> bool | None:
     """Return whether a relation holds for all values of the symbols, False if for none, None if that is undecided."""
-    if relation != "==" and (decided := _compare_extrema(first, relation, second)) is not None:
-        return decided
     difference = second - first
-    low, high = (difference, difference) if isinstance(difference, int) else _tight_bounds(difference)
     if relation == "==":
-        if (low is not None and low > 0) or (high is not None and high < 0):
+        if _is_at_least(difference, 1) or _is_at_least(-difference, 1):
             return False
-        return True if low == high == 0 else None
+        return True if _is_at_least(difference, 0) and _is_at_least(-difference, 0) else None
     least = 1 if relation == "<" else 0
-    if low is not None and low >= least:
+    if _is_at_least(difference, least):
         return True
-    return False if high is not None and high < least else None
+    return False if _is_at_least(-difference, 1 - least) else None
 
 
 def symbols_of(size: Size) -> frozenset[Symbol]:
@@ -655,21 +654,32 @@ def _value(symbol: Symbol, values: Mapping[str, Size]) -> Size:
     return value
 
 
-def _compare_extrema(first: Size, relation: Relation, second: Size) -> bool | None:
-    """Decide a comparison with a minimum or maximum alone on one side by its arguments; None if they do not."""
-    for size, is_first in ((first, True), (second, False)):
-        atom = size.terms[0][0][0] if isinstance(size, SymbolicSize) and _is_single(size) else None
-        if not isinstance(atom, _Call) or atom.kind == "//":
-            continue
-        pairs = [(part, second) if is_first else (first, part) for part in atom.arguments]
-        decided = {is_always(a, relation, b) for a, b in pairs}
-        # Of a minimum, one argument below a limit suffices, and all above it are needed.
-        sufficient = (atom.kind == "min") == is_first
-        if sufficient in decided:
-            return sufficient
-        if decided == {not sufficient}:
-            return not sufficient
-    return None
+@lru_cache(maxsize=1 << 14)
+def _is_at_least(size: Size, number: int) -> bool:
+    """Return whether a size is proved to be at least a number, by the arguments of its minima and maxima.
+
+    A sum with a minimum is at least a number if that holds with each argument in its place; one that subtracts a
+    minimum, if it holds with some argument.
+    """
+    if isinstance(size, int):
+        return size >= number
+    low, _ = _tight_bounds(size)
+    if low is not None and low >= number:
+        return True
+    extrema = [(m[0], c) for m, c in size.terms if len(m) == 1 and isinstance(m[0], _Call) and m[0].kind != "//"]
+    if not extrema or math.prod(len(call.arguments) for call, _ in extrema) > _MAX_EXTREMA:
+        return False
+    # First those of which all arguments are needed: each of the cases may have another argument that suffices.
+    call, factor = max(extrema, key=_needs_all)
+    rest = size - factor * _atom(call)
+    cases = (_is_at_least(rest + factor * argument, number) for argument in call.arguments)
+    return all(cases) if _needs_all((call, factor)) else any(cases)
+
+
+def _needs_all(term: tuple[_Call, int]) -> bool:
+    """Return whether a lower bound of a term, a minimum or maximum with a factor, has to hold for all its arguments."""
+    call, factor = term
+    return (call.kind == "min") == (factor > 0)
 
 
 def _decide(first: Size, relation: Relation, second: Size) -> bool:

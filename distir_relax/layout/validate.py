@@ -10,7 +10,7 @@ from distir_relax.errors import PlacementError
 from distir_relax.layout.mesh import DeviceMesh
 from distir_relax.layout.partition import reject_crossing
 from distir_relax.layout.placement import At, Placement, Routed, Shard, parse_placements
-from distir_relax.layout.symbolic_size import Symbol, is_always, symbols_of
+from distir_relax.layout.symbolic_size import Symbol, is_always, is_symbolic, symbols_of
 
 
 def validate_placements(
@@ -82,7 +82,7 @@ def _shard_problem(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
         return f"{shard} lists {cut.ranks} sizes, but the mesh axis has {ranks} devices"
     if shard.shares and len(shard.shares) != ranks:
         return f"{shard} lists {len(shard.shares)} shares, but the mesh axis has {ranks} devices"
-    if cut and is_always(cut.total, "==", size) is False:
+    if cut and (is_always(cut.total, "==", size) is False or is_symbolic(cut.total) != is_symbolic(size)):
         dim = shard.dim % len(shape)
         return f"the sizes of {shard} add up to {cut.total}, but dim {dim} of shape {shape} has {size}"
     return ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import RunError
 from distir_relax.ir import DTensorType, Op, PlacedType, Untyped, Value
-from distir_relax.layout import Partial, Placement, Shard
+from distir_relax.layout import Partial, Placement, Shard, maximum
 from distir_relax.lowering.distributed_builder import SpmdBuilder
 from distir_relax.ops import Trait, evaluate, lookup, number_range
 
@@ -40,7 +40,7 @@ class Padding:
         """Return the size of the split dim on each index along the axis."""
         assert placement.cut is not None
         sizes = placement.cut.local_sizes()
-        return sizes if self.mode == "ragged" else (max(sizes),) * len(sizes)
+        return sizes if self.mode == "ragged" else (maximum(*sizes),) * len(sizes)
 
     def pad(self, builder: SpmdBuilder, value: Value, axis: int, placement: Shard, number: float = 0.0) -> Value:
         """Pad short shards of `value` with `number`; return it unchanged if there are none."""
@@ -88,7 +88,7 @@ class Padding:
             dim=placement.dim,
             blocks=segment.repeat,
             size=builder.expand_by_index(axis, segment.sizes),
-            padded=max(segment.sizes),
+            padded=maximum(*segment.sizes),
             value=_number(number, kind),
             rank=len(kind.shape),
             shape=kind.shape,
