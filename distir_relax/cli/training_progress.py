@@ -15,7 +15,7 @@ LINES = 20
 PATIENCE = 30.0
 """Maximum seconds between two lines."""
 _DECAY = 0.9
-"""Decay of the moving average of step times."""
+"""Decay of the moving averages of step times, and of their work."""
 
 
 class TrainingProgress:
@@ -29,8 +29,8 @@ class TrainingProgress:
         self._lines: TextIO | None = None
         self._bar: Any = None
         self._task: Any = None
-        self._steps, self._per_step, self._unit = 0, 0, ""
-        self._average = 0.0
+        self._steps, self._unit = 0, ""
+        self._average, self._work = 0.0, 0.0
         self._last_line = 0.0
 
     def __enter__(self) -> TrainingProgress:
@@ -50,7 +50,7 @@ class TrainingProgress:
 
     def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
         """See `Listener`."""
-        self._steps, self._per_step, self._unit = options.steps, per_step, unit
+        self._steps, self._work, self._unit = options.steps, per_step, unit
         self._last_line = time.perf_counter()
         if self._log is not None:
             resumes = step > 0 and self._log.exists()
@@ -70,6 +70,7 @@ class TrainingProgress:
             self._lines.write(f"{done.step},{done.loss!r},{done.seconds:.6f}\n")
         # The first step is slower than any other.
         self._average = self._average * _DECAY + done.seconds * (1 - _DECAY) if self._average else done.seconds
+        self._work = self._work * _DECAY + done.work * (1 - _DECAY)
         if self._bar is not None:
             self._bar.update(self._task, completed=done.step, loss=f"{done.loss:.4g}", speed=self._speed())
             return
@@ -86,7 +87,7 @@ class TrainingProgress:
             typer.echo(f"wrote {path}")
 
     def _speed(self) -> str:
-        rate = self._per_step / max(self._average, 1e-9)
+        rate = self._work / max(self._average, 1e-9)
         return f"{f'{rate:,.0f}' if rate >= 100 else f'{rate:.3g}'} {self._unit}/s"
 
     def _show(self, console: Any, step: int) -> None:

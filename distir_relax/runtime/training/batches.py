@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_intervals
 from distir_relax.bundle.weights import cut_out
 from distir_relax.errors import RunError
-from distir_relax.layout import is_symbolic, symbols_of, typical_value
+from distir_relax.layout import is_symbolic, typical_value
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
@@ -97,8 +96,8 @@ class Stream(Data):
 class Samples(Data):
     """Batches drawn from a data set, shuffled each epoch.
 
-    The last batch of an epoch may be smaller if the program takes batches of any size, of which it then gets typical
-    ones; otherwise it is dropped.
+    Batches of a program that takes some of any size are typical. The last one of an epoch may be smaller if the program
+    takes it, otherwise it is dropped. Where dims of samples are symbolic, all samples have the sizes of the first.
 
     The order follows from `seed`, and is equal on all processes: each reads the rows of its shards. Raises RunError
     for a set with fewer samples than a batch, and for a program whose inputs are not all batches of one size.
@@ -113,10 +112,15 @@ class Samples(Data):
         if len(sizes) != 1 or sizes == {()}:
             shown = ", ".join(f"{t.name} {t.shape}" for t in inputs[:4])
             raise RunError(f"samples make batches of inputs with one first dim, found {shown}", manifest.name)
-        self._size = inputs[0].shape[0]
-        self._rows = typical_value(self._size)
+        self._rows = typical_value(inputs[0].shape[0])
         self._calls = CallShapes(manifest)
-        if len(samples) < max(1, self._rows):
+        self._shapes = {tensor.name: tensor.shape[1:] for tensor in inputs}
+        if len(samples) and any(map(is_symbolic, self._shapes.values())):
+            leaves = named(samples[0], inputs)
+            self._shapes = {name: _leaf(leaves[name], "float32").shape for name in self._shapes}
+        count, rest = divmod(len(samples), max(1, self._rows))
+        self._batches = count + self._takes(rest)
+        if self._batches == 0:
             raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
         self._epoch = -1
         self._order: list[int] = []
@@ -125,8 +129,7 @@ class Samples(Data):
         """See `Data`."""
         import torch
 
-        count = len(self._samples) / self._rows
-        epoch, place = divmod(step, math.ceil(count) if is_symbolic(self._size) else int(count))
+        epoch, place = divmod(step, self._batches)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
             self._order = torch.randperm(len(self._samples), generator=generator).tolist()
@@ -134,9 +137,21 @@ class Samples(Data):
         rows = self._order[place * self._rows : (place + 1) * self._rows]
         return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
 
+    def _takes(self, rows: int) -> bool:
+        """Return whether the program takes a batch of fewer rows than typical ones."""
+        if rows == 0 or not is_symbolic(data_inputs(self._manifest)[0].shape[0]):
+            return False
+        try:
+            self._call(rows)
+        except RunError:
+            return False
+        return True
+
     def _call(self, rows: int) -> Call:
-        sizes = {symbol.name: rows for symbol in symbols_of(self._size)}
-        return self._calls.at(sizes) if sizes else Call(self._manifest, {})
+        import torch
+
+        inputs = {name: torch.empty((rows, *shape), device="meta") for name, shape in self._shapes.items()}
+        return self._calls.of(inputs)
 
 
 def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
@@ -266,22 +281,27 @@ class _SampledBatch:
 
     def _sample(self, index: int) -> dict[str, torch.Tensor]:
         """Return a sample by input name, each leaf checked against the program's shape and dtype."""
-        import torch
-
         leaves = named(self.samples[index], self._inputs)
         sample = {}
         for tensor in self._inputs:
             value = leaves[tensor.name]
-            dtype = torch_dtype(tensor.dtype)
-            leaf = as_torch(value) if hasattr(value, "shape") else torch.tensor(value, dtype=dtype)
+            leaf = _leaf(value, tensor.dtype)
             accepted = (tensor.dtype, "float32") if tensor.dtype == "bfloat16" else (tensor.dtype,)
             if tuple(leaf.shape) != tensor.shape[1:] or dtype_name(leaf.dtype) not in accepted:
                 raise RunError(
                     f"expected {tensor.dtype} {tensor.shape[1:]}, found {dtype_name(leaf.dtype)} {tuple(leaf.shape)}",
                     f"sample {index}, input {tensor.name!r}",
+                    "samples have the sizes of the first; return batches for others" if self.call.sizes else "",
                 )
-            sample[tensor.name] = leaf.to(dtype)
+            sample[tensor.name] = leaf.to(torch_dtype(tensor.dtype))
         return sample
+
+
+def _leaf(value: Any, dtype: str) -> torch.Tensor:
+    """Return a leaf of a sample; a number has the dtype of its input."""
+    import torch
+
+    return as_torch(value) if hasattr(value, "shape") else torch.tensor(value, dtype=torch_dtype(dtype))
 
 
 def _stacked(rows: Sequence[torch.Tensor], tensor: Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from distir_relax.bundle import Manifest
 from distir_relax.checkpoints import Position, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
+from distir_relax.layout import typical_value
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.training.batches import Data, data_inputs, training_of
 from distir_relax.runtime.training.checkpointing import resume, save
@@ -42,18 +44,22 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Done:
-    """A finished step: its number, counted from 1, the loss before its update, the seconds since the previous one."""
+    """A finished step: its number, counted from 1, the loss before its update, the seconds since the previous one.
+
+    `work` is the number of samples or tokens that it processed.
+    """
 
     step: int
     loss: float
     seconds: float
+    work: int
 
 
 class Listener(Protocol):
     """Observer of a training run, called on the first process."""
 
     def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
-        """Called when the run starts after `step`; each step processes `per_step` samples or tokens."""
+        """Called when the run starts after `step`; a typical step processes `per_step` samples or tokens."""
 
     def done(self, done: Done) -> None:
         """Called after each step."""
@@ -103,25 +109,26 @@ class Training:
             return self.ended
         batch = self._first(source, position.step)
         if self.executor.first:
-            self.listener.begun(position.step, self.options, *per_step(self.executor))
-        last = time.perf_counter()
+            self.listener.begun(position.step, self.options, *per_step(self.executor.bundle.manifest))
+        last, samples = time.perf_counter(), position.samples
         for step in range(position.step, self.options.steps):
             if batch is None:
                 self.ended.reason = "the data has ended"
                 break
             loss = self._step(batch)
+            (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
             batch, error = self._next(source, step + 1)
             self._synchronize(step, loss, error)
             now = time.perf_counter()
             if self.executor.first:
-                self.listener.done(Done(step + 1, loss, now - last))
+                self.listener.done(Done(step + 1, loss, now - last, work))
             last = now
             if self.options.checkpoints is not None and (
                 (step + 1) % self.options.every == 0
                 or step + 1 == self.options.steps
                 or self.ended.signal in CHECKPOINT_SIGNALS
             ):
-                self._save(self.options.checkpoints, step + 1, position.seed)
+                self._save(self.options.checkpoints, step + 1, samples, position.seed)
             if self.ended.reason:
                 break
         return self.ended
@@ -198,29 +205,27 @@ class Training:
         hint = "give a lower learning rate, a warm-up, or clip_norm"
         return f"{hint}; the last checkpoint is of step {self.ended.saved}" if self.ended.saved else hint
 
-    def _save(self, folder: Path, step: int, seed: int) -> None:
+    def _save(self, folder: Path, step: int, samples: int, seed: int) -> None:
         manifest = self.executor.bundle.manifest
-        rows, _ = _rows(self.executor)
         schedule = schedule_to_json(training_of(manifest).schedule)
-        path = save(
-            self.executor, folder, Position(step, step * rows, seed, manifest.name, schedule), self.options.keep
-        )
+        path = save(self.executor, folder, Position(step, samples, seed, manifest.name, schedule), self.options.keep)
         self.ended.saved = step
         if path is not None:
             self.listener.saved(path, step)
 
 
-def per_step(executor: Executor) -> tuple[int, str]:
-    """Return the work per step and its unit: tokens if the first input is an integer matrix, else samples."""
-    rows, tokens = _rows(executor)
+def per_step(manifest: Manifest) -> tuple[int, str]:
+    """Return the typical work of a step and its unit: tokens if the first input is an integer matrix, else samples."""
+    rows, tokens = _rows(manifest)
     return (tokens, "tokens") if tokens else (rows, "samples")
 
 
-def _rows(executor: Executor) -> tuple[int, int]:
-    inputs = data_inputs(executor.bundle.manifest)
+def _rows(manifest: Manifest) -> tuple[int, int]:
+    """Return the typical number of samples of a step, and that of tokens; 0 if there are none."""
+    inputs = data_inputs(manifest)
     if not inputs or not inputs[0].shape:
         return 1, 0
-    shape = inputs[0].shape
+    shape = tuple(map(typical_value, inputs[0].shape))
     return shape[0], shape[0] * shape[1] if len(shape) == 2 and "int" in inputs[0].dtype else 0
 
 
