@@ -244,7 +244,7 @@ class Manifest:
             devices = DeviceMesh(mesh.wholes("shape"), mesh.texts("axes"))
         except PlacementError as wrong:
             raise BundleError(f"invalid mesh: {wrong.message}") from None
-        symbols = {symbol.name: symbol for symbol in map(_symbol, top.rows("symbols", []))}
+        symbols = _symbols(top.rows("symbols", []))
         return cls(
             name=top.text("name"),
             mesh=devices,
@@ -340,6 +340,16 @@ def _plain(value: object) -> object:
 
 def _training(top: Fields) -> TrainingManifest | None:
     return None if top.table.get("training") is None else TrainingManifest.from_json(top.fields("training"))
+
+
+def _symbols(rows: Sequence[Fields]) -> dict[str, Symbol]:
+    symbols: dict[str, Symbol] = {}
+    for row in rows:
+        symbol = _symbol(row)
+        if symbol.name in symbols:
+            raise row.refuse("one symbol of each name", "name", symbol.name)
+        symbols[symbol.name] = symbol
+    return symbols
 
 
 def _symbol(row: Fields) -> Symbol:

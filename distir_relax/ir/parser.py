@@ -14,7 +14,16 @@ from typing import NoReturn, TypeGuard
 from distir_relax.errors import DistIRError, ParseError, PlacementError
 from distir_relax.ir.program import CALL, ROLES, STAGES, TASK, Attribute, Function, Input, Module, Op, Output, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
-from distir_relax.layout import DTYPES, DeviceMesh, Symbol, is_symbolic, parse_placements, parse_size
+from distir_relax.layout import (
+    DTYPES,
+    DeviceMesh,
+    Guard,
+    Relation,
+    Symbol,
+    is_symbolic,
+    parse_placements,
+    parse_size,
+)
 from distir_relax.support import parse_json_string
 
 
@@ -35,6 +44,11 @@ MAX_DEPTH = 64
 """Maximum nesting depth of tuples."""
 MAX_DEVICES = 1 << 20
 """Maximum number of devices of a mesh or set, and of sizes in a list by device."""
+_RELATIONS: dict[str, tuple[Relation, bool]] = {
+    **{"<": ("<", True), "<=": ("<=", True), "==": ("==", True)},
+    **{">=": ("<", False), ">": ("<=", False), "!=": ("==", False)},
+}
+"""The relation of a guard by its text, and whether it holds."""
 _LEAST_NUMBER, _MOST_NUMBER = -(2**63), 2**63 - 1
 
 _LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
@@ -43,7 +57,7 @@ _TOKEN = re.compile(
     |(?P<string>"(?:[^"\\]|\\.)*")
     |(?P<number>-?(?:inf\b|nan\b|[0-9]+\.(?!\.)[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+))
     |(?P<value>%[\w.]+)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
-    |(?P<dots>\.\.)|(?P<operator>//|[*+-])|(?P<mark>[()\[\]{}:,=|@])""",
+    |(?P<dots>\.\.)|(?P<operator>//|[*+-])|(?P<relation>[<>=!]=|[<>])|(?P<mark>[()\[\]{}:,=|@])""",
     re.VERBOSE,
 )
 
@@ -96,11 +110,14 @@ class _Parser:
         meshes: list[DeviceMesh] = []
         ranks: tuple[str, ...] = ()
         functions: list[Function] = []
+        guards: list[Guard] = []
         while not self.accept("}"):
             if self.accept("mesh"):
                 meshes.append(self.mesh())
             elif self.accept("size"):
                 self.symbol()
+            elif self.accept("guard"):
+                guards.append(self.guard())
             elif self.accept("ranks"):
                 self.expect("=")
                 self.expect("(")
@@ -113,10 +130,12 @@ class _Parser:
                 functions.append(self.function())
         if self.peek().kind != "end":
             self.fail("nothing after the module", self.next().text)
-        return Module(stage, tuple(functions), tuple(meshes), ranks)
+        return Module(stage, tuple(functions), tuple(meshes), ranks, tuple(guards))
 
     def symbol(self) -> None:
         name = self.take("word", "the name of a size").text
+        if name in self.symbols:
+            self.fail("another name of a size", name)
         self.expect("=")
         low = self.number(0)
         if self.next().kind != "dots":
@@ -127,6 +146,24 @@ class _Parser:
             self.symbols[name] = Symbol(name, low, high, typical)
         except DistIRError as error:
             raise ParseError(error.message, where=self.place()) from None
+
+    def guard(self) -> Guard:
+        """Parse a comparison such as ``length >= 2``; its location follows."""
+        first = self.expression(self.guard_end(), _LEAST_NUMBER)
+        relation = self.next()
+        if relation.text not in _RELATIONS:
+            self.fail(f"one of {', '.join(_RELATIONS)}", relation.text)
+        second = self.expression(self.guard_end(), _LEAST_NUMBER)
+        kind, holds = _RELATIONS[relation.text]
+        return Guard(first, kind, second, holds, self.remark())
+
+    def guard_end(self) -> int:
+        """Return the position after one side of a guard: that of its relation, or of the end of its line."""
+        position = self.position
+        line = self.peek().line
+        while (token := self.tokens[position]).line == line and token.kind not in ("relation", "comment", "end"):
+            position += 1
+        return position
 
     def mesh(self) -> DeviceMesh:
         for mark in ("[", None, "]", "=", "device_mesh", "("):

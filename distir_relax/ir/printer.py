@@ -24,6 +24,7 @@ def print_module(module: Module, note: Note | None = None) -> str:
     lines = [f"module @{module.stage} {{"]
     lines += [f"  mesh[{i}] = {mesh}" for i, mesh in enumerate(module.meshes)]
     lines += [f"  {_symbol(symbol)}" for symbol in module_symbols(module).values()]
+    lines += [f"  guard {guard}{_remark(guard.location, '')}" for guard in module.guards]
     if module.ranks:
         lines.append(f"  ranks = ({', '.join('@' + name for name in module.ranks)},)")
     for function in module.functions:

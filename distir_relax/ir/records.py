@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from distir_relax.errors import DistIRError, ParseError
-from distir_relax.layout import Guard, Symbol, parse_size
+from distir_relax.layout import Guard, Relation, Symbol, parse_size
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.support import Fields, parse_json, shown
 from distir_relax.support.units import seconds, size
@@ -230,7 +230,7 @@ def _record(row: Fields, symbols: Mapping[str, Symbol]) -> Record:
 
 
 def _size(row: Fields, key: str, symbols: Mapping[str, Symbol]) -> Size:
-    if not isinstance(row.table[key], str):
+    if not isinstance(row.table.get(key), str):
         return row.whole(key)
     try:
         return parse_size(row.text(key), symbols)
@@ -238,11 +238,18 @@ def _size(row: Fields, key: str, symbols: Mapping[str, Symbol]) -> Size:
         raise row.refuse(error.message, key, row.table[key]) from None
 
 
+def _relation(row: Fields, key: str) -> str:
+    relation = row.text(key)
+    if relation not in get_args(Relation):
+        raise row.refuse(f"one of {', '.join(get_args(Relation))}", key, relation)
+    return relation
+
+
 _READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "int": lambda row, key: row.whole(key),
     "bool": lambda row, key: row.flag(key),
     "str": lambda row, key: row.text(key),
-    "Relation": lambda row, key: row.text(key),
+    "Relation": _relation,
     "tuple[int, ...]": lambda row, key: row.wholes(key),
     "tuple[str, ...]": lambda row, key: row.texts(key),
     "Mapping[str, int]": lambda row, key: row.wholes_by_name(key),

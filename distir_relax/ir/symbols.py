@@ -28,7 +28,7 @@ from distir_relax.layout import (
 
 
 def module_symbols(module: Module) -> dict[str, Symbol]:
-    """Return the symbols in the types and attributes of a module, by name.
+    """Return the symbols in the types, attributes and guards of a module, by name.
 
     Raises `VerificationError` if two have the same name and different bounds.
     """
@@ -189,6 +189,8 @@ def _changed(item: Any, **fields: Any) -> Any:
 
 def _sizes_of(module: Module) -> Iterator[SymbolicSize]:
     seen: set[int] = set()
+    for guard in module.guards:
+        yield from _within((guard.first, guard.second))
     for function in module.functions:
         values = [item.value for item in function.inputs]
         for op in function.ops:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, local_shape
@@ -57,7 +56,7 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
     where = str(bundle.path / STAGE_FILES[stage]) if bundle.path else STAGE_FILES[stage]
     text = bundle.stage(stage)
     try:
-        module = replace(parse(text, where), records=bundle.manifest.guards)
+        module = parse(text, where)
         verify(module, check)
     except DistIRError as wrong:
         raise BundleError(f"not a program of the {stage} stage: {wrong}", where) from None
