@@ -44,8 +44,10 @@ else:
     _Int = object
 Relation: TypeAlias = Literal["<", "<=", "=="]
 
-_MAX_CASES = 5040
-"""Maximum number of combinations of remainders that a decision enumerates."""
+_MAX_CASES = 8192
+"""Maximum number of combinations of remainders that a decision enumerates, times that of the floor divisions."""
+_MAX_NORMAL_LENGTH = 4000
+"""Maximum number of characters of the normal form of an expression that is parsed."""
 _MAX_EXTREMA = 64
 """Maximum number of choices of arguments of minima and maxima that a decision enumerates."""
 _MAX_LENGTH = 400
@@ -445,7 +447,10 @@ def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise DistIRError(f"expected a size such as 2*batch + 1, found {text!r}") from None
-    return _parse(tree.body, text, symbols)
+    try:
+        return _parse(tree.body, text, symbols)
+    except RecursionError:
+        raise DistIRError(f"expected a size with fewer parentheses, found {text!r}") from None
 
 
 @lru_cache(maxsize=4096)
@@ -529,7 +534,9 @@ def _join_family(
 ) -> Size | None:
     """Apply the identity to the terms of one numerator and divisor, for d = `inner`; None if nothing changes."""
     terms = dict(_terms(size))
-    for first in sorted({constant % inner for constant in constants}):
+    for first, members in sorted(Counter(constant % inner for constant in constants).items()):
+        if 2 * members < divisor // inner:
+            continue
         parts = [_product(others, numerator + constant, divisor) for constant in range(first, divisor, inner)]
         counts = [terms.get(part, 0) for part in parts]
         number = Counter(counts)
@@ -697,7 +704,7 @@ def _tight_bounds(size: SymbolicSize) -> tuple[int | None, int | None]:
     """Return bounds as `bounds` does, but exact ones for linear floor divisions by constants, case by case."""
     modulus = _moduli(size)
     cases = math.prod(modulus.values())
-    if cases <= 1 or cases > _MAX_CASES:
+    if cases <= 1 or cases * len(list(_calls(size))) > _MAX_CASES:
         return bounds(size)
     lows: list[int | None] = []
     highs: list[int | None] = []
@@ -818,7 +825,12 @@ def _print_unit(size: Size) -> str:
 
 def _parse(node: ast.expr, text: str, symbols: Mapping[str, Symbol]) -> Size:
     def inner(child: ast.expr) -> Size:
-        return _parse(child, text, symbols)
+        size = _parse(child, text, symbols)
+        if len(str(size)) > _MAX_NORMAL_LENGTH:
+            raise DistIRError(
+                f"expected a size of at most {_MAX_NORMAL_LENGTH} characters without parentheses, found {text!r}"
+            )
+        return size
 
     match node:
         case ast.Constant(value=int() as value) if type(value) is int:
