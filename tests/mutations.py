@@ -108,6 +108,41 @@ _OP = re.compile(r"(?<= = )[\w.]+(?=\()")
 _USED = re.compile(r"(?<=[(, ])%[\w.]+(?=[,)])")
 
 
+ODD_SIZES = (
+    "batch", "length", "other", "0*batch", "-batch", "batch - 9", "batch // 2", "(batch + 1) // 2", "batch // 0",
+    "length // (0 - batch)", "batch // length", "batch*length", "7*batch // 5040", "min(batch, length)", "max(batch)",
+    "min()", "abs(batch)", "batch.real", "batch**batch", "batch << 9", "batch % 2", "batch or 1", "lambda: 0",
+    "(batch + length + 1)" + 30 * "*(batch + length + 1)", 40 * "(" + "batch" + 40 * "*3 // 2)",
+    12 * "max(min(" + "batch" + 12 * ", length*2), batch // 3)", 180 * "(" + "batch" + 180 * ")", 5000 * "-" + "batch",
+    "9" * 30 + "*batch", "batch // " + "9" * 30, " + ".join(f"(batch + {i}) // 5040" for i in range(14)),
+)  # fmt: skip
+_SIZED = re.compile(r"\b(?:batch|length)\b")
+_BOUNDS = re.compile(r"\b[0-9]+\.\.[0-9]*(?: typically [0-9]+)?")
+ODD_BOUNDS = (
+    "5..3",
+    "0..0",
+    "0..",
+    "1..1",
+    "7..7 typically 8",
+    "1..9" + "9" * 80,
+    "..",
+    "1",
+    "-1..4",
+    "1..4\n  size batch = 1..9",
+)
+
+
+def of_sizes(content: bytes, random: Random) -> bytes:
+    """Symbols in a text are other expressions, and their bounds odd ones."""
+    text = content.decode()
+    for _ in range(random.choice((1, 1, 2))):
+        pattern, odd = (_BOUNDS, ODD_BOUNDS) if random.random() < 0.2 else (_SIZED, ODD_SIZES)
+        if places := list(pattern.finditer(text)):
+            place = random.choice(places)
+            text = text[: place.start()] + random.choice(odd) + text[place.end() :]
+    return text.encode()
+
+
 def of_program(content: bytes, random: Random) -> bytes:
     """Ops, operands and attributes of program text are others; what the types of its results are may be left open."""
     from distir_relax.ops import entries

@@ -41,6 +41,7 @@ from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.ir import Inline, Module, PlacedType, TensorType, Value, parse, parse_records, print_module, verify
 from distir_relax.ir.printer import print_attribute
 from distir_relax.ir.program import Function, Input
+from distir_relax.ir.symbols import at_sizes
 from distir_relax.layout import DTYPES
 from distir_relax.lowering import FuseLocal, Project, ToDistIR
 from distir_relax.lowering.emit.torch import to_torch
@@ -126,22 +127,50 @@ def _read_order(file: Path) -> None:
     assert from_csv(to_csv(order)) == order
 
 
+@cache
+def _symbolic_plan() -> Any:
+    """A program for batches of any size on 3 ranks, with a guard: a slice may be empty."""
+
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(5, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).flatten(1)[:, 2:].softmax(1) + x[:, 1:2].sum(2)
+
+    dynamic = {"x": {0: dr.Dim("batch", typical=4), 1: dr.Dim("length", max=64)}}
+    return dr.compile(Rows(), (torch.ones(4, 3, 5),), mesh=3, shardings={"x": "S[0]"}, dynamic_shapes=dynamic)
+
+
 def _manifests() -> list[bytes]:
     return [json.dumps(_plan().bundle(("torch",)).manifest.to_json()).encode()]
 
 
+def _symbolic_manifests() -> list[bytes]:
+    return [json.dumps(_symbolic_plan().bundle(("torch",)).manifest.to_json()).encode()]
+
+
 def _read_manifest(file: Path) -> None:
     manifest = Manifest.from_json(parse_json(file.read_bytes(), BundleError, str(file)))
-    for tensor in (*manifest.inputs, *manifest.outputs, *manifest.weights):
+    fixed = manifest.at({symbol.name: symbol.typical for symbol in manifest.symbols})
+    for tensor in (*fixed.inputs, *fixed.outputs, *fixed.weights):
         for rank in range(manifest.mesh.size):
             local_shape(tensor, manifest.mesh, rank)
     assert Manifest.from_json(parse_json(json.dumps(manifest.to_json()), BundleError)) == manifest
 
 
+_STAGES = ("global", "sharded", "distributed", "ranked")
+
+
+def _symbolic_texts() -> list[bytes]:
+    return [_symbolic_plan().text(stage).encode() for stage in _STAGES]
+
+
 def _texts() -> list[bytes]:
     names = ("rfc_propagated", "rfc_delayed", "rfc_distributed_pad", "rfc_ranked_ragged", "blocks_distributed_ragged")
     found = [(GOLDEN / f"{name}.txt").read_bytes() for name in names]
-    found += [_plan().text(stage).encode() for stage in ("global", "sharded", "distributed", "ranked")]
+    found += [_plan().text(stage).encode() for stage in _STAGES]
     folder = GOLDEN.parent.parent / "examples" / "paper"
     return found + [file.read_bytes() for file in sorted(folder.glob("*.distir"))]
 
@@ -184,23 +213,24 @@ def _read_program(file: Path) -> None:
 
 
 def _use(module: Module) -> None:
-    """What the package does with a verified program of a stage."""
+    """What the package does with a verified program of a stage. It runs at typical sizes."""
+    fixed = at_sizes(module, {})
     if module.stage == "global":
-        if _is_small(module):
-            interpret(module, {i.value.name: _tensor(i.value.tensor) for i in module.main.inputs})
+        if _is_small(fixed):
+            interpret(fixed, {i.value.name: _tensor(i.value.tensor) for i in fixed.main.inputs})
         if module.meshes and module.meshes[0].size <= 64:
             _use(run_passes(module, (Propagate(None), DelayReductions())))
     elif module.stage == "sharded" and module.meshes[0].size <= 64:
         run_passes(module, (ToDistIR("ragged"), Project(), FuseLocal()))
         run_passes(module, (ToDistIR("pad"),))
     elif module.stage == "distributed":
-        simulate_module(module, MACHINE)
+        simulate_module(fixed, MACHINE)
         if module.meshes and module.meshes[0].size <= 16:
             ranked = run_passes(module, (Inline(), Project(), FuseLocal()))
             verify(ranked, check)
             to_torch(ranked, "m")
-        if _is_small(module):
-            run_devices(module, {i.value.name: _held(i.value.placed) for i in module.main.inputs})
+        if _is_small(fixed):
+            run_devices(fixed, {i.value.name: _held(i.value.placed) for i in fixed.main.inputs})
     elif module.stage == "ranked":
         to_torch(module, "m")
 
@@ -224,7 +254,12 @@ def _tensor(kind: TensorType) -> torch.Tensor:
 
 
 def _records() -> list[bytes]:
-    return [_plan().bundle(("torch",)).records.encode()]
+    return [plan.bundle(("torch",)).records.encode() for plan in (_plan(), _symbolic_plan())]
+
+
+def _read_records(file: Path) -> None:
+    symbols = {symbol.name: symbol for symbol in _symbolic_plan().symbols.values()}
+    parse_records(file.read_text(errors="replace"), symbols=symbols)
 
 
 @cache
@@ -298,8 +333,10 @@ TARGETS = (
     Target("npz", _arrays, (*BYTES, mutations.of_archive, mutations.of_archive), read_npz),
     Target("manifest", _manifests, (*BYTES, mutations.of_numbers, *(mutations.of_json,) * 4), _read_manifest),
     Target("program", _texts, (*BYTES, *TEXT, *(mutations.of_program,) * 6), _read_program),
+    Target("sizes", _symbolic_texts, (mutations.of_numbers, *(mutations.of_sizes,) * 4), _read_program),
+    Target("symbols", _symbolic_manifests, (mutations.of_json, *(mutations.of_sizes,) * 3), _read_manifest),
     Target("ops", _op_texts, (mutations.of_numbers, *(mutations.of_program,) * 4), _read_program),
-    Target("records", _records, (*BYTES, mutations.of_json), lambda f: parse_records(f.read_text(errors="replace"))),
+    Target("records", _records, (*BYTES, mutations.of_json), _read_records),
     Target("search", _searches, (*BYTES, mutations.of_json), _read_search),
     Target("toml", _profiles, (*BYTES, *TEXT), _read_profile),
     Target("onnx", _onnx_models, (*BYTES, *(mutations.of_onnx,) * 4), _read_onnx),
