@@ -21,6 +21,7 @@ from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, PlacementError
 from distir_relax.ir import Autosharding, parse, print_module, verify
+from distir_relax.layout import Shard
 from distir_relax.ops import check, lookup
 from distir_relax.report.explain import explain
 
@@ -117,15 +118,11 @@ def test_inference(strategy: str, tail: str) -> None:
         ("3/1/1/1,zero=1", "ragged"), ("3/1/1/2,zero=2", "pad"), ("2/2/1/1,zero=3", "ragged"), ("5/1/1/3", "pad"),
         ("1/1/2/3,schedule=gpipe", "ragged"), ("1/1/2/3,schedule=1f1b", "pad"), ("2/1/2/5,schedule=zb-h1", "ragged"),
         ("1/1/2/2,schedule=zb-v,chunks=2", "ragged"), ("1/1/2/4,schedule=interleaved,chunks=2", "pad"),
-        ("2/2/1/2,placements=auto", "ragged"), ("1/2/1/1,checkpoint=selective", "ragged"),
+        ("2/2/1/2,placements=auto", "ragged"),
     ],
 )  # fmt: skip
 def test_training(strategy: str, tail: str) -> None:
-    try:
-        train_rows(strategy=strategy, tail=tail)
-    except DistIRError as error:
-        # A model without repeated blocks has nothing to recompute.
-        assert "checkpoint" in strategy, error
+    train_rows(strategy=strategy, tail=tail)
 
 
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
@@ -172,8 +169,9 @@ def test_training_of_language_models(kind: str, strategy: str, tail: str) -> Non
 @pytest.mark.parametrize(
     ("placement", "mesh"),
     [
-        ("S[0]", 5), ("S[0: 2:1]", 2), ("S[1: 1:2:3]", 3), ("S[0: chunk]", 4), ("S[1: chunk]", 3), ("S[0], S[0]", (2, 3)),
-        ("S[1], S[1]", (2, 3)), ("S[0: 1:2], S[0]", (2, 3)), ("S[0: chunk], S[1: 2:1]", (2, 2)), ("S[2], S[0]", (2, 2)),
+        ("S[0]", 5), ("S[0: 2:1]", 2), ("S[1: 1:2:3]", 3), ("S[0: chunk]", 4), ("S[1: chunk]", 3),
+        ("S[0], S[0]", (2, 3)), ("S[1], S[1]", (2, 3)), ("S[0: 1:2], S[0]", (2, 3)),
+        ("S[0: chunk], S[1: 2:1]", (2, 2)), ("S[2], S[0]", (2, 2)),
     ],
 )  # fmt: skip
 def test_placements(placement: str, mesh: Any, tail: str) -> None:
@@ -197,7 +195,11 @@ def test_a_search_costs_typical_sizes() -> None:
     check_rows(plan)
     alternatives = plan.alternatives
     layouts = alternatives.layouts("main", "x")
-    assert {str(layout[0].dim) for layout in layouts if isinstance(layout[0], dr.Shard)} == {"0", "1", "2"}
+    split_dims, split_dims_of_fixed = (
+        [[p.dim if isinstance(p, Shard) else None for p in layout] for layout in each]
+        for each in (layouts, fixed.alternatives.layouts("main", "x"))
+    )
+    assert split_dims == split_dims_of_fixed
     assert all(alternatives.best("main", "x", layout).outcome is not None for layout in layouts[:3])
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from traceback import walk_stack
@@ -17,6 +18,7 @@ from distir_relax.frontends.dynamic_shapes import Symbols
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.location import location_of_frames
 from distir_relax.frontends.torch.export_check import call_model, difference_of, has_data
+from distir_relax.ir import Module
 from distir_relax.ir.symbols import specialize
 from distir_relax.layout import Symbol
 from distir_relax.support.torch_compat import tree_leaves, tree_map
@@ -35,37 +37,32 @@ def check_special_sizes(
 ) -> None:
     """Run the model and its program on parts of the example, whose tensors are `leaves` by name, and compare results.
 
-    Sizes that the model does not take, and those that a guard excludes, are skipped.
+    The other symbols are 2, which takes little time, or as in the example where that fails. Sizes that the model does
+    not take, and those that a guard excludes, are skipped.
 
     Raises `ImportModelError`, with the line of the case, for differences beyond rounding.
     """
     if not has_data(model, args, kwargs):
         return
     sizes = {symbol: int(leaves[name].shape[dim]) for name, dims in symbols.items() for dim, symbol in dims.items()}
+    small = {symbol: min(size, max(symbol.low, 2)) for symbol, size in sizes.items()}
+    call = tuple(args), dict(kwargs)
     for symbol, size in _special_sizes(sizes):
-        parts = {id(x): _part(x, symbols.get(name, {}), symbol, size) for name, x in leaves.items()}
-        some_args, some_kwargs = _replace(parts, (tuple(args), dict(kwargs)))
-        values = {other.name: n for other, n in sizes.items()} | {symbol.name: size}
-        try:
-            module = specialize(imported.module, values)
-            expected = call_model(model, model, some_args, some_kwargs)
-        except Exception:  # a guard excludes the size, or the model raises whatever it raises
-            continue
-        try:
-            inputs = imported.flatten(some_args, some_kwargs)
-            found = imported.rebuild(interpret(module, {**imported.tensors, **inputs}))
-            results = [x for x in tree_leaves(found) if hasattr(x, "shape")]
-            worst = max((difference_of(a, b) for a, b in zip(expected, results, strict=False)), default=(0.0, 0.0))
-            if worst[0] <= 1:
+        for others in (small, sizes):
+            values = {**others, symbol: size}
+            part = _part_of_call(call, leaves, symbols, values)
+            try:
+                module = specialize(imported.module, {s.name: n for s, n in values.items()})
+                expected = call_model(model, model, *part)
+            except Exception:  # a guard excludes the sizes, or the model raises whatever it raises
                 continue
-            reason = f"the results differ by {worst[1]:.2g}"
-        except DistIRError as error:
-            reason = error.message
-        raise ImportModelError(
-            f"the model has a case of its own for {symbol} = {size}, which torch.export ignores: {reason}",
-            _line_of_case(model, (args, kwargs), (some_args, some_kwargs)),
-            f"remove that case from the model, or exclude the size: dr.Dim({symbol.name!r}, min={size + 1})",
-        )
+            if difference := _difference(imported, module, part, expected):
+                raise ImportModelError(
+                    f"the model has a case of its own for {symbol} = {size}, which torch.export ignores: {difference}",
+                    _line_of_case(model, _part_of_call(call, leaves, symbols, others), part),
+                    f"remove that case from the model, or exclude the size: dr.Dim({symbol.name!r}, min={size + 1})",
+                )
+            break
 
 
 def _special_sizes(sizes: Mapping[Symbol, int]) -> Iterator[tuple[Symbol, int]]:
@@ -74,17 +71,30 @@ def _special_sizes(sizes: Mapping[Symbol, int]) -> Iterator[tuple[Symbol, int]]:
         yield from ((symbol, size) for size in (0, 1) if symbol.contains(size) and size < example)
 
 
-def _part(x: Any, dims: Mapping[int, Symbol], symbol: Symbol, size: int) -> Any:
-    """Return the first `size` elements of a tensor in the dims of a symbol."""
-    for dim, other in dims.items():
-        x = x.narrow(dim, 0, size) if other == symbol else x
-    return x
-
-
-def _replace(parts: Mapping[int, Any], call: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return a call with `parts` instead of the leaves with these ids."""
+def _part_of_call(
+    call: tuple[Any, Any], leaves: Mapping[str, Any], symbols: Symbols, sizes: Mapping[Symbol, int]
+) -> tuple[Any, Any]:
+    """Return the example call with the first elements of its tensors, so that symbols have these sizes."""
+    parts = {}
+    for name, dims in symbols.items():
+        x = leaves[name]
+        for dim, symbol in dims.items():
+            x = x.narrow(dim, 0, sizes[symbol])
+        parts[id(leaves[name])] = x
     result: tuple[Any, Any] = tree_map(lambda x: parts.get(id(x), x), call)
     return result
+
+
+def _difference(imported: Imported, module: Module, call: tuple[Any, Any], expected: Sequence[torch.Tensor]) -> str:
+    """Return how the results of the program on a call differ from the `expected` ones; "" if they do not."""
+    try:
+        inputs = imported.flatten(*call)
+        found = imported.rebuild(interpret(module, {**imported.tensors, **inputs}))
+    except DistIRError as error:
+        return error.message
+    results = [x for x in tree_leaves(found) if hasattr(x, "shape")]
+    worst = max((difference_of(a, b) for a, b in zip(expected, results, strict=False)), default=(0.0, 0.0))
+    return f"the results differ by {worst[1]:.2g}" if worst[0] > 1 else ""
 
 
 def _line_of_case(model: torch.nn.Module, example: tuple[Any, Any], special: tuple[Any, Any]) -> str:
@@ -101,7 +111,7 @@ def _calls_of_torch(model: torch.nn.Module, call: tuple[Any, Any]) -> list[tuple
 
     class Recorder(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            frames = [(frame.f_code.co_filename, line) for frame, line in walk_stack(None)]
+            frames = [(frame.f_code.co_filename, line) for frame, line in walk_stack(sys._getframe())]
             calls.append((getattr(func, "__name__", str(func)), location_of_frames(reversed(frames))))
             return func(*args, **(kwargs or {}))
 
