@@ -112,20 +112,21 @@ def compare(symbolic: dr.Plan, static: dr.Plan, shape: tuple[int, int], backend:
 
 
 def new_shapes(plan: dr.Plan, model: Any, backend: str) -> None:
-    """Print how much longer the first call of a length takes than the second, of the plan and of eager torch."""
-    rows: dict[str, list[float]] = {backend: [], "eager": []}
+    """Print how much longer calls of 30 lengths take the first time than the second, of the plan and of eager torch.
+
+    Every call follows one of another length: the processor's caches are equally cold both times.
+    """
     run: dict[str, Callable[[torch.Tensor], Any]] = {
         backend: lambda x: plan(x, backend=backend, **CALL),
         "eager": lambda x: model(x, **CALL),
     }
+    inputs = [tokens((1, length)) for length in range(3, 63, 2)]
+    texts = []
     with torch.no_grad():
-        for length in range(3, 63, 2):
-            x = tokens((1, length))
-            for name, call in run.items():
-                first = measured(lambda call=call, x=x: call(x))  # type: ignore[misc]
-                again = min(measured(lambda call=call, x=x: call(x)) for _ in range(3))  # type: ignore[misc]
-                rows[name].append(first - again)
-    texts = [f"{name} {statistics.median(values) * 1e3:.2f} ms" for name, values in rows.items()]
+        for name, call in run.items():
+            first, again, third = ([measured(lambda x=x, call=call: call(x)) for x in inputs] for _ in range(3))  # type: ignore[misc]
+            longer = statistics.median(a - min(b, c) for a, b, c in zip(first, again, third, strict=True))
+            texts.append(f"{name} {longer * 1e3:.2f} ms")
     print(f"first call of a new length, longer by: {', '.join(texts)}")
 
 
