@@ -206,9 +206,9 @@ def test_a_search_costs_typical_sizes() -> None:
 def test_a_saved_search_is_explained_at_sizes(tmp_path: Any) -> None:
     plan = compiled_rows(shardings="auto", mesh=2, profile="dgx2-v100")
     bundle = plan.bundle(("torch",))
-    assert "for length = 9" in explain(bundle, "%linear_1")
+    assert "those of batch = 4, length = 9\n" in explain(bundle, "%linear_1")
     text = explain(bundle, "%linear_1", dims={"length": 32, "batch": 64})
-    assert "for length = 32" in text
+    assert "those of batch = 64, length = 32\n" in text
     assert "(chosen)" in text
     with pytest.raises(DistIRError, match="expected length of at least 1 and at most 32, found 33"):
         explain(bundle, "%linear_1", dims={"length": 33})

@@ -41,10 +41,10 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, i
     relevant = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
     owner = "" if function is module.main else f" of @{function.name}"
     alternatives = read_alternatives(bundle, module, dims)
-    sizes = [f"for {s} = {s.typical}" for s in sorted(symbols_within(kind.shape), key=str)]
+    sizes = ", ".join(f"{s} = {s.typical}" for s in sorted(symbols_within(kind.shape), key=str))
     lines = [
         f"%{name}{owner}: {kind}",
-        *sizes,
+        *([f"bytes and times are those of {sizes}"] if sizes else ()),
         *(_chains(function.name, name, relevant) if alternatives is None else ()),
     ]
     moves = [*_moves(module, function, name)]

@@ -81,7 +81,8 @@ def import_torch(
     Raises `ImportModelError` if `torch.export` cannot capture the model, if it is in training mode with active dropout
     without `training`, if it changes its parameters, and as `reject_custom_autograd` does; `UnsupportedOpError` for an
     op without an entry in the op table; `PlacementError` and `AnnotationError` for invalid annotations; with `check`,
-    as `check_import` does if the program computes other results than the model.
+    as `check_import` does if the program computes other results than the model; with `check` or `training`, as
+    `check_special_sizes` does for a program without random numbers.
     """
     with EXPORT_LOCK:
         if not training:
@@ -151,7 +152,9 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> I
     imported = eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
     module = replace(imported.module, records=tuple(guards.found.values()))
     imported = replace(imported, module=module)
-    if check and call.symbols and not training:
+    # A program of random numbers differs from its model in them.
+    is_random = any(i.value.name == "seed" for i in module.main.inputs)
+    if call.symbols and (check or training) and not is_random:
         check_special_sizes(model, example_inputs, kwargs, signature.leaves, call.symbols, imported)
     return imported
 
