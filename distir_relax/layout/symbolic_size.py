@@ -420,6 +420,16 @@ def typical_value(size: Size) -> int:
     return _substitute(size, lambda symbol: symbol.typical) if isinstance(size, SymbolicSize) else size
 
 
+def fixed_value(size: Size) -> int:
+    """Return the typical value of a size, after the comparison with it is decided: while a model is imported, a guard.
+
+    Raises `UndecidedSize` elsewhere.
+    """
+    number = typical_value(size)
+    _decide(size, "==", number)
+    return number
+
+
 def print_sizes(sizes: Sequence[Size], separator: str) -> str:
     """Print sizes with a separator, and with spaces around it if one is symbolic: ``8,4``, ``batch, 4``."""
     if not is_symbolic(tuple(sizes)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
 from distir_relax.ir.symbols import op_symbols
-from distir_relax.layout import Symbol, symbols_within
+from distir_relax.layout import Symbol, is_symbolic, symbols_within
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values with larger storage are deleted after their last use; for smaller ones the extra line is not worth it.
@@ -322,7 +322,9 @@ class TorchFunction:
             if self._is_number(op):
                 number = op.attrs["value"]
                 text = f'float("{number}")' if str(number) in ("inf", "-inf", "nan") else repr(number)
-                self.numbers[op.results[0].name] = f"({text})" if text.startswith("-") else text
+                # Next to an operator, only a name or a number without a sign stands for itself.
+                is_atom = not text.startswith("-") and (text.isidentifier() or not is_symbolic(number))
+                self.numbers[op.results[0].name] = text if is_atom else f"({text})"
 
     def _is_number(self, op: Op) -> bool:
         used = {o.value.name for o in self.function.outputs}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import floor_divide, is_symbolic, maximum, minimum
+from distir_relax.layout import balanced_part, fixed_value, floor_divide, is_symbolic, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze, unsqueeze
 from distir_relax.ops.movement.slice import slice_dim
@@ -163,8 +163,8 @@ def _tensor_split(g: Builder, x: Value, indices: Sequence[int], dim: int = 0) ->
 @aten("tensor_split.sections")
 def _tensor_sections(g: Builder, x: Value, sections: int, dim: int = 0) -> Any:
     """Parts as equal as possible, the larger ones first."""
-    size, more = divmod(x.tensor.shape[dim], sections)
-    return split_with_sizes(g, x, [size + (i < more) for i in range(sections)], dim)
+    size = x.tensor.shape[dim]
+    return split_with_sizes(g, x, [balanced_part(size, sections, i) for i in range(sections)], dim)
 
 
 @aten("split.Tensor", "unsafe_split.Tensor")
@@ -173,7 +173,8 @@ def _split(g: Builder, x: Value, size: int, dim: int = 0) -> Any:
     total = x.tensor.shape[axis]
     if not total:
         return (x,)
-    return split_with_sizes(g, x, [min(size, total - i) for i in range(0, total, size)], axis)
+    count = fixed_value(-(-total // size))
+    return split_with_sizes(g, x, [*[size] * (count - 1), total - size * (count - 1)], axis)
 
 
 @aten("split_with_sizes.default", "split.sizes")
@@ -194,7 +195,7 @@ def _chunk(g: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
 @aten("unbind.int")
 def _unbind(g: Builder, x: Value, dim: int = 0) -> Any:
     axis = axis_of(dim, len(x.tensor.shape))
-    parts = split_with_sizes(g, x, [1] * x.tensor.shape[axis], axis)
+    parts = split_with_sizes(g, x, [1] * fixed_value(x.tensor.shape[axis]), axis)
     return tuple(squeeze(g, part, axis) for part in parts)
 
 
