@@ -107,6 +107,36 @@ def test_the_same_bundle_under_torchrun_and_as_threads(tmp_path: Path) -> None:
         (tmp_path / "out.npz").unlink()
 
 
+class Second(torch.nn.Module):
+    """Adds its second row: a guard of the exported program."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x[:, 1:2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((9, 7, 4), "dim 0 of input 'x': expected batch of at least 1 and at most 8, found 9"),
+        ((2, 1, 4), "expected length != 1, found length = 1"),
+        ((1, 31, 4), ""),
+    ],
+)
+def test_sizes_of_calls(tmp_path: Path, shape: tuple[int, ...], message: str) -> None:
+    """Those that the bundle does not take are refused by all ranks, which print one error."""
+    dims = {"x": {0: dr.Dim("batch", max=8), 1: "length"}}
+    plan = dr.compile(Second(), (torch.randn(2, 9, 4),), shardings={"x": "S[0]"}, mesh=3, dynamic_shapes=dims, name="m")
+    plan.save(tmp_path / "plan.dist", backends=("torch",))
+    x = torch.randn(*shape)
+    np.savez(tmp_path / "in.npz", x=x.numpy())
+    done = mpirun(3, "-m", "distir_relax", *run_arguments(tmp_path))
+    assert done.returncode == (2 if message else 0), done.stderr
+    assert done.stderr.count("error:") == bool(message)
+    assert message in done.stderr
+    if not message:
+        agrees(tmp_path, {"output": Second()(x).numpy()}, 1e-5)
+
+
 def test_a_wrong_world_size(tmp_path: Path) -> None:
     saved(gpt2(layers=1), 3, "ragged", tmp_path, ("torch",))
     done = mpirun(2, "-m", "distir_relax", *run_arguments(tmp_path))
