@@ -24,6 +24,7 @@ from distir_relax.layout import (
     floor_divide,
     is_always,
     is_symbolic,
+    locate_guards,
     maximum,
     minimum,
     size_of,
@@ -129,6 +130,7 @@ class GraphImporter:
                 self._line = location_in_stack(node.meta.get("stack_trace")) or self._line
                 self._module = module_of(node)
                 self.builder.location = join_location(self._module, self._line)
+                locate_guards(self.builder.location)
                 self.builder.hint = node.name
                 before = len(self.builder.ops)
                 self.bind(node, self._call(node), node.name)
