@@ -44,6 +44,7 @@ from distir_relax.ir.program import (
 from distir_relax.ir.records import (
     Autosharding,
     BatchDim,
+    CachedState,
     Gather,
     MicrobatchParts,
     OutputAssembly,
@@ -76,6 +77,7 @@ __all__ = [
     "Attribute",
     "Autosharding",
     "BatchDim",
+    "CachedState",
     "DTensorType",
     "DeviceEquivalence",
     "Function",

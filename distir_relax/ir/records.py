@@ -168,6 +168,23 @@ class Autosharding:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CachedState:
+    """An input of an incremental program with what earlier calls have left, and the output with its next value.
+
+    If it `grows`, dim `dim` has one element per earlier position. Before the first call it is empty, or zero.
+    """
+
+    input: str
+    output: str
+    dim: int = 0
+    grows: bool = True
+
+    def __str__(self) -> str:
+        grown = f", which grows along dim {self.dim}" if self.grows else ""
+        return f"the state {self.input} becomes the output {self.output}{grown}"
+
+
 Record = (
     Reason
     | Gather
@@ -178,6 +195,7 @@ Record = (
     | TaskOrder
     | Autosharding
     | Guard
+    | CachedState
 )
 
 _KINDS: dict[str, type[Record]] = {
@@ -190,6 +208,7 @@ _KINDS: dict[str, type[Record]] = {
     "scheduled": TaskOrder,
     "searched": Autosharding,
     "guard": Guard,
+    "state": CachedState,
 }
 
 

@@ -15,6 +15,8 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     Gradient,
+    IncrementalForm,
+    IncrementalStep,
     OnnxOperands,
     Rule,
     Semantics,
@@ -119,6 +121,23 @@ def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
     return mask.elements * (types[0].bytes / max(types[0].elements, 1)) if mask and mask.dtype == "bool" else 0.0
 
 
+def _continue_causal(step: IncrementalStep) -> Value:
+    """Mask by the positions of the new rows: those of a causal query count from the first."""
+    q, k, v, *masks = step.operands
+    first = step.emit("arange", start=step.past, end=step.past + step.new, stride=1, dtype="int64")
+    row = reshape_to(step.g, first, (step.new, 1))
+    column = step.emit("arange", start=0, end=k.tensor.shape[2], stride=1, dtype="int64")
+    allowed = step.emit("greater_equal", row, column)
+    if masks and step.attrs["boolean"]:
+        allowed = step.emit("logical_and", allowed, masks[0])
+    elif masks:
+        none = step.g.constant(_MASKED_SCORE, q.tensor.dtype)
+        allowed = step.emit("where", allowed, masks[0], none)
+    attrs = {**step.attrs, "causal": False, "masked": True, "boolean": allowed.tensor.dtype == "bool"}
+    y: Value = step.emit("nn.scaled_dot_product_attention", q, k, v, allowed, **attrs)
+    return y
+
+
 # Score of masked keys; finite, so that a fully masked row is not NaN.
 _MASKED_SCORE = -1e30
 
@@ -133,6 +152,7 @@ define(
     ),
     code=Code(relax=_relax),
     gradient=Gradient(all=_attention_gradient),
+    incremental=IncrementalForm(dim=lambda op: 2, compute=_continue_causal),
 )
 
 

@@ -13,6 +13,8 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
+    IncrementalForm,
+    IncrementalStep,
     OnnxOperands,
     Rule,
     Semantics,
@@ -62,6 +64,15 @@ def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((maximum(0, count),), attrs["dtype"]),)
 
 
+def _later_numbers(step: IncrementalStep) -> Value:
+    start, stride = step.attrs["start"], step.attrs["stride"]
+    first = start + step.past * stride
+    numbers: Value = step.emit(
+        "arange", start=first, end=first + step.new * stride, stride=stride, dtype=step.attrs["dtype"]
+    )
+    return numbers
+
+
 define(
     "arange",
     Semantics(infer=_infer_arange, torch="torch.arange({start}, {end}, {stride}, dtype=torch.{dtype!s})"),
@@ -69,6 +80,7 @@ define(
     Split(lambda types, attrs, results: Rule((), (), (((),),))),
     cost=FREE,
     code=Code(relax="R.arange({start}, {end}, {stride}, {dtype})"),
+    incremental=IncrementalForm(dim=lambda op: 0, compute=_later_numbers),
 )
 
 

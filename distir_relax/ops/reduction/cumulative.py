@@ -16,6 +16,8 @@ from distir_relax.ops.table import (
     Builder,
     Code,
     Cost,
+    IncrementalForm,
+    IncrementalStep,
     OnnxOperands,
     Semantics,
     Split,
@@ -42,12 +44,24 @@ def _reverse_cumsum(b: Backward, x: Value) -> Value:
     return total
 
 
+def _continue_sum(step: IncrementalStep) -> Value:
+    """Add the sum up to the last call, and keep the new one."""
+    axis, shape = step.attrs["axis"], list(step.result.shape)
+    shape[axis] = 1
+    total = step.state(TensorType(tuple(shape), step.result.dtype), "total")
+    sums: Value = step.emit("add", step.emit("cumsum", step.operands[0], axis=axis), total)
+    last = step.emit("strided_slice", sums, axes=(axis,), begin=(step.new - 1,), end=(step.new,), strides=(1,))
+    step.keep(total, last)
+    return sums
+
+
 define(
     "cumsum",
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
     gradient=gradient_of(lambda b: _reverse_cumsum(b, b.grad)),
+    incremental=IncrementalForm(dim=lambda op: int(op.attrs["axis"]), compute=_continue_sum, carries=True),  # type: ignore[arg-type]
 )
 
 

@@ -52,6 +52,7 @@ from distir_relax.ops.table.helpers import (
     relax_as_aten,
     reshape_to,
 )
+from distir_relax.ops.table.incremental import IncrementalForm, IncrementalStep
 from distir_relax.ops.table.onnx_operands import OnnxOperands
 from distir_relax.ops.table.rule import (
     BLOCKED,
@@ -117,6 +118,8 @@ __all__ = [
     "Expression",
     "Factor",
     "Gradient",
+    "IncrementalForm",
+    "IncrementalStep",
     "Linear",
     "Localize",
     "OnnxOperands",

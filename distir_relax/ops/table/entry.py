@@ -6,6 +6,7 @@
 `Cost`       cost of execution: flops, bytes, workspace
 `Code`       backend code: Relax, packed weights, fused and in-place forms
 `Gradient`   the ops of its backward step
+`IncrementalForm`  what it carries from call to call, where a program continues a sequence
 `Trait`      further properties that passes distinguish ops by
 ===========  ==========================================================================================
 
@@ -23,6 +24,7 @@ from typing import Any
 from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.layout import Collective, generic_value, is_symbolic, typical_value
 from distir_relax.ops.table.expansion import Expansion
+from distir_relax.ops.table.incremental import IncrementalForm
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 from distir_relax.ops.table.size_array import Sizes
 from distir_relax.ops.table.windows import SampledWindow
@@ -344,6 +346,8 @@ class OpDef:
     """Backend code."""
     gradient: Gradient | None = None
     """Differentiation; None if the table does not define it."""
+    incremental: IncrementalForm | None = None
+    """How it continues a sequence; None for an op that is parallel along one, or cannot."""
     traits: frozenset[Trait] = frozenset()
     """Further properties."""
 

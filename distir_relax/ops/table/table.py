@@ -25,6 +25,7 @@ from distir_relax.ops.table.entry import (
     Split,
     Trait,
 )
+from distir_relax.ops.table.incremental import IncrementalForm
 from distir_relax.ops.table.onnx_operands import OnnxOperands
 
 AtenConverter = Callable[..., Any]
@@ -58,6 +59,7 @@ class Table:
         cost: Cost = PLAIN_COST,
         code: Code = PLAIN_CODE,
         gradient: Gradient | None = None,
+        incremental: IncrementalForm | None = None,
         traits: Collection[Trait] = (),
     ) -> OpDef:
         """Define an op: its result types and torch code, its factor rule, and further facets of `OpDef` if needed.
@@ -82,7 +84,7 @@ class Table:
         """
         if name in self._ops:
             raise ValueError(f"op {name!r} is defined twice")
-        return self._enter(OpDef(name, semantics, split, cost, code, gradient, frozenset(traits)))
+        return self._enter(OpDef(name, semantics, split, cost, code, gradient, incremental, frozenset(traits)))
 
     def replace(self, entry: OpDef) -> OpDef:
         """Replace the entry of the same name. Raises `UnsupportedOpError` if there is none."""

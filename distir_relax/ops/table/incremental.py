@@ -1,0 +1,50 @@
+"""How an op that is not parallel along a sequence continues it: the facet `IncrementalForm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distir_relax.ir import Attribute, Op, TensorType, Value
+
+
+@dataclass(frozen=True)
+class IncrementalStep:
+    """One op of an incremental program: its operands with the positions that its rule asks for, and its states."""
+
+    g: Any
+    """The builder of the incremental program."""
+    operands: Sequence[Value]
+    """Along factors of the result they have the new positions, along all others all of them."""
+    attrs: Mapping[str, Any]
+    """Those of the op over all positions."""
+    result: TensorType
+    """The type of the new positions of the result."""
+    past: int
+    """The number of earlier positions, symbolic."""
+    new: int
+    """The number of new positions, symbolic."""
+    declare: Callable[[TensorType, str, int], Value]
+    keep: Callable[[Value, Value], None]
+    """Lets the second value be what the next call finds in the first, a state."""
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        """Emit an op of the incremental program, and return its result."""
+        return self.g.emit(name, *operands, **attrs)
+
+    def state(self, kind: TensorType, name: str) -> Value:
+        """Declare a state of a fixed shape; it is zero before the first call."""
+        return self.declare(kind, name, -1)
+
+
+@dataclass(frozen=True)
+class IncrementalForm:
+    """What an op carries from one call to the next along a dim in which it is not parallel."""
+
+    dim: Callable[[Op], int]
+    """The dim of the result along which the form continues; -1 for none."""
+    compute: Callable[[IncrementalStep], Value]
+    """Emits the new positions of the result."""
+    carries: bool = False
+    """Whether it has a state."""
