@@ -109,6 +109,19 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class State:
+    """What a program that continues a sequence keeps between calls: its layout before a call.
+
+    If it `grows`, dim `dim` has one element per earlier position. Programs take the states after their inputs, and
+    return their next values, with the same layout, after their outputs.
+    """
+
+    tensor: Tensor
+    dim: int = 0
+    grows: bool = True
+
+
+@dataclass(frozen=True)
 class Program:
     """One distinct rank program: the paths of its texts, and the order of the Relax function's arguments."""
 
@@ -137,9 +150,10 @@ class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
 
     `updates` maps each weight that the programs update to the output with its new value. `divided_inputs` and
-    `divided_outputs` are those split into microbatches. `symbols` are those of the sizes of inputs and outputs, and
-    `guards` the comparisons of them that every call must meet. `training` is set if the programs are a training step,
-    `call` if they are a model with arguments by position and by name.
+    `divided_outputs` are those split into microbatches. `states` are those of a program that continues a sequence.
+    `symbols` are those of the sizes of inputs and outputs, and `guards` the comparisons of them that every call must
+    meet. `training` is set if the programs are a training step, `call` if they are a model with arguments by position
+    and by name.
     """
 
     name: str
@@ -156,6 +170,7 @@ class Manifest:
     divided_outputs: tuple[Division, ...] = ()
     symbols: tuple[Symbol, ...] = ()
     guards: tuple[Guard, ...] = ()
+    states: tuple[State, ...] = ()
     training: TrainingManifest | None = None
     call: CallManifest | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -175,8 +190,11 @@ class Manifest:
             raise BundleError(
                 f"expected an index below {len(self.programs)} for each rank's program, found {list(self.ranks)}"
             )
-        for tensor in (*self.inputs, *self.outputs, *self.weights):
+        for tensor in (*self.inputs, *self.outputs, *self.weights, *(state.tensor for state in self.states)):
             tensor.check(self.mesh)
+        for state in self.states:
+            if not 0 <= state.dim < len(state.tensor.shape):
+                raise BundleError(f"expected a dim of {state.tensor.shape}, found {state.dim}", state.tensor.name)
         for tensor in self.outputs:
             _check_covered(tensor)
         for tensors in (self.inputs, self.outputs, self.weights):
@@ -212,11 +230,13 @@ class Manifest:
         """
         result = copy(self)
         inputs, outputs = (tuple(t.at(values) for t in tensors) for tensors in (self.inputs, self.outputs))
-        for tensor in (*inputs, *outputs):
+        states = tuple(replace(state, tensor=state.tensor.at(values)) for state in self.states)
+        for tensor in (*inputs, *outputs, *(state.tensor for state in states)):
             tensor.check(self.mesh)
         for tensor in outputs:
             _check_covered(tensor)
-        for name, value in {"inputs": inputs, "outputs": outputs, "symbols": (), "guards": ()}.items():
+        changed = {"inputs": inputs, "outputs": outputs, "states": states, "symbols": (), "guards": ()}
+        for name, value in changed.items():
             object.__setattr__(result, name, value)
         return result
 
@@ -263,6 +283,10 @@ class Manifest:
             divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),
             symbols=tuple(symbols.values()),
             guards=tuple(_guard(row, symbols) for row in top.rows("guards", [])),
+            states=tuple(
+                State(_tensor(row.fields("tensor"), symbols), row.whole("dim"), row.flag("grows"))
+                for row in top.rows("states", [])
+            ),
             training=_training(top),
             call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
             checksums=top.by_name("checksums"),

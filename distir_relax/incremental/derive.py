@@ -32,9 +32,9 @@ Variant: TypeAlias = tuple[str, Roles]
 class Incremental:
     """Replace a program over `sequence` tokens by one over ``new`` tokens, after ``past`` ones.
 
-    The inputs and outputs along the sequence have the new positions only. For each state there is an input of role
-    ``state``, with what earlier calls have left, an output with its next value, and a record `CachedState`. Before the
-    first call all states are empty, or zero. Functions are inlined.
+    The inputs and outputs along the sequence have the new positions only. For each state there is a further
+    input, with what earlier calls have left, a further output with its next value, and a record `CachedState`. Before
+    the first call all states are empty, or zero. Functions are inlined.
 
     The result is that of the full program only if no position depends on later ones, which attention leaves to its
     mask: see `analysis.causality`.
@@ -239,7 +239,7 @@ class _Derivation:
 
     def _declare(self, kind: TensorType, name: str, dim: int = -1) -> Value:
         """Declare a state; `dim` is that of past positions, -1 for none."""
-        value = self.builder.input(name, kind, "state", self.builder.location)
+        value = self.builder.input(name, kind, "input", self.builder.location)
         self._states.append(_State(value, dim))
         return value
 

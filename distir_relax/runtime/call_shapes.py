@@ -40,15 +40,17 @@ class CallShapes:
         }
         self._ranks = {tensor.name: len(tensor.shape) for tensor in parts}
 
-    def of(self, inputs: Mapping[str, Array]) -> Call:
+    def of(self, inputs: Mapping[str, Array], past: int = 0) -> Call:
         """Return the call of these inputs by name: the user's, or those of microbatches.
+
+        `past` is the number of earlier positions, for a program that continues a sequence.
 
         Raises RunError for a size out of the bounds of its symbol, for two sizes of one symbol, and if a guard of the
         program does not hold. Missing inputs, and other dims, are for `check_inputs`.
         """
         if not self._manifest.symbols:
             return Call(self._manifest, {})
-        return self.at(self._values(inputs))
+        return self.at(self._values(inputs, {"past": past} if self._manifest.states else {}))
 
     def at(self, values: Mapping[str, int]) -> Call:
         """Return the call of these values of all symbols. Raises RunError if a guard does not hold."""
@@ -67,8 +69,8 @@ class CallShapes:
         self._calls.move_to_end(key)
         return self._calls[key]
 
-    def _values(self, inputs: Mapping[str, Array]) -> dict[str, int]:
-        values: dict[str, int] = {}
+    def _values(self, inputs: Mapping[str, Array], known: Mapping[str, int]) -> dict[str, int]:
+        values = dict(known)
         found_at: dict[str, str] = {}
         for name, places in self._places.items():
             shape = tuple(getattr(inputs.get(name), "shape", ()))

@@ -16,6 +16,7 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
 from distir_relax.runtime.progress import Progress, Traffic
+from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
 from distir_relax.runtime.step import run_step
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
@@ -64,6 +65,7 @@ class Session:
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
         self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
         self._calls = CallShapes(bundle.manifest)
+        self._states = SequenceStates([comm.device for comm in self.communicators])
         self._exclusive = threading.Lock()
 
     @property
@@ -73,16 +75,19 @@ class Session:
         return "" if self._exclusive.locked() else self._closed
 
     def __call__(
-        self, inputs: Mapping[str, Array], timeout: float | None = None, outputs: Collection[str] | None = None
-    ) -> dict[str, torch.Tensor]:
+        self, inputs: Mapping[str, Array], timeout: float | None = None, outputs: Collection[str] | None = None,
+        past: int = 0,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Run once, with the session's time-out unless another is passed; return the `outputs` named, by default all.
 
-        Other outputs are not gathered. `seconds` is then the time of the slowest rank's program, without slicing and
-        gathering.
+        Other outputs are not gathered. A program that continues a sequence continues that of the last call after its
+        first `past` positions, which must be all of them; without any it starts another one. `seconds` is then the time
+        of the slowest rank's program, without slicing and gathering.
         """
         with self._exclusive:
             self._check_open()
-            call = self._calls.of(inputs)
+            call = self._calls.of(inputs, past)
+            self._states.start(call)
             split_inputs, parts = in_parts(call.manifest, inputs), parts_of(call.manifest, outputs)
             results = self._run(call, split_inputs, self._timeout if timeout is None else timeout, parts)
             return joined(call.manifest, results)
@@ -149,6 +154,7 @@ class Session:
             self._closed = _TORN if torn else ""
         torch.set_num_threads(before)
         if failure is not None:
+            self._states.clear()
             raise failure
         for comm in self.communicators:
             comm.checks_steps = False
@@ -176,7 +182,8 @@ class Session:
                 torch.set_num_threads(threads)
                 comm.progress, comm.traffic = Progress(), Traffic()
                 local = local_inputs(call.manifest, inputs, rank, comm.device)
-                seconds[rank], results = run_step(call, comm, self._programs[rank], local, parts)
+                states = self._states.of(rank)
+                seconds[rank], results = run_step(call, comm, self._programs[rank], local, parts, states)
                 outputs.update(results)
             except RankReleased:
                 pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 def run_step(
     call: Call, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
-    outputs: Collection[str] | None = None,
+    outputs: Collection[str] | None = None, states: MutableMapping[str, torch.Tensor] | None = None,
 ) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
     """Run `program` on this rank's shards of a call's inputs; return its seconds, and the global outputs on rank 0.
 
-    Only the `outputs` named are gathered, by default all. Raises RunError if the results are not those that the bundle
-    names.
+    Only the `outputs` named are gathered, by default all. `states` are this rank's shards of what a program that
+    continues a sequence keeps, by name; they get their next values. Raises RunError if the results are not those that
+    the bundle names.
     """
     comm.progress.start()
     start = time.perf_counter()
-    results = program(*local, sizes=call.sizes)
+    kept = states or {}
+    results = program(*local, *kept.values(), sizes=call.sizes)
     comm.finish_sends()
     if comm.device != "cpu":
         import torch
@@ -37,15 +39,20 @@ def run_step(
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     expected = [tensor for tensor in call.manifest.outputs if tensor.is_on(comm.rank)]
-    if len(results) != len(expected):
+    if len(results) != len(expected) + len(kept):
         raise RunError(
-            f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}"
+            f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names "
+            f"{len(expected) + len(kept)}"
         )
+    if states is not None:
+        states.update(zip(kept, results[len(expected) :], strict=True))
+        results = results[: len(expected)]
     by_name = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
     _keep_state(call.manifest, program, by_name)
     gathered = [tensor for tensor in call.manifest.outputs if outputs is None or tensor.name in outputs]
     mine = [tensor.name for tensor in gathered if tensor.name in by_name]
-    own = own_memory([by_name[name] for name in mine], [*local, *program.state.values()], program.held)
+    reserved = [*local, *program.state.values(), *(states or {}).values()]
+    own = own_memory([by_name[name] for name in mine], reserved, program.held)
     global_outputs = {}
     for tensor in gathered:
         result = collect_output(comm, tensor, dict(zip(mine, own, strict=True)).get(tensor.name))

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
-from distir_relax.ir import BatchDim, InlinedFunction, Input, Instance, Module, Op, inlined_main
+from distir_relax.ir import BatchDim, CachedState, InlinedFunction, Input, Instance, Module, Op, inlined_main
 from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, is_always, print_placements
 from distir_relax.layout.partition import balanced, proportional
 from distir_relax.layout.validate import validate_annotation
@@ -75,6 +75,8 @@ class ApplyStrategy:
         if strategy.placements == "auto":
             return module
         annotated = {op.operands[0].name for op in inlined.function.ops if is_annotation(op)}
+        # A state is laid out as what is appended to it.
+        annotated |= {record.input for record in module.records if isinstance(record, CachedState)}
         experts = chosen_experts(classes, strategy)
         shares = Shares.of(self.profile, strategy)
         tensor_owners = frozenset[Slot]()

@@ -48,7 +48,7 @@ def _steps(
         sizes = {"past": first, "new": last - first} | {name: next(iter(inputs.values())).shape[0] for name in known}
         fixed = specialize(module, sizes)
         for item in fixed.main.inputs:
-            if item.role == "state" and not first:
+            if item.value.name in states and not first:
                 carried[item.value.name] = _zeros(item.value.tensor)
         chunk = {name: x.narrow(dim, first, last - first) for name, x in inputs.items()}
         found = interpret(fixed, {**imported.tensors, **carried, **chunk})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distir_relax import bundle as format_
 from distir_relax.errors import DistIRError, PlacementError, VerificationError
 from distir_relax.ir import (
+    CachedState,
     DTensorType,
     Function,
     MicrobatchParts,
@@ -69,6 +70,7 @@ def to_bundle(
             f"expected the data of the weights {', '.join(missing)}, found none",
             hint="compile(mod, params=...) takes those of a TVM module",
         )
+    _check_states(ranked, layouts, dict(outputs))
     updates: Mapping[str, str] = {}
     if any(lookup(op.name).code.in_place for function in sharded.functions for op in function.ops):
         inlined = inline(sharded).main
@@ -163,6 +165,8 @@ def _bundle(
                 paths[program]["relax"] = f"programs/{program}.json"
                 files[f"programs/{program}.json"] = text
     order = [f.name for f in entries]
+    states = {record.input: record for record in ranked.records if isinstance(record, CachedState)}
+    next_states = {record.output for record in states.values()}
     manifest = format_.Manifest(
         name=name,
         mesh=mesh,
@@ -175,14 +179,19 @@ def _bundle(
             for f in entries
         ),
         ranks=tuple(order.index(function) for function in ranked.ranks),
-        inputs=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role == "input"),
-        outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs),
+        inputs=tuple(_tensor(label, k, mesh) for label, k, role in inputs if role == "input" and label not in states),
+        outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs if label not in next_states),
         weights=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role != "input"),
         updates=updates,
         divided_inputs=_batch_divisions(ranked, "input"),
         divided_outputs=_batch_divisions(ranked, "output"),
         symbols=_call_symbols(ranked, inputs),
         guards=ranked.guards,
+        states=tuple(
+            format_.State(_tensor(label, kind, mesh), states[label].dim, states[label].grows)
+            for label, kind, _ in inputs
+            if label in states
+        ),
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
     return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
@@ -204,6 +213,21 @@ def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]
         if symbol not in determined:
             raise DistIRError(f"expected an input with a dim of size {symbol}, found none", hint="name such a dim")
     return tuple(sorted(symbols, key=str))
+
+
+def _check_states(
+    ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]], outputs: Mapping[str, DTensorType]
+) -> None:
+    """Check that each state is left as the next call takes it."""
+    placements = {name: kind.placements for name, kind, _ in inputs}
+    for record in ranked.records:
+        if isinstance(record, CachedState):
+            before, after = placements[record.input], outputs[record.output].placements
+            if before != after:
+                raise PlacementError(
+                    f"the state {record.input!r} is placed as {print_placements(before)}, and its next value as "
+                    f"{print_placements(after)}"
+                )
 
 
 def _batch_divisions(module: Module, role: str) -> tuple[format_.Division, ...]:

@@ -40,7 +40,8 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         raise BundleError(
             "the bundle holds no Relax programs", str(bundle.path or manifest.name),
             "compile with --backend tvm, or run with --backend torch")  # fmt: skip
-    names = [item.name for item in manifest.inputs if item.is_on(rank)]
+    taken = (*manifest.inputs, *(state.tensor for state in manifest.states))
+    names = [item.name for item in taken if item.is_on(rank)]
     weights_by_name = load_weights(bundle, rank, device)
     # State changes between runs, so it is passed as an input.
     state = {name: weights_by_name.pop(name) for name in manifest.updates if name in weights_by_name}
