@@ -9,6 +9,7 @@ from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
+    from distir_relax.compiler.generation import Generation, compile_generation
     from distir_relax.compiler.simulate import simulate
     from distir_relax.compiler.source import NothingSplit
     from distir_relax.compiler.training import Training, TrainingStep, compile_training
@@ -35,6 +36,7 @@ __all__ = [
     "DeviceMesh",
     "Dim",
     "DistIRError",
+    "Generation",
     "Linear",
     "NothingSplit",
     "Optimizer",
@@ -49,6 +51,7 @@ __all__ = [
     "annotate_sharding",
     "bind",
     "compile",
+    "compile_generation",
     "compile_training",
     "define_op",
     "empty_weights",
@@ -77,6 +80,8 @@ _HOMES = {
     "annotate_sharding": "distir_relax.sharding.annotate",
     "bind": "distir_relax.compiler.compile",
     "compile": "distir_relax.compiler.compile",
+    "Generation": "distir_relax.compiler.generation",
+    "compile_generation": "distir_relax.compiler.generation",
     "compile_training": "distir_relax.compiler.training",
     "Training": "distir_relax.compiler.training",
     "TrainingStep": "distir_relax.compiler.training",

@@ -120,6 +120,11 @@ class State:
     dim: int = 0
     grows: bool = True
 
+    @property
+    def output(self) -> str:
+        """The output of the programs with its next value."""
+        return f"{self.tensor.name}.next"
+
 
 @dataclass(frozen=True)
 class Program:

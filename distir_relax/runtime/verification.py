@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, local_shape
+from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, local_shape
 from distir_relax.errors import BundleError, DistIRError
+from distir_relax.layout import size_of
 
 if TYPE_CHECKING:
     from distir_relax.ir import Module, TensorType
@@ -66,17 +67,24 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
 
 
 def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:
-    """Raise BundleError unless the programs' inputs and outputs are the manifest's shards of each rank."""
+    """Raise BundleError unless the programs' inputs and outputs are the manifest's shards of each rank.
+
+    States are inputs of the programs, after the others; their next values are outputs after the others.
+    """
     from distir_relax.ir import TensorType
 
     if len(ranked.ranks) != manifest.mesh.size or ranked.meshes[:1] != (manifest.mesh,):
         raise BundleError(f"the manifest is for {manifest.mesh}, its programs are not", where)
+    new = next((size_of(symbol) for symbol in manifest.symbols if symbol.name == "new"), 0)
     compared = set()
     for rank, name in enumerate(ranked.ranks):
         inputs, weights, outputs = (
             tuple((t.name, TensorType(local_shape(t, manifest.mesh, rank), t.dtype)) for t in tensors if t.is_on(rank))
             for tensors in (manifest.inputs, manifest.weights, manifest.outputs)
         )
+        states = [state for state in manifest.states if state.tensor.is_on(rank)]
+        inputs += tuple((s.tensor.name, _state_type(s, manifest, rank, 0)) for s in states)
+        outputs += tuple((s.output, _state_type(s, manifest, rank, new)) for s in states)
         if (name, inputs, weights, outputs) in compared:
             continue
         compared.add((name, inputs, weights, outputs))
@@ -89,6 +97,15 @@ def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:
             types = {i.value.name: i.value.tensor for i in function.inputs if (i.role == "input") == (role == "input")}
             _compare(role, "takes", types, dict(expected), rank, where)
         _compare("output", "gives", {o.name: o.value.tensor for o in function.outputs}, dict(outputs), rank, where)
+
+
+def _state_type(state: State, manifest: Manifest, rank: int, new: int) -> TensorType:
+    """Return the type of a rank's shard of a state with `new` more positions."""
+    from distir_relax.ir import TensorType
+
+    shape = list(local_shape(state.tensor, manifest.mesh, rank))
+    shape[state.dim] += new if state.grows else 0
+    return TensorType(tuple(shape), state.tensor.dtype)
 
 
 def _compare(

@@ -15,7 +15,7 @@ from distir_relax.ir import CachedState
 from tests.incremental.chunks import cuts, derived, in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-VOCABULARY, LENGTH, WAYS = 61, 23, 15
+VOCABULARY, LENGTH, WAYS = 61, 23, 13
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {**SMALL, "intermediate_size": 44, "num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,0 +1,6 @@
+"""Generation of tokens by a program that continues a sequence."""
+
+from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens
+from distir_relax.runtime.generation.token_loop import generated_tokens
+
+__all__ = ["GREEDY", "Sampling", "generated_tokens", "next_tokens"]

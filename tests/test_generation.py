@@ -1,0 +1,203 @@
+"""Generation of tokens by compiled language models: the tokens of transformers, on any ranks; sampling; bad input."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import distir_relax as dr
+from distir_relax.bundle import Manifest, read_bundle
+from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError
+from distir_relax.runtime.generation import GREEDY, Sampling, generated_tokens, next_tokens
+from distir_relax.runtime.session import Session
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+VOCABULARY, LENGTH = 61, 256
+
+
+@cache
+def model(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_layer=2, n_head=3, n_embd=24, vocab_size=VOCABULARY, n_positions=LENGTH)
+        return transformers.GPT2LMHeadModel(config).eval()
+    options = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}  # fmt: skip
+    if kind == "mixtral":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(num_local_experts=3, **options)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**options)).eval()
+
+
+@cache
+def compiled(kind: str = "llama", strategy: str = "1/1/1/1", tail: str = "ragged") -> dr.Generation:
+    return dr.compile_generation(model(kind), strategy=strategy, tail=tail, max_batch=4)
+
+
+def prompts(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+def of_transformers(kind: str, ids: torch.Tensor, count: int) -> torch.Tensor:
+    # It takes tokens that equal the padding's for padding, unless it is told otherwise.
+    options = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 0}
+    with torch.no_grad():
+        found = model(kind).generate(ids, max_new_tokens=count, do_sample=False, **options)
+    return found[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "tail"),
+    [
+        ("llama", "1/1/1/1", "ragged"), ("llama", "1/2/1/1", "pad"), ("llama", "1/3/1/1", "ragged"),
+        ("llama", "1/5/1/1", "pad"), ("llama", "3/1/1/1", "ragged"), ("llama", "1/1/2/1", "ragged"),
+        ("gpt2", "1/5/1/1", "ragged"), ("gpt2", "2/3/1/1", "pad"), ("gpt2", "2/1/2/1", "ragged"),
+        ("mixtral", "1/2/2/1", "ragged"), ("mixtral", "1/3/1/1", "pad"),
+    ],
+)  # fmt: skip
+def test_greedy_tokens_are_those_of_transformers(kind: str, strategy: str, tail: str) -> None:
+    generation = compiled(kind, strategy, tail)
+    for batch, length, count in ((1, 1, 12), (3, 7, 30)):
+        ids = prompts(batch, length)
+        assert torch.equal(generation.generate(ids, count), of_transformers(kind, ids, count))
+
+
+def test_two_hundred_tokens() -> None:
+    ids = prompts(2, 50)
+    assert torch.equal(compiled().generate(ids, 200), of_transformers("llama", ids, 200))
+
+
+def test_the_tvm_backend() -> None:
+    generation = dr.compile_generation(model("gpt2"), mesh=1)
+    ids = prompts(2, 5)
+    assert torch.equal(generation.generate(ids, 6, backend="tvm"), of_transformers("gpt2", ids, 6))
+
+
+def test_draws_are_the_same_on_any_ranks() -> None:
+    options = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "seed": 7}
+    ids = prompts(2, 4)
+    first = compiled().generate(ids, 20, **options)
+    assert not torch.equal(first, compiled().generate(ids, 20, **{**options, "seed": 8}))
+    for strategy in ("1/3/1/1", "1/1/2/1"):
+        assert torch.equal(compiled(strategy=strategy).generate(ids, 20, **options), first)
+
+
+def test_one_sequence_and_its_stream() -> None:
+    generation, ids = compiled(), prompts(1, 6)[0]
+    expected = generation.generate(ids, 9)
+    assert expected.shape == (9,)
+    assert [*generation.stream(ids.tolist(), 9)] == expected.tolist()
+    stream = generation.stream(ids, 9)
+    assert next(stream) == expected[0]
+    stream.close()
+    assert torch.equal(generation.generate(ids.numpy(), 9), expected)
+
+
+def test_stop_tokens_end_a_sequence_and_all_of_them_a_batch() -> None:
+    generation, ids = compiled(), prompts(3, 7)
+    free = generation.generate(ids, 30)
+    stop = [int(free[0, 3]), int(free[1, 5]), int(free[2, 1])]
+    found = generation.generate(ids, 30, stop=stop)
+    ends = [next(i for i, token in enumerate(row.tolist()) if token in stop) for row in free]
+    assert found.shape == (3, max(ends) + 1)
+    for row, expected, end in zip(found, free, ends, strict=True):
+        assert torch.equal(row[: end + 1], expected[: end + 1])
+        assert (row[end:] == row[end]).all()
+
+
+def test_draws_have_the_probabilities_of_the_softmax() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])
+    count = 20_000
+    drawn = [int(next_tokens(logits, position, Sampling(2.0, seed=1))) for position in range(count)]
+    expected = (logits[0] / 2).softmax(0)
+    frequencies = torch.bincount(torch.tensor(drawn), minlength=5) / count
+    assert (frequencies - expected).abs().max() < 0.012
+    few = {int(next_tokens(logits, position, Sampling(1.0, top_k=2))) for position in range(200)}
+    assert few == {0, 4}
+    # 0.46, 0.28 and 0.17 are the largest: the second reaches 0.7.
+    nucleus = {int(next_tokens(logits, position, Sampling(1.0, top_p=0.7))) for position in range(200)}
+    assert nucleus == {0, 4}
+    assert {int(next_tokens(logits, p, Sampling(1.0, top_p=1e-9))) for p in range(20)} == {0}
+
+
+def test_rows_and_positions_are_drawn_independently() -> None:
+    logits = torch.zeros(2, 1000)
+    first, second = next_tokens(logits, 3, Sampling(1.0)), next_tokens(logits, 4, Sampling(1.0))
+    assert len({*first.tolist(), *second.tolist()}) == 4
+    assert torch.equal(next_tokens(logits, 3, Sampling(1.0)), first)
+
+
+def test_a_saved_bundle_continues_sequences(tmp_path: Path) -> None:
+    generation = compiled("llama", "1/3/1/1")
+    generation.plan.save(tmp_path / "m.dist", backends=("torch",))
+    bundle = read_bundle(tmp_path / "m.dist")
+    assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
+    assert len(bundle.manifest.states) == 4
+    ids = prompts(2, 5)
+    session = Session(bundle)
+    steps = [*generated_tokens(session, ids, 8, GREEDY, (), "input_ids", "logits")]
+    assert torch.equal(torch.stack(steps, 1), of_transformers("llama", ids, 8))
+    with pytest.raises(
+        RunError, match="expected to continue the sequence of the last call, past = 12, batch = 2, found"
+    ):
+        session({"input_ids": ids}, past=5)
+    with pytest.raises(RunError, match=r"past = 12, batch = 2, found past = 12, batch = 1"):
+        session({"input_ids": ids[:1]}, past=12)
+    assert session({"input_ids": ids[:1]})["logits"].shape == (1, 5, VOCABULARY)
+
+
+def test_a_plan_of_it_computes_whole_sequences() -> None:
+    ids = prompts(2, 9)
+    with torch.no_grad():
+        expected = model("llama")(ids, use_cache=False).logits
+    torch.testing.assert_close(
+        compiled(strategy="1/3/1/1").plan(ids, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "expected a prompt of at least one token, found none"),
+        ([[1, 2], [3]], {}, "expected prompts of one length, found 1, 2"),
+        ([0.5, 1.0], {}, "expected token ids of one sequence or a batch, found torch.float32 of shape"),
+        ("hello", {}, "expected token ids, found 'hello'"),
+        ([1, VOCABULARY], {}, f"index {VOCABULARY}"),
+        ([1] * 250, {"max_new_tokens": 7}, "expected at most 256 tokens, found a prompt of 250 and 7 new ones"),
+        ([[1]] * 5, {}, "expected batch of at least 1 and at most 4, found 5"),
+        ([1], {"temperature": -1.0}, "expected a temperature of at least 0, found -1.0"),
+        ([1], {"top_p": 0.0}, "expected top_p above 0 and at most 1, found 0.0"),
+        ([1], {"top_k": -1}, "expected top_k of at least 0, found -1"),
+        ([1], {"backend": "cuda"}, "unknown backend 'cuda'"),
+    ],
+)
+def test_bad_input_is_one_message(prompt: Any, options: dict[str, Any], message: str) -> None:
+    generation = compiled()
+    with pytest.raises(DistIRError, match=message):
+        generation.generate(prompt, **options)
+    # The next call is not affected.
+    assert torch.equal(generation.generate([3, 4], 2), of_transformers("llama", torch.tensor([[3, 4]]), 2)[0])
+
+
+class TwoOutputs(nn.Module):
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": tokens.float(), "b": tokens.double()}
+
+
+def test_models_that_cannot_generate() -> None:
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(UnsupportedOpError, match=r"modeling_bert\.py:\d+: nn\.scaled_dot_product_attention makes pos"):
+        dr.compile_generation(transformers.BertForMaskedLM(config).eval())
+    with pytest.raises(
+        ImportModelError, match=r"expected an output of logits, .* found a f32\[batch, sequence\], b f64"
+    ):
+        dr.compile_generation(TwoOutputs())
+    with pytest.raises(ImportModelError, match="expected a torch module, found str"):
+        dr.compile_generation("model.onnx")  # type: ignore[arg-type]
