@@ -148,15 +148,15 @@ def test_a_saved_bundle_continues_sequences(tmp_path: Path) -> None:
         session({"input_ids": ids}, past=5)
     with pytest.raises(RunError, match=r"past = 12, batch = 2, found past = 12, batch = 1"):
         session({"input_ids": ids[:1]}, past=12)
-    assert session({"input_ids": ids[:1]})["logits"].shape == (1, 5, VOCABULARY)
+    assert session({"input_ids": ids[:1]})["logits"].shape == (1, 1, VOCABULARY)
 
 
-def test_a_plan_of_it_computes_whole_sequences() -> None:
+def test_a_plan_of_it_begins_a_sequence() -> None:
     ids = prompts(2, 9)
     with torch.no_grad():
         expected = model("llama")(ids, use_cache=False).logits
     torch.testing.assert_close(
-        compiled(strategy="1/3/1/1").plan(ids, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5
+        compiled(strategy="1/3/1/1").plan(ids, use_cache=False).logits, expected[:, -1:], rtol=1e-5, atol=1e-5
     )
 
 

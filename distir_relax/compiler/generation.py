@@ -15,7 +15,7 @@ from distir_relax.compiler.source import Source
 from distir_relax.errors import ImportModelError, RunError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
-from distir_relax.incremental import Incremental
+from distir_relax.incremental import Incremental, LastPosition
 from distir_relax.runtime.generation import Sampling, generated_tokens
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def compile_generation(
     The model's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass
     `Incremental` derives the program that continues one (``docs/incremental.md``): keys and values, and whatever else
-    it keeps, stay on the ranks, sharded as the program is.
+    it keeps, stay on the ranks, sharded as the program is. Logits are computed for the last token of a call alone.
 
     `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
     `max_batch` that of sequences at once, by default any. The plan holds a copy of the weights as they are now.
@@ -157,7 +157,7 @@ def compile_generation(
     imported, tokens, logits = _read(model, length, max_batch)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
-    imported = replace(imported, module=Incremental("sequence").run(imported.module))
+    imported = replace(imported, module=LastPosition().run(Incremental().run(imported.module)))
     plan = compile_source(Source(imported, complete(options, default_name(model))))
     return Generation(plan, tokens, logits, length)
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import ClassVar, TypeAlias
 
 from distir_relax.errors import DistIRError, UnsupportedOpError
-from distir_relax.incremental.roles import OpRoles, Positions, Roles, op_roles
+from distir_relax.incremental.roles import OpRoles, Positions, Roles, op_roles, restricted_attrs, result_types
 from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize, specialize_op
 from distir_relax.layout import Guard, Symbol, is_always, size_of
@@ -215,14 +215,12 @@ class _Derivation:
     def _emit(self, op: Op, roles: OpRoles) -> None:
         self._at(op.location, op.results[0].name)
         operands = [self.made[v.name, r] for v, r in zip(op.operands, roles.operands, strict=True)]
-        kinds = [self.positions.type(v.tensor, r) for v, r in zip(op.results, roles.results, strict=True)]
-        attrs = dict(specialize_op(op, {self.positions.sequence.name: self.positions.total}).attrs)
+        kinds = result_types(op, roles, self.positions)
         if roles.is_parallel:
-            localize = lookup(op.name, op.location).split.localize
-            if roles.is_restricted and localize is not None:
-                attrs = dict(localize(attrs, [v.tensor for v in operands], kinds))
+            attrs = restricted_attrs(op, roles, self.positions, operands)
             results = self.builder.emit(op.name, *operands, **attrs)
         else:
+            attrs = dict(specialize_op(op, {self.positions.sequence.name: self.positions.total}).attrs)
             past, new = self.positions.past, self.positions.new
             step = IncrementalStep(self.builder, operands, attrs, kinds[0], past, new, self._declare, self._keep)
             results = _form(op).compute(step)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from distir_relax.ir import Op, TensorType
+from distir_relax.ir import Attribute, Op, TensorType, Value
+from distir_relax.ir.symbols import specialize_op
 from distir_relax.layout import Symbol, evaluate_size, generic_value, size_of, symbols_of
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.ops import lookup
@@ -103,6 +104,20 @@ def op_roles(op: Op, result: int, roles: Roles, positions: Positions) -> OpRoles
     results = [of(v.tensor, dims) for v, dims in zip(op.results, rule.results, strict=True)]
     results[result] = roles
     return OpRoles(operands, tuple(results), is_parallel)
+
+
+def restricted_attrs(op: Op, roles: OpRoles, positions: Positions, operands: Sequence[Value]) -> dict[str, Attribute]:
+    """Return the attributes of a parallel op on `operands`, which have their roles."""
+    attrs = dict(specialize_op(op, {positions.sequence.name: positions.total}).attrs)
+    localize = lookup(op.name, op.location).split.localize
+    if localize is None or not roles.is_restricted:
+        return attrs
+    return dict(localize(attrs, [v.tensor for v in operands], result_types(op, roles, positions)))
+
+
+def result_types(op: Op, roles: OpRoles, positions: Positions) -> list[TensorType]:
+    """Return the types of an op's results, which have their roles."""
+    return [positions.type(v.tensor, r) for v, r in zip(op.results, roles.results, strict=True)]
 
 
 def _factors_along(op: Op, rule: Rule, positions: Positions) -> set[int]:
