@@ -10,12 +10,15 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.bundle import Manifest, read_bundle
+from distir_relax.cli.app import app
 from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError
-from distir_relax.runtime.generation import GREEDY, Sampling, generated_tokens, next_tokens
+from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, generated_tokens, next_tokens
 from distir_relax.runtime.session import Session
+from tests.runtime.processes import mpirun
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
 VOCABULARY, LENGTH = 61, 256
@@ -140,7 +143,9 @@ def test_a_saved_bundle_continues_sequences(tmp_path: Path) -> None:
     assert len(bundle.manifest.states) == 4
     ids = prompts(2, 5)
     session = Session(bundle)
-    steps = [*generated_tokens(session, ids, 8, GREEDY, (), "input_ids", "logits")]
+    program = LanguageProgram.of(bundle.manifest)
+    assert program.max_length == LENGTH
+    steps = [*generated_tokens(program.by_session(session, GREEDY), ids, 8, ())]
     assert torch.equal(torch.stack(steps, 1), of_transformers("llama", ids, 8))
     with pytest.raises(
         RunError, match="expected to continue the sequence of the last call, past = 12, batch = 2, found"
@@ -149,6 +154,59 @@ def test_a_saved_bundle_continues_sequences(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"past = 12, batch = 2, found past = 12, batch = 1"):
         session({"input_ids": ids[:1]}, past=12)
     assert session({"input_ids": ids[:1]})["logits"].shape == (1, 1, VOCABULARY)
+
+
+PROMPT = (3, 7, 9)
+GENERATE = ("--tokens", "3,7,9", "--max-new-tokens", "6")
+
+
+@pytest.mark.mpirun
+@pytest.mark.parametrize(
+    ("kind", "strategy", "ranks", "options"),
+    [("llama", "1/3/1/1", 3, ()), ("gpt2", "1/1/2/1", 2, ()), ("llama", "1/2/1/1", 2, ("--temperature", "1"))],
+)
+def test_a_launch_prints_the_tokens(
+    kind: str, strategy: str, ranks: int, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    generation = compiled(kind, strategy)
+    generation.plan.save(tmp_path / "m.dist", backends=("torch",))
+    done = mpirun(ranks, "-m", "distir_relax", "generate", tmp_path / "m.dist", *GENERATE, *options)
+    assert done.returncode == 0, done.stderr
+    expected = generation.generate(PROMPT, 6, temperature=float(bool(options)))
+    assert done.stdout.split() == [str(token) for token in expected.tolist()]
+    assert f"6 tokens on {ranks} ranks (mpi), torch: " in done.stderr
+
+
+@pytest.mark.mpirun
+def test_a_launch_refuses_bad_input_once(tmp_path: Path) -> None:
+    compiled("llama", "1/2/1/1").plan.save(tmp_path / "m.dist", backends=("torch",))
+    for options, message in (
+        (("--tokens", "3,x"), "error: --tokens: expected token ids such as 1,306,4658, found '3,x'"),
+        (
+            ("--tokens", "3", "--max-new-tokens", "300"),
+            "error: expected at most 256 tokens, found a prompt of 1 and 300",
+        ),
+    ):
+        done = mpirun(2, "-m", "distir_relax", "generate", tmp_path / "m.dist", *options)
+        assert done.returncode == 2
+        assert done.stderr.count("error:") == 1
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not done.stdout.strip()
+
+
+def test_the_command_in_one_process(tmp_path: Path) -> None:
+    compiled("llama", "1/3/1/1").plan.save(tmp_path / "m.dist", backends=("torch",))
+    free = compiled().generate(PROMPT, 6).tolist()
+    runner = CliRunner()
+    shown = runner.invoke(app, ["generate", str(tmp_path / "m.dist"), *GENERATE, "--stop", str(free[3])])
+    assert shown.exit_code == 0
+    assert shown.stdout.split() == [str(token) for token in free[: free.index(free[3]) + 1]]
+    other = dr.compile(nn.Linear(4, 3), (torch.randn(2, 4),), mesh=1)
+    other.save(tmp_path / "other.dist", backends=("torch",))
+    refused = runner.invoke(app, ["generate", str(tmp_path / "other.dist"), *GENERATE])
+    assert isinstance(refused.exception, RunError)
+    assert "the program does not continue sequences of tokens" in str(refused.exception)
 
 
 def test_a_plan_of_it_begins_a_sequence() -> None:

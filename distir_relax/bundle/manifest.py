@@ -33,7 +33,7 @@ from distir_relax.layout import (
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 5
+FORMAT = 6
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can contain programs for."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -12,11 +12,11 @@ from distir_relax.analysis.causality import check_causality
 from distir_relax.compiler.compile import Plan, compile_source, default_name, read_model
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
-from distir_relax.errors import ImportModelError, RunError
+from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.incremental import Incremental, LastPosition
-from distir_relax.runtime.generation import Sampling, generated_tokens
+from distir_relax.runtime.generation import LanguageProgram, Sampling, generated_tokens, prompt_ids
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +29,10 @@ _LENGTH = 2048
 class Generation:
     """A compiled language model; see `compile_generation`. `plan` is that of its incremental program.
 
-    `tokens` and `logits` are the names of its input and output, `max_length` the largest number of tokens of a prompt
-    together with those that follow.
+    `max_length` is the largest number of tokens of a prompt together with those that follow.
     """
 
     plan: Plan
-    tokens: str
-    logits: str
     max_length: int
     _exclusive: threading.Lock = field(default_factory=threading.Lock)
 
@@ -66,7 +63,7 @@ class Generation:
         """
         import torch
 
-        ids, is_batch = self._ids(prompt)
+        ids, is_batch = prompt_ids(prompt)
         steps = [*self._stream(ids, max_new_tokens, Sampling(temperature, top_k, top_p, seed), stop, backend, timeout)]
         result = torch.stack(steps, 1) if steps else ids[:, :0]
         return result if is_batch else result[0]
@@ -88,7 +85,7 @@ class Generation:
 
         Other calls wait until the iterator has ended or is closed.
         """
-        ids, is_batch = self._ids(prompt)
+        ids, is_batch = prompt_ids(prompt)
         sampling = Sampling(temperature, top_k, top_p, seed)
         for step in self._stream(ids, max_new_tokens, sampling, stop, backend, timeout):
             yield step if is_batch else int(step[0])
@@ -97,39 +94,11 @@ class Generation:
         self, ids: torch.Tensor, count: int, sampling: Sampling, stop: Collection[int], backend: str,
         timeout: float | None,
     ) -> Iterator[torch.Tensor]:  # fmt: skip
-        if count < 0 or ids.shape[1] + count > self.max_length:
-            raise RunError(
-                f"expected at most {self.max_length} tokens, found a prompt of {ids.shape[1]} and {count} new ones",
-                hint="compile with a larger max_length, or ask for fewer tokens",
-            )
         with self._exclusive:
             session = self.plan.session(backend)
-            yield from generated_tokens(session, ids, count, sampling, stop, self.tokens, self.logits, timeout)
-
-    def _ids(self, prompt: Any) -> tuple[torch.Tensor, bool]:
-        """Return a prompt as (batch, length), and whether it is a batch. Raises `RunError` if it is no prompt."""
-        import torch
-
-        if isinstance(prompt, Sequence) and {len(p) if isinstance(p, Sequence) else -1 for p in prompt} - {-1}:
-            lengths = sorted({len(p) for p in prompt})
-            if len(lengths) > 1:
-                raise RunError(
-                    f"expected prompts of one length, found {', '.join(map(str, lengths))}",
-                    hint="generate from them one by one",
-                )
-        try:
-            ids = torch.as_tensor(prompt)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise RunError(f"expected token ids, found {prompt!r}: {error}") from None
-        if ids.numel() and (ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim not in (1, 2)):
-            raise RunError(
-                f"expected token ids of one sequence or a batch, found {ids.dtype} of shape {tuple(ids.shape)}"
-            )
-        if not ids.numel():
-            raise RunError(
-                "expected a prompt of at least one token, found none", hint="begin with the model's BOS token"
-            )
-        return (ids if ids.ndim == 2 else ids[None]).to("cpu", torch.int64), ids.ndim == 2
+            program = LanguageProgram.of(session.bundle.manifest)
+            program.check_length(ids, count)
+            yield from generated_tokens(program.by_session(session, sampling, timeout), ids, count, stop)
 
 
 @documents(CompileOptions)
@@ -154,12 +123,12 @@ def compile_generation(
     for one that is not causal.
     """
     length = max_length or _config_length(model) or _LENGTH
-    imported, tokens, logits = _read(model, length, max_batch)
+    imported = _read(model, length, max_batch)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPosition().run(Incremental().run(imported.module)))
     plan = compile_source(Source(imported, complete(options, default_name(model))))
-    return Generation(plan, tokens, logits, length)
+    return Generation(plan, length)
 
 
 def _config_length(model: Any) -> int | None:
@@ -167,8 +136,8 @@ def _config_length(model: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
-def _read(model: Any, length: int, batch: int | None) -> tuple[Imported, str, str]:
-    """Import a model over a whole sequence; return also the names of its tokens and its logits."""
+def _read(model: Any, length: int, batch: int | None) -> Imported:
+    """Import a model over a whole sequence, with its logits as the only output."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -190,4 +159,4 @@ def _read(model: Any, length: int, batch: int | None) -> tuple[Imported, str, st
             hint="wrap the model in a module that returns its logits alone",
         )
     only = eliminate_dead_ops(replace(main, outputs=(found,)))
-    return replace(imported, module=replace(imported.module, functions=(only,))), tokens, found.name
+    return replace(imported, module=replace(imported.module, functions=(only,)))

@@ -14,6 +14,7 @@ from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
 from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
+from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state
 from distir_relax.runtime.step import run_step
 from distir_relax.runtime.verification import verify_programs
@@ -38,6 +39,7 @@ class RankSession:
         with world.waiting("connecting to the other ranks"):
             self.communicator = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
         self.communicator.local_size = world.local_size
+        self._states = SequenceStates({self.communicator.rank: self.communicator.device})
         self._program: RankProgram | None = None
         self._backend = backend
         self.seconds = 0.0
@@ -50,9 +52,15 @@ class RankSession:
             verify_programs(self.bundle)
         self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
 
-    def __call__(self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-        """Run once on global arrays; return the global outputs (those named, or all) on rank 0, nothing elsewhere."""
-        comm, call = self.communicator, self.calls.of(inputs)
+    def __call__(
+        self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None, past: int = 0
+    ) -> dict[str, torch.Tensor]:
+        """Run once on global arrays; return the global outputs (those named, or all) on rank 0, nothing elsewhere.
+
+        `past` is as for `Session.__call__`.
+        """
+        comm, call = self.communicator, self.calls.of(inputs, past)
+        self._states.start(call)
         local = local_inputs(call.manifest, in_parts(call.manifest, inputs), comm.rank, comm.device)
         return self.run_local(call, local, outputs)
 
@@ -66,7 +74,7 @@ class RankSession:
         with self._world.running(comm.progress, program.steps):
             self._wait_at("the start of the run")
             comm.progress.last = None
-            self.seconds, results = run_step(call, comm, program, local, parts)
+            self.seconds, results = run_step(call, comm, program, local, parts, self._states.of(comm.rank))
             # A rank that exited early could not report, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
         comm.checks_steps = False

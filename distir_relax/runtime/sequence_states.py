@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import local_shape
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class SequenceStates:
-    """The states of ranks, by name, on the ranks' `devices`; those of one sequence at a time."""
+    """The states of ranks, by name, on their `devices` by rank; those of one sequence at a time."""
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Mapping[int, str]) -> None:
         self._devices = devices
-        self._states: list[dict[str, torch.Tensor]] = [{} for _ in devices]
+        self._states: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in devices}
         self._others: dict[str, int] = {}
         self._past = 0
 
@@ -33,7 +33,7 @@ class SequenceStates:
         past, new = call.sizes["past"], call.sizes["new"]
         others = {name: size for name, size in call.sizes.items() if name not in ("past", "new")}
         if past == 0:
-            for rank, device in enumerate(self._devices):
+            for rank, device in self._devices.items():
                 self._states[rank] = _empty(call, rank, device)
         elif past != self._past or others != self._others:
             expected = ", ".join(f"{name} = {size}" for name, size in {"past": self._past, **self._others}.items())

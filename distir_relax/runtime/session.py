@@ -65,7 +65,7 @@ class Session:
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
         self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
         self._calls = CallShapes(bundle.manifest)
-        self._states = SequenceStates([comm.device for comm in self.communicators])
+        self._states = SequenceStates({comm.rank: comm.device for comm in self.communicators})
         self._exclusive = threading.Lock()
 
     @property

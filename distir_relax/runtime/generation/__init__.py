@@ -1,6 +1,7 @@
 """Generation of tokens by a program that continues a sequence."""
 
+from distir_relax.runtime.generation.prompt import prompt_ids
 from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens
-from distir_relax.runtime.generation.token_loop import generated_tokens
+from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
 
-__all__ = ["GREEDY", "Sampling", "generated_tokens", "next_tokens"]
+__all__ = ["GREEDY", "LanguageProgram", "Sampling", "generated_tokens", "next_tokens", "prompt_ids"]

@@ -1,26 +1,30 @@
-"""The loop that feeds tokens back to a program that continues a sequence."""
+"""The loop that feeds tokens back to a program that continues a sequence, in one process or on ranks of a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
+from distir_relax.bundle import Manifest
+from distir_relax.errors import RunError
 from distir_relax.runtime.generation.sampling import Sampling, next_tokens
 
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.runtime.rank_session import RankSession
     from distir_relax.runtime.session import Session
+    from distir_relax.runtime.world import World
+
+Continue: TypeAlias = "Callable[[torch.Tensor, int], torch.Tensor]"
+"""Feeds tokens, (batch, new), after so many earlier ones, and returns the next token of each row, (batch,)."""
 
 
-def generated_tokens(
-    session: Session, prompt: torch.Tensor, count: int, sampling: Sampling, stop: Collection[int],
-    tokens: str, logits: str, timeout: float | None = None,
-) -> Iterator[torch.Tensor]:  # fmt: skip
+def generated_tokens(feed: Continue, prompt: torch.Tensor, count: int, stop: Collection[int]) -> Iterator[torch.Tensor]:
     """Yield up to `count` tokens after `prompt`, int64 of shape (batch, length), each of shape (batch,).
 
-    A row that has reached a token of `stop` repeats it; the last token is one that ends all rows. `tokens` and `logits`
-    are the names of the program's input and output. Raises what the session raises.
+    A row that has reached a token of `stop` repeats it; the last token is one that ends all rows.
     """
     import torch
 
@@ -28,11 +32,67 @@ def generated_tokens(
     ended = torch.zeros(len(prompt), dtype=torch.bool)
     fed, past, last = prompt, 0, prompt[:, -1]
     for _ in range(count):
-        result = session({tokens: fed}, timeout, [logits], past=past)[logits]
+        last = torch.where(ended, last, feed(fed, past))
         past += fed.shape[1]
-        last = torch.where(ended, last, next_tokens(result[:, -1], past, sampling))
         yield last
         ended |= torch.isin(last, ends)
         if bool(ended.all()):
             return
         fed = last[:, None]
+
+
+@dataclass(frozen=True)
+class LanguageProgram:
+    """A program that continues sequences of tokens: the names of its input and output.
+
+    `max_length` is the largest number of tokens of a sequence; None if there is no bound.
+    """
+
+    name: str
+    tokens: str
+    logits: str
+    max_length: int | None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> LanguageProgram:
+        """Return that of a bundle. Raises RunError if its program is another one."""
+        if not manifest.states or len(manifest.inputs) != 1 or len(manifest.outputs) != 1:
+            raise RunError(
+                "the program does not continue sequences of tokens",
+                manifest.name,
+                "compile the model with dr.compile_generation, and save its plan",
+            )
+        longest = next(symbol.high for symbol in manifest.symbols if symbol.name == "new")
+        return cls(manifest.name, manifest.inputs[0].name, manifest.outputs[0].name, longest)
+
+    def check_length(self, prompt: torch.Tensor, count: int) -> None:
+        """Raise RunError for more tokens than a sequence may have."""
+        if count < 0:
+            raise RunError(f"expected a number of new tokens of at least 0, found {count}")
+        if self.max_length is not None and prompt.shape[1] + count > self.max_length:
+            raise RunError(
+                f"expected at most {self.max_length} tokens, found a prompt of {prompt.shape[1]} and {count} new ones",
+                hint="compile with a larger max_length, or ask for fewer tokens",
+            )
+
+    def by_session(self, session: Session, sampling: Sampling, timeout: float | None = None) -> Continue:
+        """Return the function that continues a sequence with ranks as threads. It raises what the session raises."""
+
+        def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
+            logits = session({self.tokens: tokens}, timeout, [self.logits], past)[self.logits]
+            return next_tokens(logits[:, -1], past + tokens.shape[1], sampling)
+
+        return feed
+
+    def by_rank(self, session: RankSession, world: World, sampling: Sampling) -> Continue:
+        """Return the function with which every rank of a launch continues a sequence: rank 0 chooses for all."""
+        import torch
+
+        def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
+            outputs = session({self.tokens: tokens}, [self.logits], past)
+            chosen = None
+            if world.rank == 0:
+                chosen = next_tokens(outputs[self.logits][:, -1], past + tokens.shape[1], sampling).tolist()
+            return torch.tensor(world.exchange(chosen, "the next token")[0])
+
+        return feed

@@ -1,0 +1,36 @@
+"""Prompts as users give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def prompt_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
+    """Return a prompt as int64 tokens, (batch, length), and whether it is a batch.
+
+    Raises `RunError` if it is empty, or not the token ids of one sequence, or of several of one length.
+    """
+    import torch
+
+    if isinstance(prompt, Sequence) and all(isinstance(p, Sequence) and not isinstance(p, str) for p in prompt):
+        lengths = sorted({len(p) for p in prompt})
+        if len(lengths) > 1:
+            raise RunError(
+                f"expected prompts of one length, found {', '.join(map(str, lengths))}",
+                hint="generate from them one by one",
+            )
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RunError(f"expected token ids, found {prompt!r}: {error}") from None
+    if not ids.numel():
+        raise RunError("expected a prompt of at least one token, found none", hint="begin with the model's BOS token")
+    if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
+        raise RunError(f"expected token ids of one sequence or a batch, found {ids.dtype} of shape {tuple(ids.shape)}")
+    return (ids if ids.ndim == 2 else ids[None]).to("cpu", torch.int64), ids.ndim == 2
