@@ -28,18 +28,18 @@ def test_a_random_model_is_trained_as_torch_trains_it(first: int) -> None:
     assert found["right"] >= CHUNK - 2, found
 
 
-@pytest.mark.parametrize("first", range(1000, 1000 + COUNT, CHUNK))
+@pytest.mark.parametrize("first", range(1000, 1000 + CHUNK, CHUNK // 2))
 def test_a_random_model_is_trained_on_batches_of_changing_size(first: int) -> None:
     """One compilation for batches of 7, 3, 1, 12 and 2 rows: fewer than devices, and than microbatches."""
     found: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
+    for seed in range(first, first + CHUNK // 2):
         drawn = draw(seed)
         try:
             found[check(drawn, (7, 3, 1, 12, 2))] += 1
         except Exception as wrong:
             wrong.add_note(str(drawn))
             raise
-    assert found["right"] >= CHUNK - 2, found
+    assert found["right"] >= CHUNK // 2 - 2, found
 
 
 def test_many_kinds_of_layers_are_drawn() -> None:
