@@ -133,7 +133,7 @@ def _boxes(positions: Mapping[str, Position]) -> Iterator[str]:
         yield f'  <g id="{name}">'
         yield f'    <rect class="{kind}" x="{MARGIN}" y="{position.top}" width="{BOX}" height="{HEIGHT}" rx="5"/>'
         yield f'    <text class="name" x="{MARGIN + 12}" y="{base}">{name}</text>'
-        yield f'    <text class="description" x="{MARGIN + 130}" y="{base}">{escape(component.description)}</text>'
+        yield f'    <text class="description" x="{MARGIN + 144}" y="{base}">{escape(component.description)}</text>'
         yield f'    <text class="size" x="{MARGIN + BOX - 10}" y="{base}">{size}</text>'
         yield "  </g>"
 
