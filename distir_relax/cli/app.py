@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
 from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.world import World
 
 app = typer.Typer(
     name="distir", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -34,6 +37,14 @@ def common(
 def print_error(error: DistIRError) -> None:
     """Print a user's error to stderr."""
     print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def exit_all(world: World, error: DistIRError) -> NoReturn:
+    """End this rank after an error that all ranks have; the first rank prints it before any of them exits."""
+    if world.rank == 0:
+        print_error(error)
+    world.close()
+    raise SystemExit(2)
 
 
 def warn(

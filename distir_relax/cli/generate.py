@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from distir_relax.cli.app import app, print_error
+from distir_relax.cli.app import app, exit_all
 from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
 from distir_relax.errors import DistIRError, RunError
 
@@ -50,11 +50,7 @@ def generate(
         except DistIRError as error:
             if world is None:
                 raise
-            # All ranks have it; the first prints it before any of them exits.
-            if is_first:
-                print_error(error)
-            world.close()
-            raise SystemExit(2) from None
+            exit_all(world, error)
         if is_first:
             rest = (done.seconds - done.first) / max(done.tokens - 1, 1) * 1e3
             typer.echo()

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distir_relax.cli.app import app, print_error
+from distir_relax.cli.app import app, exit_all
 from distir_relax.cli.options import (
     Backend,
     BackendOption,
@@ -31,7 +31,6 @@ from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     from distir_relax.runtime.report import RunReport
-    from distir_relax.runtime.world import World
 
 
 @app.command()
@@ -65,7 +64,7 @@ def run(
                 draw = _trace_writer(bundle, backend, profile, trace, json)
                 result = run_rank(world, options)
             except DistIRError as error:
-                _exit_all(world, error)
+                exit_all(world, error)
         if result is not None:
             if json:
                 typer.echo(json_.dumps({**result.to_json(), "output": None if output is None else str(output)}))
@@ -142,14 +141,6 @@ def doctor(json: JsonOption = False) -> None:
             is_ok = is_ok and not finding.essential
             console.print(f"     to fix: {finding.fix}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if is_ok else 1)
-
-
-def _exit_all(world: World, error: DistIRError) -> NoReturn:
-    """End this rank after an error that all ranks have; the first rank prints it before any of them exits."""
-    if world.rank == 0:
-        print_error(error)
-    world.close()
-    raise SystemExit(2)
 
 
 def _print_summary(report: RunReport, output: Path | None, table: bool) -> None:

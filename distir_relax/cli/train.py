@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from distir_relax.cli.app import app, print_error
+from distir_relax.cli.app import app, exit_all
 from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
 from distir_relax.cli.signals import Interrupted
 from distir_relax.errors import DistIRError, RunError
@@ -91,7 +91,7 @@ def train(
             if world is None:
                 raise
             progress.stop()
-            _exit_all(world, error)
+            exit_all(world, error)
         progress.stop()
         if world is None or world.rank == 0:
             _print_summary(run, ended)
@@ -139,14 +139,6 @@ def _check(resume: Resume | None, checkpoint: Path | None, log: Path | None) -> 
         raise RunError("expected a checkpoint folder to resume from, found none", "--resume", "give --checkpoint DIR")
     if log is not None:
         check_writable(log)
-
-
-def _exit_all(world: World, error: DistIRError) -> NoReturn:
-    """End this rank after an error that all ranks have; the first rank prints it before any of them exits."""
-    if world.rank == 0:
-        print_error(error)
-    world.close()
-    raise SystemExit(2)
 
 
 def _print_summary(run: Run, ended: Ended) -> None:

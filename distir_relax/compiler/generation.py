@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distir_relax.analysis.causality import check_causality
 from distir_relax.compiler.compile import Plan, compile_source, default_name, read_model
@@ -25,6 +25,19 @@ _EXAMPLE = (2, 9)
 _LENGTH = 2048
 
 
+class TokenOptions(TypedDict, total=False):
+    """Options of `Generation.generate` and `stream`: those of `Sampling`, greedy by default, and of a plan's call."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: Collection[int]
+    """Tokens that end a sequence; none by default."""
+    backend: str
+    timeout: float | None
+
+
 @dataclass(repr=False)
 class Generation:
     """A compiled language model; see `compile_generation`. `plan` is that of its incremental program.
@@ -39,66 +52,48 @@ class Generation:
     def __repr__(self) -> str:
         return f"<generation of up to {self.max_length} tokens by {self.plan.name} on {self.plan.mesh}>"
 
-    def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int = 64,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: Collection[int] = (),
-        backend: str = "torch",
-        timeout: float | None = None,
-    ) -> torch.Tensor:
+    def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> torch.Tensor:
         """Return the tokens that follow a prompt, with ranks as threads of this process.
 
         `prompt` is a sequence of token ids, or a batch of them of one length, as integers, an array or a tensor; the
         result is an int64 tensor of the same number of dims. It ends after `max_new_tokens`, or when every sequence of
-        the batch has reached a token of `stop`; one that has it before repeats it. Temperature 0 takes the most
-        probable token; `Sampling` describes the other options. The result is the same on any number of ranks.
+        the batch has reached a token of `stop`; one that has it before repeats it. The result is the same on any number
+        of ranks.
 
         Raises `RunError` for a prompt that is empty, too long, or not one of token ids, and for invalid options.
         """
         import torch
 
         ids, is_batch = prompt_ids(prompt)
-        steps = [*self._stream(ids, max_new_tokens, Sampling(temperature, top_k, top_p, seed), stop, backend, timeout)]
+        steps = [*self._stream(ids, max_new_tokens, **options)]
         result = torch.stack(steps, 1) if steps else ids[:, :0]
         return result if is_batch else result[0]
 
-    def stream(
-        self,
-        prompt: Any,
-        max_new_tokens: int = 64,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: Collection[int] = (),
-        backend: str = "torch",
-        timeout: float | None = None,
-    ) -> Iterator[Any]:
+    def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
         """Yield the tokens of `generate` as they are made: a number, or for a batch a tensor with one of each sequence.
 
         Other calls wait until the iterator has ended or is closed.
         """
         ids, is_batch = prompt_ids(prompt)
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        for step in self._stream(ids, max_new_tokens, sampling, stop, backend, timeout):
+        for step in self._stream(ids, max_new_tokens, **options):
             yield step if is_batch else int(step[0])
 
     def _stream(
-        self, ids: torch.Tensor, count: int, sampling: Sampling, stop: Collection[int], backend: str,
-        timeout: float | None,
-    ) -> Iterator[torch.Tensor]:  # fmt: skip
+        self,
+        ids: torch.Tensor,
+        count: int,
+        *,
+        stop: Collection[int] = (),
+        backend: str = "torch",
+        timeout: float | None = None,
+        **sampling: Any,
+    ) -> Iterator[torch.Tensor]:
+        drawn = Sampling(**sampling)
         with self._exclusive:
             session = self.plan.session(backend)
             program = LanguageProgram.of(session.bundle.manifest)
             program.check_length(ids, count)
-            yield from generated_tokens(program.by_session(session, sampling, timeout), ids, count, stop)
+            yield from generated_tokens(program.by_session(session, drawn, timeout), ids, count, stop)
 
 
 @documents(CompileOptions)

@@ -20,6 +20,7 @@ from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
+from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import RATE, AdamW, Optimizer
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.learning_rate import as_schedule
@@ -74,8 +75,8 @@ class TrainingStep:
         import torch
 
         inputs = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float64)}
-        if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs):
-            inputs["seed"] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
+        if takes_seed(self.plan.modules["global"].main):
+            inputs[SEED] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
         return inputs
 
     @property
@@ -104,7 +105,7 @@ class TrainingStep:
 
     def _manifest(self) -> TrainingManifest:
         """Return the part of the manifest for `distir train`."""
-        seed = "seed" if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs) else None
+        seed = SEED if takes_seed(self.plan.modules["global"].main) else None
         return TrainingManifest(self._loss, as_schedule(self.optimizer.lr), RATE, seed, self._seed, self.steps)
 
 

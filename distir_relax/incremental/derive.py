@@ -67,7 +67,7 @@ class Incremental:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a variant of a value is made: what it needs, and the function that emits it."""
+    """How a variant of a value is made: from these other variants, by this function."""
 
     needs: tuple[Variant, ...]
     emit: Callable[[], None]
@@ -96,7 +96,7 @@ class _Derivation:
         self._states: list[_State] = []
         self._varying = _varying_values(function)
         self._demands: dict[str, set[Roles]] = {}
-        # In the order of the demands: what comes later is emitted earlier.
+        # In the order of the demands; emission is in the reverse order.
         self._plans: list[_Plan] = []
         for output in function.outputs:
             self._demands.setdefault(output.value.name, set()).add(self._new(output.value))
@@ -142,7 +142,7 @@ class _Derivation:
             (_, needed), *_ = derived[-1].needs
             if (number, needed) not in todo:
                 todo.append((number, needed))
-        # What is made of the op's results is emitted after it.
+        # Slices of the op's results, and states they are appended to, are emitted after it.
         for plan in derived:
             self._demand(plan)
         for found in instances.values():
@@ -152,14 +152,14 @@ class _Derivation:
     def _roles(self, op: Op, number: int, roles: Roles) -> OpRoles | None:
         """Return the roles of an op; None if it makes these positions of its result of all positions."""
         found = op_roles(op, number, roles, self.positions)
-        # What depends on no input needs no state: it can be made again.
+        # A value that depends on no input needs no state: it can be made again.
         is_again = found is not None and not found.is_parallel and op.results[number].name not in self._varying
         return None if is_again and _form(op).carries else found
 
     def _is_kept(self, op: Op, value: Value, roles: Roles) -> bool:
         """Return whether all positions of a value are kept, rather than made of those of the op's operands.
 
-        An op that only moves elements of one operand, and makes them no fewer, is applied to what is kept of that.
+        An op that only moves elements of one operand, and makes them no fewer, is applied to all positions of that.
         """
         if value.name not in self._varying or "new" in roles or "all" not in roles:
             return False

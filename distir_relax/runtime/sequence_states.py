@@ -1,4 +1,4 @@
-"""What ranks keep between the calls of a program that continues a sequence."""
+"""States of ranks between the calls of a program that continues a sequence."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class ApplyStrategy:
         if strategy.placements == "auto":
             return module
         annotated = {op.operands[0].name for op in inlined.function.ops if is_annotation(op)}
-        # A state is laid out as what is appended to it.
+        # A state has the layout of the values that are appended to it.
         annotated |= {record.input for record in module.records if isinstance(record, CachedState)}
         experts = chosen_experts(classes, strategy)
         shares = Shares.of(self.profile, strategy)

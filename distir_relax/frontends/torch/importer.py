@@ -41,6 +41,7 @@ from distir_relax.frontends.torch.symbolic_export import (
 )
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
+from distir_relax.ops.elementwise.seed import takes_seed
 from distir_relax.support.torch_compat import private
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> I
     module = replace(imported.module, records=tuple(guards.found.values()))
     imported = replace(imported, module=module)
     # A program of random numbers differs from its model in them.
-    is_random = any(i.value.name == "seed" for i in module.main.inputs)
-    if call.symbols and (check or training) and not is_random:
+    if call.symbols and (check or training) and not takes_seed(module.main):
         check_special_sizes(model, example_inputs, kwargs, signature.leaves, call.symbols, imported)
     return imported
 

@@ -9,11 +9,16 @@ import math
 from collections.abc import Sequence
 
 from distir_relax.errors import ImportModelError
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Function, TensorType, Value
 from distir_relax.ops.table import FREE, NO_GRADIENT, Attrs, Builder, Code, Semantics, Split, Types, define
 
 SEED = "seed"
 """The name of the input."""
+
+
+def takes_seed(function: Function) -> bool:
+    """Return whether a program draws random numbers, and so has the input."""
+    return any(item.value.name == SEED for item in function.inputs)
 
 
 def next_seed(g: Builder) -> Value:

@@ -6,7 +6,7 @@
 `Cost`       cost of execution: flops, bytes, workspace
 `Code`       backend code: Relax, packed weights, fused and in-place forms
 `Gradient`   the ops of its backward step
-`IncrementalForm`  what it carries from call to call, where a program continues a sequence
+`IncrementalForm`  its state between calls, where a program continues a sequence
 `Trait`      further properties that passes distinguish ops by
 ===========  ==========================================================================================
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import read_bundle
+from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.runtime.generation.prompt import prompt_ids
 from distir_relax.runtime.generation.sampling import Sampling
 from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
@@ -37,7 +37,7 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a generation took: the number of tokens, and the seconds for the first and for all of them."""
+    """The result of a generation: the number of tokens, and the seconds for the first and for all of them."""
 
     tokens: int
     first: float
@@ -65,10 +65,10 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[int], 
     with ending_launch(world):
         prompt, _ = prompt_ids(options.tokens)
 
-        def check(bundle: object) -> dict[str, torch.Tensor]:
-            program = LanguageProgram.of(bundle.manifest)  # type: ignore[attr-defined]
+        def check(bundle: Bundle) -> dict[str, Any]:
+            program = LanguageProgram.of(bundle.manifest)
             program.check_length(prompt, options.count)
-            return {program.tokens: prompt.numpy()}  # type: ignore[dict-item]
+            return {program.tokens: prompt.numpy()}
 
         session, _ = load_rank(world, options.bundle, options.backend, options.device, check)
         program = LanguageProgram.of(session.bundle.manifest)
