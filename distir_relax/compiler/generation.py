@@ -15,7 +15,7 @@ from distir_relax.compiler.source import Source
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
-from distir_relax.incremental import Incremental, LastPosition
+from distir_relax.incremental import Incremental, LastPositions
 from distir_relax.runtime.generation import LanguageProgram, Sampling, generated_tokens, prompt_ids
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def compile_generation(
     imported = _read(model, length, max_batch)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
-    imported = replace(imported, module=LastPosition().run(Incremental().run(imported.module)))
+    imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
     plan = compile_source(Source(imported, complete(options, default_name(model))))
     return Generation(plan, length)
 

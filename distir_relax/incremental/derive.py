@@ -180,7 +180,7 @@ class _Derivation:
         def emit() -> None:
             self._at(location, f"{value.name}.all")
             past = self._declare(TensorType(shape, kind.dtype), f"{value.name}.past", dim)
-            joined = self.builder.emit("concat", past, self.made[value.name, new], axis=dim)
+            joined = self.builder.emit("append", past, self.made[value.name, new], axis=dim)
             self._keep(past, joined)
             self.made[value.name, roles] = joined
 

@@ -6,6 +6,7 @@
 `random`      counter-based random numbers: dropout, uniform, seeds
 `recurrent`   recurrences over the steps of a sequence
 `routing`     products of rows with the matrices of their groups
+`sequence`    tensors that grow along a dim
 `packing`     linear layers with prepacked weights
 `tvm_extern`  functions written for TVM, or registered with it
 `ownership`   moving of values into the function that is called with them

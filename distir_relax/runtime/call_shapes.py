@@ -40,17 +40,20 @@ class CallShapes:
         }
         self._ranks = {tensor.name: len(tensor.shape) for tensor in parts}
 
-    def of(self, inputs: Mapping[str, Array], past: int = 0) -> Call:
+    def of(self, inputs: Mapping[str, Array], past: int = 0, last: int = 1) -> Call:
         """Return the call of these inputs by name: the user's, or those of microbatches.
 
-        `past` is the number of earlier positions, for a program that continues a sequence.
+        For a program that continues a sequence, `past` is the number of earlier positions, and `last` that of positions
+        with outputs, if the program has such a size.
 
         Raises RunError for a size out of the bounds of its symbol, for two sizes of one symbol, and if a guard of the
         program does not hold. Missing inputs, and other dims, are for `check_inputs`.
         """
         if not self._manifest.symbols:
             return Call(self._manifest, {})
-        return self.at(self._values(inputs, {"past": past} if self._manifest.states else {}))
+        chosen = {"past": past, "last": last} if self._manifest.states else {}
+        symbols = {symbol.name for symbol in self._manifest.symbols}
+        return self.at(self._values(inputs, {name: size for name, size in chosen.items() if name in symbols}))
 
     def at(self, values: Mapping[str, int]) -> Call:
         """Return the call of these values of all symbols. Raises RunError if a guard does not hold."""

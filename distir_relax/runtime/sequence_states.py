@@ -31,7 +31,7 @@ class SequenceStates:
         if not call.manifest.states:
             return
         past, new = call.sizes["past"], call.sizes["new"]
-        others = {name: size for name, size in call.sizes.items() if name not in ("past", "new")}
+        others = {name: size for name, size in call.sizes.items() if name not in ("past", "new", "last")}
         if past == 0:
             for rank, device in self._devices.items():
                 self._states[rank] = _empty(call, rank, device)

@@ -200,6 +200,9 @@ def _bundle(
 def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]) -> tuple[Symbol, ...]:
     """Return the symbols of a program, whose values a call determines by its inputs' sizes.
 
+    A program that continues a sequence may also have the size ``last``, which its caller chooses
+    (`incremental.LastPositions`).
+
     Raises `DistIRError` for a symbol that is not the size of an input.
     """
     symbols = set(module_symbols(ranked).values()).union(*(symbols_within(kind.shape) for _, kind, _ in inputs))
@@ -209,8 +212,9 @@ def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]
             shapes = [kind.shape[record.dim] for name, kind, _ in inputs if name in record.parts]
             sized.add(sum(shapes))
     determined = {found[0] for n in sized if (found := multiple_of_symbol(n))}
+    is_continued = any(isinstance(record, CachedState) for record in ranked.records)
     for symbol in symbols:
-        if symbol not in determined:
+        if symbol not in determined and not (is_continued and symbol.name == "last"):
             raise DistIRError(f"expected an input with a dim of size {symbol}, found none", hint="name such a dim")
     return tuple(sorted(symbols, key=str))
 

@@ -37,6 +37,7 @@ _RESERVED |= {
     "recurrent",
     "resample",
     "routing",
+    "sequence",
     "updates",
     "pack_linear",
     "moved",
@@ -166,6 +167,7 @@ def _imports(texts: Sequence[str]) -> str:
         "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",
         "routing.": "from distir_relax.kernels import routing\n",
+        "sequence.": "from distir_relax.kernels import sequence\n",
         "updates.": "from distir_relax.kernels import updates\n",
         "pack_linear(": "from distir_relax.kernels.packing import pack_linear\n",
     }

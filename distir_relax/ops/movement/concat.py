@@ -16,6 +16,7 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Cost,
     Gradient,
     OnnxOperands,
     Rule,
@@ -32,6 +33,7 @@ from distir_relax.ops.table import (
     gradient_of,
     joined,
     names_with,
+    no_flops,
     onnx,
     operands,
     parse_rule,
@@ -75,6 +77,16 @@ define(
     code=Code(relax="R.concat([{*}], {axis})"),
     gradient=Gradient(all=_split_gradient),
     traits={Trait.TRIVIAL, Trait.MOVES},
+)
+
+
+define(
+    "append",
+    Semantics(infer=_infer_concat, torch="sequence.append({0}, {1}, {axis})", linear=all_operands),
+    Split(_concat_rule),
+    cost=Cost(flops=no_flops, moved=lambda types, attrs, results: 2.0 * types[1].bytes),
+    code=Code(relax="R.concat([{0}, {1}], {axis})"),
+    traits={Trait.MOVES},
 )
 
 

@@ -1,4 +1,4 @@
-"""Restriction of outputs to their last position: scores of the next token are needed after the last one alone."""
+"""Restriction of outputs to their last positions: scores of the next token are needed after the last one alone."""
 
 from __future__ import annotations
 
@@ -9,50 +9,59 @@ from distir_relax.errors import DistIRError
 from distir_relax.incremental.roles import OpRoles, Positions, Roles, op_roles, restricted_attrs
 from distir_relax.ir import CachedState, Function, Inline, Module, Op, Output, Value, live_ops, producers
 from distir_relax.ir.symbols import check_symbols, module_symbols
-from distir_relax.layout import size_of
+from distir_relax.layout import Guard, Symbol, assuming, size_of
 from distir_relax.ops import Builder
 
 
 @dataclass(frozen=True, slots=True)
-class LastPosition:
-    """Restrict the outputs along `sequence` to their last position; states stay as they are. Functions are inlined.
+class LastPositions:
+    """Restrict the outputs along `sequence` to their last `count` positions; states stay as they are.
 
-    Ops that are parallel along it, and have one operand along it, are applied to the last position of that operand:
-    the classifier and the norm before it.
+    `count` is a further size of the program, of 0 to all positions, typically 1. Ops that are parallel along the
+    sequence, and have one operand along it, are applied to the last positions of that operand: the classifier and the
+    norm before it. Functions are inlined.
 
-    Raises `DistIRError` if the program has no size of this name, or an output's size only depends on it.
+    Raises `DistIRError` if the program has no size `sequence`, has one called `count`, or an output's size only depends
+    on the sequence.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
 
     sequence: str = "new"
+    count: str = "last"
 
     def run(self, module: Module) -> Module:
         """Return the program with these outputs."""
         symbols = module_symbols(module)
         check_symbols([self.sequence], symbols)
-        length = size_of(symbols[self.sequence])
-        positions = Positions(symbols[self.sequence], length - 1, 1)
+        if self.count in symbols:
+            raise DistIRError(f"the program has a size {self.count!r}, the name of its number of last positions")
+        sequence = symbols[self.sequence]
+        length, count = size_of(sequence), size_of(Symbol(self.count, 0, sequence.high, 1))
+        positions = Positions(sequence, length - count, count)
+        guard = Guard(length - count, "<", 0, False)
         states = {record.output for record in module.records if isinstance(record, CachedState)}
         main = Inline().run(module).main
         builder = Builder.of(main)
-        outputs = [
-            output if output.name in states else replace(output, value=_last(main, output, positions, builder))
-            for output in main.outputs
-        ]
+        with assuming((*module.guards, guard)):
+            outputs = [
+                output if output.name in states else replace(output, value=_last(main, output, positions, builder))
+                for output in main.outputs
+            ]
         function = builder.function(main.name, [(o.name, o.value) for o in outputs])
-        return replace(module, functions=(replace(function, ops=live_ops(function)),))
+        functions = (replace(function, ops=live_ops(function)),)
+        return replace(module, functions=functions, records=(*module.records, guard))
 
 
 def _last(main: Function, output: Output, positions: Positions, builder: Builder) -> Value:
-    """Emit the last position of an output; return the output's value if it is along no sequence."""
+    """Emit the last positions of an output; return the output's value if it is along no sequence."""
     value, roles = output.value, positions.roles(output.value.tensor, "new")
     if "new" not in roles:
         return value
     made_by = producers(main)
     chain: list[tuple[Op, OpRoles, int]] = []
-    # Where the chain may begin: at a dim of the sequence alone, of which the last position is one element.
+    # Where the chain may begin: at a dim of the sequence alone.
     begin = (value, roles, 0) if _is_sliceable(value, roles, positions) else None
     while (op := made_by.get(value.name)) is not None and (step := _step(op, value, roles, positions)) is not None:
         found, number = step
