@@ -165,13 +165,13 @@ def test_training_of_language_models(kind: str, strategy: str, tail: str) -> Non
         torch.testing.assert_close(parameters[name], parameter.detach(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize(
-    ("placement", "mesh"),
+    ("placement", "mesh", "tail"),
     [
-        ("S[0]", 5), ("S[0: 2:1]", 2), ("S[1: 1:2:3]", 3), ("S[0: chunk]", 4), ("S[1: chunk]", 3),
-        ("S[0], S[0]", (2, 3)), ("S[1], S[1]", (2, 3)), ("S[0: 1:2], S[0]", (2, 3)),
-        ("S[0: chunk], S[1: 2:1]", (2, 2)), ("S[2], S[0]", (2, 2)),
+        ("S[0]", 5, "ragged"), ("S[0]", 5, "pad"), ("S[0: 2:1]", 2, "pad"), ("S[1: 1:2:3]", 3, "ragged"),
+        ("S[0: chunk]", 4, "pad"), ("S[1: chunk]", 3, "ragged"), ("S[0], S[0]", (2, 3), "ragged"),
+        ("S[1], S[1]", (2, 3), "pad"), ("S[0: 1:2], S[0]", (2, 3), "ragged"),
+        ("S[0: chunk], S[1: 2:1]", (2, 2), "pad"), ("S[2], S[0]", (2, 2), "ragged"),
     ],
 )  # fmt: skip
 def test_placements(placement: str, mesh: Any, tail: str) -> None:
