@@ -17,6 +17,8 @@ from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.incremental import Incremental, LastPositions
 from distir_relax.runtime.generation import LanguageProgram, Sampling, generated_tokens, prompt_ids
+from distir_relax.runtime.requests import ThreadRequests
+from distir_relax.serving import Engine, EngineOptions
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +53,17 @@ class Generation:
 
     def __repr__(self) -> str:
         return f"<generation of up to {self.max_length} tokens by {self.plan.name} on {self.plan.mesh}>"
+
+    def engine(self, options: EngineOptions | None = None, device: str = "cpu") -> Engine:
+        """Return an engine that generates for many requests at once, with ranks as threads of this process.
+
+        It holds a copy of the weights besides that of `generate`. Raises `RunError` for limits that do not suffice for
+        any request.
+        """
+        bundle = self.plan.bundle()
+        # Before the ranks load their weights.
+        (options or EngineOptions()).limits(bundle.manifest, self.max_length)
+        return Engine(ThreadRequests(bundle, device), bundle.manifest, options)
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> torch.Tensor:
         """Return the tokens that follow a prompt, with ranks as threads of this process.
@@ -92,7 +105,7 @@ class Generation:
         with self._exclusive:
             session = self.plan.session(backend)
             program = LanguageProgram.of(session.bundle.manifest)
-            program.check_length(ids, count)
+            program.check(ids, count)
             yield from generated_tokens(program.by_session(session, drawn, timeout), ids, count, stop)
 
 

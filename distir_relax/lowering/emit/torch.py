@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values
+from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
+
+
+def to_torch_requests(module: Module, entry: str, name: str, states: Mapping[str, str]) -> str:
+    """Return the text of the module that runs a step of several requests with the program `entry`.
+
+    `module` is a ranked program of one sequence (`single_sequence`), and `states` maps its inputs that are states to
+    the outputs with their next values. The text defines ``main(comm, weights, requests, *inputs)``, of inputs and
+    outputs with the rows of all requests; ``prepare_sizes``, for the values of a request that depend on its sizes
+    alone, and ``SIZED``, the kinds of their dims; and ``prepare`` and ``STEPS``, as `to_torch`.
+
+    Raises `UnsupportedOpError` for outputs that are not by position.
+    """
+    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
+    return _Program(module, module.function(entry), name, ranks, states).text()
 
 
 def to_torch(module: Module, name: str) -> dict[str, str]:
@@ -29,7 +44,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {"prepare_sizes", "of_sizes"}
+_RESERVED |= {"prepare_sizes", "of_sizes", "request", "requests", "sizes", "each", "join", "rows"}
 _RESERVED |= {
     "tvm_extern",
     "indices",
@@ -54,6 +69,8 @@ class _Program:
     main: Function
     model: str
     ranks: list[int]
+    states: Mapping[str, str] | None = None
+    """For a step of several requests, the outputs with the next values of its states."""
     names: dict[str, str] = field(default_factory=dict)
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -87,7 +104,7 @@ class _Program:
                 self.mutated[function.name],
             )
             callees[function.name] = emitted.callee()
-            texts.append(emitted.text())
+            texts.append(emitted.text() if self.states is None else RequestsFunction(emitted, self.states).text())
         ranks = ", ".join(map(str, self.ranks))
         return (
             f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} {ranks} of '
@@ -168,6 +185,7 @@ def _imports(texts: Sequence[str]) -> str:
         "resample.": "from distir_relax.kernels import resample\n",
         "routing.": "from distir_relax.kernels import routing\n",
         "sequence.": "from distir_relax.kernels import sequence\n",
+        "rows(": "from distir_relax.kernels.requests import join, rows\n",
         "updates.": "from distir_relax.kernels import updates\n",
         "pack_linear(": "from distir_relax.kernels.packing import pack_linear\n",
     }

@@ -66,8 +66,10 @@ class TorchFunction:
     """The symbols of the function's sizes and those of its callees."""
     prepare: str = ""
     prepare_sizes: str = ""
-    of_sizes: list[str] = field(default_factory=list)
-    """The names of what `prepare_sizes` returns."""
+    sized: set[str] = field(default_factory=set)
+    """The values that depend on sizes and fixed values only."""
+    sized_results: list[str] = field(default_factory=list)
+    """Those of them that `prepare_sizes` returns."""
     body: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,15 +78,15 @@ class TorchFunction:
                 self.names[item.value.name] = f"weights[{json.dumps(item.value.name)}]"
             else:
                 self._name(item.value)
-        symbols = {symbol.name for op in self.function.ops for symbol in _symbols_in_code(op)}
+        symbols = {symbol.name for op in self.function.ops for symbol in symbols_in_code(op)}
         self.symbols = sorted(symbols.union(*(c.symbols for c in self._called())))
         self.fixed = fixed_values(self.function, self.fixed)
         self._name_weights()
         self._choose_packed(self.fixed)
         self.prepare = self._prepare(self.fixed)
-        sized = self._sized_values() if self.name == "main" and self.symbols else set()
-        self.prepare_sizes = self._prepare_sizes(sized)
-        self.body = self._body(self.fixed | sized)
+        self.sized = self._sized_values() if self.name == "main" and self.symbols else set()
+        self.prepare_sizes = self._prepare_sizes(self.sized)
+        self.body = self._body(self.fixed | self.sized)
 
     @property
     def prepare_name(self) -> str:
@@ -104,7 +106,8 @@ class TorchFunction:
             unpack, arguments = f"    {', '.join(arguments)} = emptied(given)\n", ["given"]
         if self.prepare_sizes:
             arguments = ["of_sizes", *arguments]
-            unpack = f"    {', '.join(self.of_sizes)}{',' * (len(self.of_sizes) == 1)} = of_sizes\n"
+            names = [self.names[name] for name in self.sized_results]
+            unpack = f"    {', '.join(names)}{',' * (len(names) == 1)} = of_sizes\n"
         return (
             self.prepare
             + self.prepare_sizes
@@ -132,7 +135,7 @@ class TorchFunction:
 
     def _prepare(self, fixed: set[str]) -> str:
         """Generate the function `prepare`; empty if every weight is used unchanged."""
-        hoisted = [op for op in self.function.ops if op.results[0].name in fixed and not self._is_number(op)]
+        hoisted = [op for op in self.function.ops if op.results[0].name in fixed and not self.is_number(op)]
         remaining = [op for op in self.function.ops if op.results[0].name not in fixed]
         self._collect_numbers()
         first_call = {self.keys[op.results[0].name]: op for op in reversed(remaining) if op.callee}
@@ -146,7 +149,7 @@ class TorchFunction:
         for op in hoisted:
             for value in op.results:
                 self.names[value.name] = f"weights[{json.dumps(value.name)}]"
-        lines = [line for op in hoisted for line in self._lines(op)]
+        lines = [line for op in hoisted for line in self.op_lines(op)]
         lines += dict.fromkeys(self._pack(op) for op in remaining if op.results[0].name in self.packed)
         # The last call that takes a weight pops it, so that a packed weight is in memory only once.
         last = {op.operands[i].name: (op.results[0], i) for op in calls for i in self.callees[op.callee].weights}
@@ -162,7 +165,6 @@ class TorchFunction:
         )
 
     def _sized_values(self) -> set[str]:
-        """Return the values that depend on sizes and fixed values only."""
         sized: set[str] = set()
         for op in self.function.ops:
             names = {v.name for v in op.results}
@@ -175,17 +177,17 @@ class TorchFunction:
 
     def _prepare_sizes(self, sized: set[str]) -> str:
         """Generate the function `prepare_sizes`; empty if no value depends on sizes alone."""
-        ops = [op for op in self.function.ops if op.results[0].name in sized and not self._is_number(op)]
+        ops = [op for op in self.function.ops if op.results[0].name in sized and not self.is_number(op)]
         if not ops:
             return ""
-        lines = [line for op in ops for line in self._lines(op)]
+        lines = [line for op in ops for line in self.op_lines(op)]
         remaining = [op for op in self.function.ops if op.results[0].name not in sized]
         used = {v.name for op in remaining for v in op.operands} | {o.value.name for o in self.function.outputs}
-        self.of_sizes = [self.names[v.name] for op in ops for v in op.results if v.name in used]
+        self.sized_results = [v.name for op in ops for v in op.results if v.name in used]
         return (
             f"def prepare_sizes({', '.join(['comm', 'weights', *self.symbols])}):\n"
             + "".join(f"    {line}\n" for line in lines)
-            + f"    return [{', '.join(self.of_sizes)}]\n\n\n"
+            + f"    return [{', '.join(self.names[name] for name in self.sized_results)}]\n\n\n"
         )
 
     def _name_weights(self) -> None:
@@ -216,7 +218,7 @@ class TorchFunction:
         return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
 
     def _body(self, fixed: set[str]) -> list[str]:
-        ops = [op for op in self.function.ops if op.results[0].name not in fixed and not self._is_number(op)]
+        ops = [op for op in self.function.ops if op.results[0].name not in fixed and not self.is_number(op)]
         last = {v.name: number for number, op in enumerate(ops) for v in op.operands}
         live = {o.value.name for o in self.function.outputs}
         live |= set(self.stored)
@@ -236,7 +238,7 @@ class TorchFunction:
                 lines += ["comm.end()"] if op.task else []
                 dead = unused
             else:
-                lines += self._lines(op)
+                lines += self.op_lines(op)
                 dead += unused
             if dead:
                 lines.append(f"del {', '.join(self.names[v.name] for v in dead)}")
@@ -260,7 +262,8 @@ class TorchFunction:
             arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
         return self._line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
 
-    def _lines(self, op: Op) -> list[str]:
+    def op_lines(self, op: Op) -> list[str]:
+        """Return the lines of an op that is not a call."""
         entry = lookup(op.name, op.location)
         literal = entry.code.numbers if any(v.name not in self.numbers for v in op.operands) else frozenset()
         operands = [
@@ -319,14 +322,15 @@ class TorchFunction:
 
     def _collect_numbers(self) -> None:
         for op in self.function.ops:
-            if self._is_number(op):
+            if self.is_number(op):
                 number = op.attrs["value"]
                 text = f'float("{number}")' if str(number) in ("inf", "-inf", "nan") else repr(number)
                 # Next to an operator, only a name or a number without a sign stands for itself.
                 is_atom = not text.startswith("-") and (text.isidentifier() or not is_symbolic(number))
                 self.numbers[op.results[0].name] = text if is_atom else f"({text})"
 
-    def _is_number(self, op: Op) -> bool:
+    def is_number(self, op: Op) -> bool:
+        """Whether an op is a number that the code of its users contains."""
         used = {o.value.name for o in self.function.outputs}
         return Trait.SCALAR in lookup(op.name).traits and op.results[0].name not in used
 
@@ -348,7 +352,7 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
     """Return the values that depend only on `fixed` inputs, including those: they are computed once."""
     constant = set(fixed)
     for op in function.ops:
-        is_late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits or _symbols_in_code(op)
+        is_late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits or symbols_in_code(op)
         if not is_late and all(v.name in constant for v in op.operands):
             constant.update(v.name for v in op.results)
     return constant
@@ -359,7 +363,7 @@ def _needs_list(arguments: Sequence[object]) -> bool:
     return len(arguments) + 2 > _MAX_ARGUMENTS
 
 
-def _symbols_in_code(op: Op) -> frozenset[Symbol]:
+def symbols_in_code(op: Op) -> frozenset[Symbol]:
     """Return the symbols that the code of an op reads: those of its attributes, and of types that may be empty."""
     if not op.callee and Trait.ZERO_IF_EMPTY in lookup(op.name, op.location).traits:
         return op_symbols(op)

@@ -100,12 +100,18 @@ def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
             "compile with --backend torch, or run with --backend tvm")  # fmt: skip
     text = bundle.programs[program.torch]
     if bundle.path is not None:
-        file = str((bundle.path / program.torch).resolve())
-    else:
-        # Lets debuggers and tracebacks show the source of a program that is not a file here.
-        file = f"<{bundle.manifest.name}/{program.torch}>"
+        return load_text(text, program.name, str((bundle.path / program.torch).resolve()), is_file=True)
+    return load_text(text, program.name, f"<{bundle.manifest.name}/{program.torch}>")
+
+
+def load_text(text: str, name: str, file: str, is_file: bool = False) -> types.ModuleType:
+    """Return the module of a program's text. Raises BundleError if it is none.
+
+    Debuggers and tracebacks show the source by the name of its `file`, even if there is none.
+    """
+    if not is_file:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    module = types.ModuleType(program.name)
+    module = types.ModuleType(name)
     module.__file__ = file
     try:
         exec(compile(text, file, "exec"), module.__dict__)

@@ -51,7 +51,7 @@ def generate_threads(options: GenerateOptions, show: Callable[[int], None]) -> G
     bundle = read_bundle(options.bundle)
     program = LanguageProgram.of(bundle.manifest)
     prompt, _ = prompt_ids(options.tokens)
-    program.check_length(prompt, options.count)
+    program.check(prompt, options.count)
     feed = program.by_session(Session(bundle, options.backend, options.device, options.timeout), options.sampling)
     steps = generated_tokens(feed, prompt, options.count, options.stop)
     return _shown(steps, show, bundle.manifest.mesh.size, "threads")
@@ -67,7 +67,7 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[int], 
 
         def check(bundle: Bundle) -> dict[str, Any]:
             program = LanguageProgram.of(bundle.manifest)
-            program.check_length(prompt, options.count)
+            program.check(prompt, options.count)
             return {program.tokens: prompt.numpy()}
 
         session, _ = load_rank(world, options.bundle, options.backend, options.device, check)

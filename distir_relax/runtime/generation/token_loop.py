@@ -45,13 +45,15 @@ def generated_tokens(feed: Continue, prompt: torch.Tensor, count: int, stop: Col
 class LanguageProgram:
     """A program that continues sequences of tokens: the names of its input and output.
 
-    `max_length` is the largest number of tokens of a sequence; None if there is no bound.
+    `max_length` is the largest number of tokens of a sequence, None if there is no bound, and `vocabulary` the number
+    of different tokens.
     """
 
     name: str
     tokens: str
     logits: str
     max_length: int | None
+    vocabulary: int
 
     @classmethod
     def of(cls, manifest: Manifest) -> LanguageProgram:
@@ -63,10 +65,17 @@ class LanguageProgram:
                 "compile the model with dr.compile_generation, and save its plan",
             )
         longest = next(symbol.high for symbol in manifest.symbols if symbol.name == "new")
-        return cls(manifest.name, manifest.inputs[0].name, manifest.outputs[0].name, longest)
+        (tokens,), (logits,) = manifest.inputs, manifest.outputs
+        return cls(manifest.name, tokens.name, logits.name, longest, logits.shape[-1])
 
-    def check_length(self, prompt: torch.Tensor, count: int) -> None:
-        """Raise RunError for more tokens than a sequence may have."""
+    def check(self, prompt: torch.Tensor, count: int) -> None:
+        """Raise RunError for more tokens than a sequence may have, and for unknown ones."""
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= self.vocabulary:
+            raise RunError(
+                f"expected token ids from 0 to {self.vocabulary - 1}, found {low if low < 0 else high}",
+                hint="encode the text with the model's own tokenizer",
+            )
         if count < 0:
             raise RunError(f"expected a number of new tokens of at least 0, found {count}")
         if self.max_length is not None and prompt.shape[1] + count > self.max_length:

@@ -1,0 +1,247 @@
+"""Torch code of one step of several requests, from a rank's program that continues one sequence.
+
+Ops that are parallel along the new positions run once, on the rows of all requests (`request_rows`). The others run for
+each request, in functions of their own that `main` calls between them. Rows are joined and split where the two meet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from distir_relax.errors import UnsupportedOpError
+from distir_relax.ir import Function, Module, Op, Output, Value, inline
+from distir_relax.ir.symbols import module_symbols, specialize
+from distir_relax.layout import size_of, symbols_within
+from distir_relax.layout.symbolic_size import Size
+from distir_relax.lowering.emit.request_rows import ROWS, RowOps, row_ops, rows_of
+from distir_relax.lowering.emit.torch_function import TorchFunction, symbols_in_code
+from distir_relax.ops import Trait, lookup
+
+SIZES = ("last", "new", "past")
+"""The sizes of a request."""
+
+
+def single_sequence(module: Module) -> Module:
+    """Return a ranked program that continues sequences for batches of one; functions are inlined, equal ops merged."""
+    others = module_symbols(module).keys() - set(SIZES)
+    single = specialize(inline(module), dict.fromkeys(others, 1))
+    return replace(single, functions=tuple(map(_merge_equal, single.functions)))
+
+
+def _merge_equal(function: Function) -> Function:
+    """Let equal ops of a function be one: positions and masks of every layer."""
+    names: dict[str, Value] = {}
+    found: dict[object, tuple[Value, ...]] = {}
+    ops: list[Op] = []
+    for op in function.ops:
+        operands = tuple(names.get(v.name, v) for v in op.operands)
+        key = (op.name, operands, tuple(sorted(op.attrs.items())), tuple(v.type for v in op.results))
+        if Trait.ON_COMMUNICATOR not in lookup(op.name, op.location).traits and key in found:
+            names |= {v.name: first for v, first in zip(op.results, found[key], strict=True)}
+            continue
+        found[key] = op.results
+        ops.append(replace(op, operands=operands))
+    outputs = tuple(replace(o, value=names.get(o.value.name, o.value)) for o in function.outputs)
+    return replace(function, ops=tuple(ops), outputs=outputs)
+
+
+@dataclass(slots=True)
+class _Statement:
+    """Lines of `main`, with the variables that they read and assign."""
+
+    lines: list[str]
+    reads: list[str] = field(default_factory=list)
+    writes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RequestsFunction:
+    """The text of a rank's step of several requests: ``main(comm, weights, requests, *inputs)``.
+
+    Each of the `requests` is a `kernels.requests.Request`, whose ``sized`` values are the result of `prepare_sizes`.
+    `emitted` is the code of the program for one sequence, whose names and weights it uses. `states` maps its inputs
+    that are states to the outputs with their next values.
+    """
+
+    emitted: TorchFunction
+    states: Mapping[str, str]
+    rows: RowOps = field(init=False)
+    regions: list[str] = field(default_factory=list)
+    """The functions that run for each request."""
+    statements: list[_Statement] = field(default_factory=list)
+    lists: dict[str, str] = field(default_factory=dict)
+    """The list of what each request has of a value, as an expression of `main`."""
+    joined: set[str] = field(default_factory=set)
+    """The values that are variables of `main`."""
+    used_sizes: set[str] = field(default_factory=set)
+    """The sizes in the code of `main`."""
+    users: dict[str, set[str]] = field(default_factory=dict)
+    """The first results of the ops that use a value, or the name of an output."""
+
+    def __post_init__(self) -> None:
+        self.rows = row_ops(self.emitted.function, self.emitted.fixed)
+        for output in self._outputs():
+            if rows_of(output.value.tensor) is None:
+                raise UnsupportedOpError(
+                    f"expected outputs with one row per position, found {output.name} {output.value.tensor}"
+                )
+        self._generate()
+
+    def text(self) -> str:
+        """Return the Python functions."""
+        emitted = self.emitted
+        inputs = [i.value.name for i in emitted.function.inputs if i.value.name not in {*emitted.stored, *self.states}]
+        arguments = ["comm", "weights", "requests", *(emitted.names[name] for name in inputs)]
+        outputs = [emitted.names[o.value.name] for o in self._outputs()]
+        return (
+            emitted.prepare
+            + emitted.prepare_sizes
+            + (f"SIZED = {self._sized_dims()!r}\n\n\n" if emitted.prepare_sizes else "")
+            + "".join(f"{region}\n\n" for region in self.regions)
+            + f"def main({', '.join(arguments)}):\n"
+            + "    sizes = rows(requests)\n"
+            + "".join(f"    {name} = sum(sizes[{json.dumps(name)}])\n" for name in ROWS if name in self.used_sizes)
+            + "".join(f"    {line}\n" for line in self._lines(outputs))
+            + f"    return ({', '.join(outputs)}{',' * (len(outputs) == 1)})\n"
+        )
+
+    def _sized_dims(self) -> list[list[str]] | None:
+        """Return which dims of each sized value have the new positions, or all; None if a size is another."""
+        kinds = {v.name: v.tensor for op in self.emitted.function.ops for v in op.results}
+        found = [[_dim_kind(size) for size in kinds[name].shape] for name in self.emitted.sized_results]
+        return None if any(kind is None for dims in found for kind in dims) else found  # type: ignore[return-value]
+
+    def _outputs(self) -> list[Output]:
+        return [output for output in self.emitted.function.outputs if output.name not in self.states.values()]
+
+    def _lines(self, outputs: Sequence[str]) -> list[str]:
+        """Return the lines of `main`; variables are deleted after their last use."""
+        last = {name: n for n, statement in enumerate(self.statements) for name in statement.reads}
+        lines: list[str] = []
+        for number, statement in enumerate(self.statements):
+            lines += statement.lines
+            names = dict.fromkeys([*statement.reads, *statement.writes])
+            dead = [name for name in names if last.get(name, number) == number and name not in outputs]
+            lines += [f"del {', '.join(dead)}"] if dead else []
+        return lines
+
+    def _generate(self) -> None:
+        """Generate `main`: ops that run for each request wait until one that runs once needs their results."""
+        emitted, function = self.emitted, self.emitted.function
+        ops = [
+            op
+            for op in function.ops
+            if op.results[0].name not in emitted.fixed | emitted.sized and not emitted.is_number(op)
+        ]
+        for op in ops:
+            for value in op.operands:
+                self.users.setdefault(value.name, set()).add(op.results[0].name)
+        for output in self._outputs():
+            self.users.setdefault(output.value.name, set()).add(f"output {output.name}")
+        self.joined = {i.value.name for i in function.inputs} - set(emitted.stored) - set(self.states)
+        for position, sized in enumerate(emitted.sized_results):
+            self.lists[sized] = f"[r.sized[{position}] for r in requests]"
+        waiting: list[Op] = []
+        for op in ops:
+            runs_once = op.results[0].name in self.rows.once
+            # All ranks communicate in one order only if such an op is alone in its function.
+            is_alone = not runs_once and Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
+            produced = {v.name for other in waiting for v in other.results}
+            if is_alone or (runs_once and any(v.name in produced for v in op.operands)):
+                waiting = self._region(waiting)
+            if runs_once:
+                reads = [name for value in op.operands if (name := self._variable(value))]
+                writes = [emitted.names[v.name] for v in op.results]
+                self.statements.append(_Statement(emitted.op_lines(op), reads, writes))
+                self.used_sizes |= {symbol.name for symbol in symbols_in_code(op)}
+                self.joined.update(v.name for v in op.results)
+                continue
+            waiting.append(op)
+            if is_alone:
+                waiting = self._region(waiting)
+        self._region(waiting)
+        self._region([], self._stores(self.lists.keys() | self.joined | set(self.states)))
+        for output in self._outputs():
+            self._variable(output.value)
+
+    def _variable(self, value: Value) -> str:
+        """Return the variable of `main` with the rows of all requests, which are joined first; empty for a weight."""
+        name = self.emitted.names.get(value.name, "")
+        if value.name in self.lists and value.name not in self.joined:
+            rows, parts = rows_of(value.tensor), self.lists[value.name]
+            reads = [parts] if parts.isidentifier() else []
+            # A shared value has no rows: that of any request will do.
+            code = f"join({parts}, {rows[0]})" if rows else f"({parts})[0]"
+            self.statements.append(_Statement([f"{name} = {code}"], reads, [name]))
+            self.joined.add(value.name)
+        return name if value.name in self.joined else ""
+
+    def _stores(self, values: Collection[str]) -> dict[str, Value]:
+        """Return the states whose next value is one of `values`, by name, unless it is the state itself."""
+        by_output = {output: state for state, output in self.states.items()}
+        outputs = [o for o in self.emitted.function.outputs if o.name in by_output]
+        return {
+            by_output[o.name]: o.value for o in outputs if o.value.name in values and o.value.name != by_output[o.name]
+        }
+
+    def _region(self, ops: Sequence[Op], stores: Mapping[str, Value] | None = None) -> list[Op]:
+        """Generate the function that runs ops for each request, and its call; return an empty list."""
+        produced = {v.name: v for op in ops for v in op.results}
+        stores = self._stores(produced) if stores is None else stores
+        if not ops and not stores:
+            return []
+        emitted = self.emitted
+        inner = {op.results[0].name for op in ops}
+        used = dict.fromkeys(v for op in ops for v in op.operands if v.name not in produced)
+        used |= dict.fromkeys(v for v in stores.values() if v.name not in produced)
+        header, arguments, items, reads = list[str](), list[str](), list[str](), list[str]()
+        symbols = {symbol.name for op in ops for symbol in symbols_in_code(op)}
+        header += [f"{name} = request.{name}" for name in SIZES if name in symbols]
+        for value in used:
+            name = emitted.names.get(value.name, "")
+            if value.name in self.states:
+                header.append(f"{name} = request.states[{json.dumps(value.name)}]")
+            elif value.name in emitted.sized_results:
+                header.append(f"{name} = request.sized[{emitted.sized_results.index(value.name)}]")
+            elif value.name in self.lists:
+                arguments.append(name)
+                items.append(self.lists[value.name])
+                reads.append(self.lists[value.name])
+            elif value.name in self.joined:
+                rows = self.rows.joined.get(value.name)
+                arguments.append(name)
+                split = f"{name}.split(sizes[{json.dumps(rows[1])}], {rows[0]})" if rows else ""
+                items.append(split or f"[{name}] * len(requests)")
+                reads.append(name)
+        results = [v for v in produced.values() if self.users.get(v.name, set()) - inner]
+        lines = [*header, *(line for op in ops for line in emitted.op_lines(op))]
+        lines += [f"request.states[{json.dumps(state)}] = {emitted.names[v.name]}" for state, v in stores.items()]
+        if results:
+            lines.append(f"return {', '.join(emitted.names[v.name] for v in results)}")
+        function = f"request_{len(self.regions)}"
+        self.regions.append(
+            f"def {function}({', '.join(['comm', 'weights', 'request', *arguments])}):\n"
+            + "".join(f"    {line}\n" for line in lines)
+        )
+        each = [f"{emitted.names[v.name]}_each" for v in results]
+        call = f"{function}(comm, weights, *each) for each in zip({', '.join(['requests', *items])}, strict=True)"
+        if len(each) > 1:
+            line = f"{', '.join(each)} = zip(*[{call}], strict=True)"
+        else:
+            line = f"{each[0]} = [{call}]" if each else f"[{call}]"
+        self.statements.append(_Statement([line], reads, each))
+        self.lists |= {v.name: name for v, name in zip(results, each, strict=True)}
+        return []
+
+
+def _dim_kind(size: Size) -> str | None:
+    """Return ``new`` or ``all`` for the size of a dim with these positions, empty for a number, None for others."""
+    symbols = {symbol.name: size_of(symbol) for symbol in symbols_within((size,))}
+    if not symbols:
+        return ""
+    if symbols.keys() == {"new"}:
+        return "new" if size == symbols["new"] else None
+    is_all = symbols.keys() == {"new", "past"} and size == symbols["new"] + symbols["past"]
+    return "all" if is_all else None

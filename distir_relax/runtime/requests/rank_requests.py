@@ -1,0 +1,82 @@
+"""Requests on one rank: their states, and steps of several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import Bundle
+from distir_relax.kernels.requests import Request
+from distir_relax.runtime.call_shapes import Call, CallShapes
+from distir_relax.runtime.generation.token_loop import LanguageProgram
+from distir_relax.runtime.inputs import local_inputs
+from distir_relax.runtime.outputs import collect_output
+from distir_relax.runtime.requests.request_program import load_request_program
+from distir_relax.runtime.requests.state_memory import new_states
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A request in a step: it computes `tokens` after `past` earlier ones, and logits after the `last` of them.
+
+    Memory for `length` tokens is reserved in its first step.
+    """
+
+    request: int
+    past: int
+    tokens: Sequence[int]
+    last: int
+    length: int
+
+
+class RankRequests:
+    """The program and the states of the requests of one rank. `texts` are the result of `emit_request_programs`."""
+
+    def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
+        self._comm = comm
+        self._manifest = bundle.manifest
+        self._language = LanguageProgram.of(bundle.manifest)
+        self._calls = CallShapes(bundle.manifest)
+        self._program = load_request_program(bundle, texts, comm.rank, comm, self._language.max_length)
+        self._states: dict[int, dict[str, torch.Tensor]] = {}
+        self.steps = self._program.steps
+
+    def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
+        """Run a step; return its logits on rank 0, (rows, vocabulary) in the order of the slots, None on the others.
+
+        The states of the requests `ended` are freed first. All ranks call this alike.
+        """
+        import torch
+
+        for request in ended:
+            self._states.pop(request, None)
+        comm = self._comm
+        requests = [self._request(slot) for slot in slots]
+        call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))
+        ids = torch.tensor([[token for slot in slots for token in slot.tokens]], dtype=torch.int64)
+        inputs = local_inputs(call.manifest, {self._language.tokens: ids}, comm.rank, comm.device)
+        results = self._program(requests, inputs)
+        comm.finish_sends()
+        tensor = call.manifest.outputs[0]
+        found = collect_output(comm, tensor, results[0] if tensor.is_on(comm.rank) else None)
+        return None if found is None else found[0]
+
+    def clear(self) -> None:
+        """Free the states of all requests."""
+        self._states.clear()
+
+    def _request(self, slot: Slot) -> Request:
+        if slot.past == 0:
+            self._states[slot.request] = new_states(self._manifest, self._comm.rank, slot.length, self._comm.device)
+        return Request(slot.past, len(slot.tokens), slot.last, self._states[slot.request])
+
+    def _call(self, rows: int, last: int) -> Call:
+        """Return the manifest of the rows of all requests."""
+        sizes = {symbol.name: 1 for symbol in self._manifest.symbols} | {"past": 0, "new": rows, "last": last}
+        return self._calls.at(sizes)

@@ -1,0 +1,86 @@
+"""A rank's program for a step of several requests, emitted from the text of the ranked stage when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle
+from distir_relax.errors import RunError
+from distir_relax.kernels.requests import Request
+from distir_relax.runtime.backends.torch import load_text
+from distir_relax.runtime.backends.weights import load_weights
+from distir_relax.runtime.requests.sized_values import SizedValues
+from distir_relax.runtime.verification import read_stage
+from distir_relax.runtime.watchdog import Steps
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.communicator import Communicator
+
+
+class RequestProgram:
+    """A rank's program for steps of several requests. `steps` is as for a `RankProgram`."""
+
+    def __init__(self, main: Callable[..., Any], comm: Communicator, weights: dict[str, Any], steps: Steps) -> None:
+        self._main, self._comm, self._weights = main, comm, weights
+        self.steps = steps
+        self.sized: SizedValues | None = None
+
+    def __call__(self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run a step on this rank's shards of the inputs; return its outputs. States are updated."""
+        import torch
+
+        with torch.inference_mode():
+            if self.sized is not None:
+                for request in requests:
+                    request.sized = self.sized.of(request.past, request.new, request.last)
+            outputs: Sequence[torch.Tensor] = self._main(self._comm, self._weights, requests, *inputs)
+            return outputs
+
+
+def emit_request_programs(bundle: Bundle) -> dict[str, str]:
+    """Return the text of the program of each rank entry, by name.
+
+    Raises `RunError` for a bundle whose program does not continue sequences, or has no text.
+    """
+    from distir_relax.layout import assuming
+    from distir_relax.lowering.emit.torch import to_torch_requests
+    from distir_relax.lowering.emit.torch_requests import single_sequence
+
+    manifest = bundle.manifest
+    if not manifest.states:
+        raise RunError(
+            "the program does not continue sequences", manifest.name,
+            "compile the model with dr.compile_generation, and save its plan",
+        )  # fmt: skip
+    ranked = read_stage(bundle, "ranked")
+    with assuming(ranked.guards):
+        single = single_sequence(ranked)
+        states = {state.tensor.name: state.output for state in manifest.states}
+        return {entry: to_torch_requests(single, entry, manifest.name, states) for entry in dict.fromkeys(single.ranks)}
+
+
+def load_request_program(
+    bundle: Bundle, texts: dict[str, str], rank: int, comm: Communicator, max_length: int | None
+) -> RequestProgram:
+    """Load the program of a rank, with its weights, on the device of its communicator."""
+    import torch
+
+    name = bundle.manifest.program_of(rank).name
+    module = load_text(texts[name], f"{name}.requests", f"<{bundle.manifest.name}/{name}.requests.py>")
+    weights = load_weights(bundle, rank, comm.device)
+    with torch.inference_mode():
+        if hasattr(module, "prepare"):
+            weights = module.prepare(weights)
+    program = RequestProgram(module.main, comm, weights, module.STEPS)
+    if hasattr(module, "prepare_sizes"):
+
+        def prepare(past: int, new: int, last: int) -> Sequence[torch.Tensor]:
+            sizes = {"past": past, "new": new, "last": last}
+            values: Sequence[torch.Tensor] = module.prepare_sizes(comm, weights, *(sizes[s] for s in module.SIZES))
+            return values
+
+        program.sized = SizedValues(prepare, module.SIZED, max_length)
+    return program

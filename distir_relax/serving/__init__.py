@@ -1,0 +1,7 @@
+"""Generation for many requests at once: scheduling, memory, and the engine that runs steps."""
+
+from distir_relax.serving.engine import Engine, EngineOptions, Executor
+from distir_relax.serving.request import GenerationRequest
+from distir_relax.serving.scheduler import Limits, Scheduler
+
+__all__ = ["Engine", "EngineOptions", "Executor", "GenerationRequest", "Limits", "Scheduler"]

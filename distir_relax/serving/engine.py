@@ -1,0 +1,227 @@
+"""The engine: requests in, tokens out, one step of all running requests after the other."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from distir_relax.bundle import Manifest
+from distir_relax.errors import RunError
+from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, next_tokens, prompt_ids
+from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token
+from distir_relax.serving.request import GenerationRequest
+from distir_relax.serving.scheduler import Limits, Scheduler
+from distir_relax.support.units import size as size_text
+
+if TYPE_CHECKING:
+    import torch
+
+_DEFAULT_MEMORY = 1 << 30
+
+
+class Executor(Protocol):
+    """Runs steps on all ranks of a bundle."""
+
+    def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor:
+        """Return the logits of a step, (rows, vocabulary) in the order of the slots; see `RankRequests.step`."""
+        ...
+
+    def close(self) -> None:
+        """Release the ranks, and all states."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Limits of an engine.
+
+    `max_requests` run at once; others wait. `memory` is that of a rank for the states of requests, in bytes. A step has
+    at most `step_tokens` rows, and `chunk_tokens` of prompts while requests generate: more of them answer a prompt
+    sooner, and delay the next token of the others.
+    """
+
+    max_requests: int = 16
+    memory: int = _DEFAULT_MEMORY
+    step_tokens: int = 512
+    chunk_tokens: int = 128
+
+    def limits(self, manifest: Manifest, max_length: int | None) -> Limits:
+        """Return the limits of a scheduler for a program. Raises RunError if no request fits into memory."""
+        ranks = range(manifest.mesh.size)
+        each = max(bytes_per_request(manifest, rank) for rank in ranks)
+        token = max(bytes_per_token(manifest, rank) for rank in ranks)
+        free = self.memory - each * self.max_requests
+        if free < token:
+            raise RunError(
+                f"expected memory for the states of {self.max_requests} requests, of {size_text(token)} a token and "
+                f"{size_text(each)} a request, found {size_text(self.memory)}",
+                hint="give the engine more memory, or allow fewer requests",
+            )
+        tokens = free // token if token else (max_length or self.step_tokens) * self.max_requests
+        bounded = self.step_tokens if max_length is None else min(self.step_tokens, max_length)
+        return Limits(min(self.max_requests, bounded), tokens, bounded, min(self.chunk_tokens, bounded))
+
+
+class Engine:
+    """Generates tokens for many requests with one program: continuous batching.
+
+    Steps run in the thread that iterates over a request, calls `step`, or `run`; several threads may do so. A request
+    gets the tokens that it would get alone, whatever others run beside it, up to rounding: a product of more rows may
+    add in another order.
+    """
+
+    def __init__(self, executor: Executor, manifest: Manifest, options: EngineOptions | None = None) -> None:
+        self._executor = executor
+        self._language = LanguageProgram.of(manifest)
+        self.limits = (options or EngineOptions()).limits(manifest, self._language.max_length)
+        self._scheduler = Scheduler(self.limits)
+        self._requests: dict[int, GenerationRequest] = {}
+        self._ended: list[int] = []
+        self._numbers = itertools.count()
+        self._exclusive = threading.Lock()
+        self._error: BaseException | None = None
+        self.steps = 0
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> int:
+        """The number of requests in the next step."""
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for memory, or for another to end."""
+        return self._scheduler.waiting
+
+    @property
+    def reserved_tokens(self) -> int:
+        """The number of tokens that memory is set aside for; at most `limits.memory_tokens`."""
+        return self._scheduler.reserved_tokens
+
+    def submit(
+        self, prompt: Sequence[int], max_new_tokens: int = 64, sampling: Sampling = GREEDY, stop: Collection[int] = (),
+        on_token: Callable[[GenerationRequest], None] | None = None,
+    ) -> GenerationRequest:  # fmt: skip
+        """Add a request for the tokens after those of a prompt, and return it at once.
+
+        It ends after `max_new_tokens`, or with a token of `stop`. `on_token` is called after each token, and at the
+        end, by the thread that runs the step.
+
+        Raises RunError for a prompt that is empty, not of token ids, or too long for the program or the memory.
+        """
+        ids, is_batch = prompt_ids(prompt)
+        if is_batch:
+            raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
+        self._language.check(ids, max_new_tokens)
+        with self._exclusive:
+            self._check_open()
+            number = next(self._numbers)
+            request = GenerationRequest(
+                number, ids[0].tolist(), max_new_tokens, sampling, frozenset(stop), self, on_token
+            )
+            if max_new_tokens == 0:
+                request.ended = "length"
+                return request
+            self._scheduler.add(number, ids.shape[1], ids.shape[1] + max_new_tokens)
+            self._requests[number] = request
+            return request
+
+    def cancel(self, request: GenerationRequest) -> None:
+        """End a request before its last token; see `GenerationRequest.cancel`."""
+        with self._exclusive:
+            if not request.ended:
+                self._end(request, "cancelled")
+
+    def step(self) -> bool:
+        """Run a step; return whether there was any request to run.
+
+        Raises what a rank raised, in this step or an earlier one; all requests then end with this error.
+        """
+        with self._exclusive:
+            self._check_open()
+            planned = self._scheduler.plan()
+            if not planned:
+                return False
+            slots = [self._slot(number, *span) for number, span in planned.items()]
+            try:
+                logits = self._executor.step(slots, self._take_ended())
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self.steps += 1
+            self._advance([self._requests[slot.request] for slot in slots if slot.last], logits)
+            return True
+
+    def run(self) -> None:
+        """Run steps until all requests have ended."""
+        while self.step():
+            pass
+
+    def close(self) -> None:
+        """Cancel all requests, and release the ranks."""
+        with self._exclusive:
+            for request in list(self._requests.values()):
+                self._end(request, "cancelled")
+            if self._error is None:
+                self._error = RunError("the engine is closed", hint="make a new one")
+                self._executor.close()
+
+    def _slot(self, number: int, start: int, stop: int) -> Slot:
+        request = self._requests[number]
+        prompt = len(request.prompt)
+        tokens = request.prompt[start:stop] if start < prompt else request.tokens[start - prompt :]
+        is_last = stop == prompt + len(request.tokens)
+        return Slot(number, start, tokens, int(is_last), prompt + request.count)
+
+    def _take_ended(self) -> list[int]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _advance(self, requests: Sequence[GenerationRequest], logits: torch.Tensor) -> None:
+        """Choose the next token of each request from its row of the logits."""
+        now = time.perf_counter()
+        greedy = logits.argmax(-1).tolist() if any(r.sampling.temperature == 0 for r in requests) else []
+        for row, request in enumerate(requests):
+            position = len(request.prompt) + len(request.tokens)
+            if request.sampling.temperature == 0:
+                token = greedy[row]
+            else:
+                token = int(next_tokens(logits[row : row + 1], position, request.sampling)[0])
+            request.tokens.append(token)
+            request.times.append(now)
+            if token in request.stop:
+                self._end(request, "stop")
+            elif len(request.tokens) == request.count:
+                self._end(request, "length")
+            else:
+                self._scheduler.extend(request.number)
+                if request.on_token is not None:
+                    request.on_token(request)
+
+    def _end(self, request: GenerationRequest, reason: str) -> None:
+        request.ended = reason
+        self._requests.pop(request.number, None)
+        if self._scheduler.remove(request.number):
+            self._ended.append(request.number)
+        if request.on_token is not None:
+            request.on_token(request)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        for request in list(self._requests.values()):
+            request.error = error
+            self._end(request, "error")
+        self._executor.close()
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error

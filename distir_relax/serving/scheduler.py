@@ -1,0 +1,133 @@
+"""Continuous batching: which requests take part in the next step, and with how many tokens.
+
+Requests join and leave between steps. One that generates has one row in each step. A prompt is fed in chunks, in the
+order of arrival, so that a long one delays the tokens of others by a bounded time (chunked prefill, Sarathi-Serve,
+Agrawal et al., OSDI 2024). Memory for the longest a request can get is set aside when it joins, so that none has to be
+stopped later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from distir_relax.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a scheduler: requests at once, tokens in memory, and rows of a step.
+
+    A step has at most `step_tokens` rows, and at most `chunk_tokens` of prompts while other requests generate.
+    """
+
+    requests: int
+    memory_tokens: int
+    step_tokens: int
+    chunk_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "memory_tokens", "step_tokens", "chunk_tokens"):
+            if getattr(self, name) < 1:
+                raise RunError(f"expected {name.replace('_', ' ')} of at least 1, found {getattr(self, name)}")
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A request: tokens known so far and computed so far, and the most it can have."""
+
+    known: int
+    length: int
+    computed: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.known - self.computed
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Requests by number: those that wait, in order of arrival, and those that run."""
+
+    limits: Limits
+    _waiting: deque[int] = field(default_factory=deque)
+    _running: list[int] = field(default_factory=list)
+    _sequences: dict[int, _Sequence] = field(default_factory=dict)
+
+    @property
+    def running(self) -> int:
+        """The number of requests that have joined."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that have not."""
+        return len(self._waiting)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """The tokens that memory is set aside for."""
+        return sum(self._sequences[number].length for number in self._running)
+
+    def add(self, number: int, prompt: int, length: int) -> None:
+        """Add a request of `prompt` tokens that can grow to `length`. Raises RunError if memory never suffices."""
+        if length > self.limits.memory_tokens:
+            raise RunError(
+                f"expected at most {self.limits.memory_tokens} tokens of a request, which fit into memory, found "
+                f"{length} with the new ones",
+                hint="ask for fewer tokens, or give the engine more memory",
+            )
+        self._sequences[number] = _Sequence(prompt, length)
+        self._waiting.append(number)
+
+    def remove(self, number: int) -> bool:
+        """Remove a request that has ended or is cancelled; return whether it had joined. Unknown ones are ignored."""
+        if self._sequences.pop(number, None) is None:
+            return False
+        if number in self._running:
+            self._running.remove(number)
+            return True
+        self._waiting.remove(number)
+        return False
+
+    def plan(self) -> dict[int, tuple[int, int]]:
+        """Return the requests of the next step with the range of tokens that each computes; they count as computed."""
+        self._admit()
+        rows = self.limits.step_tokens
+        counts: dict[int, int] = {}
+        for number in self._running:
+            if self._sequences[number].left == 1 and rows:
+                counts[number] = 1
+                rows -= 1
+        if counts:
+            rows = min(rows, self.limits.chunk_tokens)
+        for number in self._running:
+            if number not in counts and (count := min(rows, self._sequences[number].left)):
+                counts[number] = count
+                rows -= count
+        planned = {}
+        for number, count in counts.items():
+            sequence = self._sequences[number]
+            planned[number] = sequence.computed, sequence.computed + count
+            sequence.computed += count
+        self._rotate(counts)
+        return planned
+
+    def extend(self, number: int) -> None:
+        """Add a generated token to a request whose tokens have all been computed."""
+        self._sequences[number].known += 1
+
+    def _admit(self) -> None:
+        free = self.limits.memory_tokens - self.reserved_tokens
+        while self._waiting and len(self._running) < self.limits.requests:
+            length = self._sequences[self._waiting[0]].length
+            if length > free:
+                return
+            free -= length
+            self._running.append(self._waiting.popleft())
+
+    def _rotate(self, counts: dict[int, int]) -> None:
+        """Let requests that got no row be the first of the next step: no one waits for ever."""
+        left_out = [number for number in self._running if number not in counts and self._sequences[number].left == 1]
+        if left_out:
+            self._running = left_out + [number for number in self._running if number not in left_out]

@@ -1,0 +1,225 @@
+"""Many requests at once get the tokens that each would get alone, on any ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import distir_relax as dr
+from distir_relax.errors import RunError
+from distir_relax.runtime.generation import Sampling
+from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests
+from distir_relax.serving import Engine, EngineOptions, GenerationRequest
+from tests.incremental.test_language_models import MODELS, VOCABULARY
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+LENGTH = 64
+NAMES = (
+    "llama eager",
+    "gpt2",
+    "gemma2 with a window of 5",
+    "mistral with a window of 7",
+    "phi3",
+    "falcon with alibi",
+    "mixtral",
+)
+
+
+@cache
+def model(name: str) -> Any:
+    torch.manual_seed(0)
+    kind, options = MODELS[name]
+    family = kind.removesuffix("LMHead")
+    config = getattr(transformers, f"{family}Config")(**options)
+    return getattr(transformers, f"{kind}Model" if kind != family else f"{kind}ForCausalLM")(config).eval()
+
+
+@cache
+def compiled(name: str = "llama", strategy: str = "1/1/1/1", tail: str = "ragged") -> dr.Generation:
+    return dr.compile_generation(model(name), strategy=strategy, tail=tail, max_length=LENGTH)
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 30))] for _ in range(count)]
+
+
+def alone(name: str, prompt: list[int], count: int) -> list[int]:
+    """The tokens that the model itself takes, each from the whole sequence."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(model(name)(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "tail"),
+    [
+        *((name, "1/1/1/1", "ragged") for name in NAMES),
+        ("llama", "1/3/1/1", "ragged"), ("gpt2", "1/5/1/1", "pad"), ("gpt2", "1/2/2/1", "ragged"),
+        ("mixtral", "1/3/1/1", "pad"), ("gpt2", "2/1/1/1", "ragged"),
+    ],
+)  # fmt: skip
+def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: str, tail: str) -> None:
+    """Random chunks of five sequences, in random order, with logits of none, one or all positions of a chunk."""
+    ranks = ThreadRequests(compiled(name, strategy, tail).plan.bundle())
+    rng = random.Random(1)
+    ids = prompts(5, seed=3)
+    with torch.no_grad():
+        expected = [model(name)(torch.tensor([x]), use_cache=False).logits[0] for x in ids]
+    computed, compared = [0] * len(ids), 0
+    while any(done < len(x) for done, x in zip(computed, ids, strict=True)):
+        slots, wanted = [], []
+        for number in rng.sample(range(len(ids)), len(ids)):
+            start, room = computed[number], LENGTH - sum(len(slot.tokens) for slot in slots)
+            if (left := min(len(ids[number]) - start, room)) and rng.random() < 0.7:
+                count = rng.randint(1, min(left, 9))
+                last = rng.choice([0, 1, count])
+                slots.append(Slot(number, start, ids[number][start : start + count], last, len(ids[number])))
+                computed[number] += count
+                wanted.append(expected[number][computed[number] - last : computed[number]])
+        if slots:
+            logits = ranks.step(slots)
+            torch.testing.assert_close(logits, torch.cat(wanted), rtol=1e-5, atol=1e-6)
+            compared += len(logits)
+    ranks.close()
+    assert compared > 10
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("mixtral", "1/3/1/1"), ("gpt2", "1/1/2/1")])
+def test_requests_that_join_and_leave_get_the_tokens_they_would_get_alone(name: str, strategy: str) -> None:
+    options = EngineOptions(max_requests=4, step_tokens=20, chunk_tokens=7)
+    counts = [5, 1, 17, 3, 9, 12, 2]
+    with compiled(name, strategy).engine(options) as engine:
+        requests = []
+        for prompt, count in zip(prompts(len(counts)), counts, strict=True):
+            requests.append(engine.submit(prompt, count))
+            engine.step()
+        first = [token for token, _ in zip(requests[2], range(3), strict=False)]
+        engine.run()
+        for request, count in zip(requests, counts, strict=True):
+            assert request.tokens == alone(name, list(request.prompt), count)
+            assert request.ended == "length"
+            assert len(request.times) == count
+        assert first == requests[2].tokens[:3]
+        assert (engine.running, engine.waiting, engine.reserved_tokens) == (0, 0, 0)
+        # Together they take fewer steps than one after the other.
+        assert engine.steps < sum(counts)
+
+
+def test_draws_are_those_of_one_request() -> None:
+    generation = compiled()
+    sampling = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "seed": 5}
+    with generation.engine() as engine:
+        requests = [engine.submit(prompt, 8, Sampling(**sampling)) for prompt in prompts(3)]  # type: ignore[arg-type]
+        engine.run()
+    for request in requests:
+        assert request.tokens == generation.generate(list(request.prompt), 8, **sampling).tolist()  # type: ignore[misc]
+
+
+def test_a_stop_token_ends_a_request_and_a_cancelled_one_leaves() -> None:
+    prompt = prompts(1)[0]
+    expected = alone("llama", prompt, 9)
+    seen: list[tuple[int, str]] = []
+
+    def on_token(request: GenerationRequest) -> None:
+        seen.append((len(request.tokens), request.ended))
+
+    with compiled().engine() as engine:
+        request = engine.submit(prompt, 9, stop=[expected[3]], on_token=on_token)
+        other = engine.submit(prompt, 9)
+        engine.step()
+        other.cancel()
+        other.cancel()
+        first = expected.index(expected[3])
+        assert request.result() == expected[: first + 1]
+        assert (request.ended, other.ended, len(other.tokens)) == ("stop", "cancelled", 1)
+        assert seen[-1] == (first + 1, "stop")
+        assert engine.submit(prompt, 0).result() == []
+    assert not engine.running
+
+
+def test_states_use_the_memory_of_their_tokens_and_return_it() -> None:
+    config = transformers.GPT2Config(n_layer=3, n_head=4, n_embd=256, vocab_size=VOCABULARY, n_positions=2048)
+    large = transformers.GPT2LMHeadModel(config).eval()
+    engine = dr.compile_generation(large, max_length=2048, mesh=1).engine(EngineOptions(memory=1 << 27))
+    token = 3 * 2 * 256 * 4
+    assert engine.limits.memory_tokens == (1 << 27) // token
+    with engine:
+        for _ in range(2):
+            before = _resident()
+            requests = [engine.submit([1] * 500, 1500) for _ in range(3)]
+            while len(requests[-1].tokens) < 3:
+                engine.step()
+            live = sum(len(r.prompt) + len(r.tokens) - 1 for r in requests) * token
+            used = _resident() - before
+            # The rest of a process moves a little.
+            assert live <= used + 100_000
+            assert used <= live * 1.05 + 2_000_000
+            for request in requests:
+                request.cancel()
+            engine.submit([1], 1).result()
+
+
+def _resident() -> int:
+    """The bytes of anonymous mappings without huge pages: those of states."""
+    total = size = 0
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            if line.startswith("Rss:"):
+                size = int(line.split()[1]) * 1024
+            elif line.startswith("VmFlags:"):
+                total += size if " nh" in line else 0
+    return total
+
+
+def test_what_does_not_fit_is_refused_at_once() -> None:
+    generation = compiled()
+    with pytest.raises(RunError, match="expected memory for the states of 16 requests, of 256 B a token and 0 B a"):
+        generation.engine(EngineOptions(memory=100))
+    with generation.engine(EngineOptions(memory=20 * 256)) as engine:
+        with pytest.raises(RunError, match="expected at most 20 tokens of a request, which fit into memory, found 21"):
+            engine.submit([1] * 11, 10)
+        with pytest.raises(RunError, match="expected at most 64 tokens, found a prompt of 60 and 10 new ones"):
+            engine.submit([1] * 60, 10)
+        with pytest.raises(RunError, match="expected token ids from 0 to 60, found 61"):
+            engine.submit([1, 61], 10)
+        with pytest.raises(RunError, match="expected a prompt of at least one token"):
+            engine.submit([], 10)
+        with pytest.raises(RunError, match="expected the token ids of one prompt, found a batch"):
+            engine.submit([[1], [2]], 10)  # type: ignore[list-item]
+        assert engine.submit([1] * 11, 9).result() == alone("llama", [1] * 11, 9)
+    with pytest.raises(RunError, match="the engine is closed"):
+        engine.submit([1], 1)
+
+
+def test_an_error_of_a_rank_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = compiled("llama", "1/3/1/1").engine()
+    requests = [engine.submit([1, 2], 5), engine.submit([3], 5)]
+    engine.step()
+    step = RankRequests.step
+
+    def fails(self: RankRequests, slots: Sequence[Slot], ended: Collection[int] = ()) -> Any:
+        if self._comm.rank == 1:
+            raise RunError("no memory left")
+        return step(self, slots, ended)
+
+    monkeypatch.setattr(RankRequests, "step", fails)
+    for use in (engine.run, requests[0].result, lambda: engine.submit([1], 1)):
+        with pytest.raises(RunError, match="no memory left"):
+            use()
+    assert [request.ended for request in requests] == ["error", "error"]
+    engine.close()
+
+
+def test_a_program_that_continues_nothing_is_refused() -> None:
+    plan = dr.compile(torch.nn.Linear(3, 4), (torch.randn(2, 3),), mesh=1)
+    with pytest.raises(RunError, match="the program does not continue sequences"):
+        Engine(ThreadRequests(plan.bundle()), plan.bundle().manifest)
