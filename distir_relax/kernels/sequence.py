@@ -34,3 +34,9 @@ def reserve(buffer: torch.Tensor, length: int, dim: int) -> torch.Tensor:
     result = buffer.narrow(dim, 0, length)
     result.reserved = buffer  # type: ignore[attr-defined]
     return result
+
+
+def truncate(x: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+    """Return the first `length` elements along `dim` of a result of `append`, with its reserved memory."""
+    buffer: torch.Tensor | None = getattr(x, "reserved", None)
+    return x.narrow(dim, 0, length) if buffer is None else reserve(buffer, length, dim)

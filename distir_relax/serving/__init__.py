@@ -2,6 +2,6 @@
 
 from distir_relax.serving.engine import Engine, EngineOptions, Executor
 from distir_relax.serving.request import GenerationRequest
-from distir_relax.serving.scheduler import Limits, Scheduler
+from distir_relax.serving.scheduler import Limits, Scheduler, Span
 
-__all__ = ["Engine", "EngineOptions", "Executor", "GenerationRequest", "Limits", "Scheduler"]
+__all__ = ["Engine", "EngineOptions", "Executor", "GenerationRequest", "Limits", "Scheduler", "Span"]

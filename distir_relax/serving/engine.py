@@ -13,8 +13,9 @@ from distir_relax.bundle import Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, next_tokens, prompt_ids
 from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token
+from distir_relax.serving.drafts import PromptLookup
 from distir_relax.serving.request import GenerationRequest
-from distir_relax.serving.scheduler import Limits, Scheduler
+from distir_relax.serving.scheduler import Limits, Scheduler, Span
 from distir_relax.support.units import size as size_text
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ class EngineOptions:
 
     `max_requests` run at once; others wait. `memory` is that of a rank for the states of requests, in bytes. A step has
     at most `step_tokens` rows, and `chunk_tokens` of prompts while requests generate: more of them answer a prompt
-    sooner, and delay the next token of the others.
+    sooner, and delay the next token of the others. Up to `drafts` tokens of a request are drafted in each step
+    (`PromptLookup`), which changes no token; programs whose states do not grow cannot take them back, and have none.
     """
 
     max_requests: int = 16
     memory: int = _DEFAULT_MEMORY
     step_tokens: int = 512
     chunk_tokens: int = 128
+    drafts: int = 0
 
     def limits(self, manifest: Manifest, max_length: int | None) -> Limits:
         """Return the limits of a scheduler for a program. Raises RunError if no request fits into memory."""
@@ -84,7 +87,11 @@ class Engine:
         self._numbers = itertools.count()
         self._exclusive = threading.Lock()
         self._error: BaseException | None = None
+        self._drafts = (options or EngineOptions()).drafts
+        if self._drafts and not all(state.grows for state in manifest.states):
+            raise RunError("expected no drafts for a program that has states besides those that grow")
         self.steps = 0
+        self.accepted_drafts = 0
 
     def __enter__(self) -> Engine:
         return self
@@ -131,6 +138,9 @@ class Engine:
             if max_new_tokens == 0:
                 request.ended = "length"
                 return request
+            if self._drafts:
+                request.lookup = PromptLookup()
+                request.lookup.extend(request.prompt)
             self._scheduler.add(number, ids.shape[1], ids.shape[1] + max_new_tokens)
             self._requests[number] = request
             return request
@@ -148,17 +158,20 @@ class Engine:
         """
         with self._exclusive:
             self._check_open()
-            planned = self._scheduler.plan()
+            drafts = self._propose()
+            planned = self._scheduler.plan({number: len(tokens) for number, tokens in drafts.items()})
             if not planned:
                 return False
-            slots = [self._slot(number, *span) for number, span in planned.items()]
+            slots = [
+                self._slot(number, span, drafts.get(number, [])[: span.drafts]) for number, span in planned.items()
+            ]
             try:
                 logits = self._executor.step(slots, self._take_ended())
             except BaseException as error:
                 self._fail(error)
                 raise
             self.steps += 1
-            self._advance([self._requests[slot.request] for slot in slots if slot.last], logits)
+            self._advance([slot for slot in slots if slot.last], logits)
             return True
 
     def run(self) -> None:
@@ -175,37 +188,62 @@ class Engine:
                 self._error = RunError("the engine is closed", hint="make a new one")
                 self._executor.close()
 
-    def _slot(self, number: int, start: int, stop: int) -> Slot:
+    def _propose(self) -> dict[int, list[int]]:
+        """Return drafts for the requests that generate."""
+        if not self._drafts:
+            return {}
+        lookups = {number: self._requests[number].lookup for number in self._scheduler.generating()}
+        return {number: lookup.propose(self._drafts) for number, lookup in lookups.items() if lookup is not None}
+
+    def _slot(self, number: int, span: Span, drafts: Sequence[int]) -> Slot:
         request = self._requests[number]
         prompt = len(request.prompt)
-        tokens = request.prompt[start:stop] if start < prompt else request.tokens[start - prompt :]
-        is_last = stop == prompt + len(request.tokens)
-        return Slot(number, start, tokens, int(is_last), prompt + request.count)
+        known = request.prompt if span.start < prompt else request.tokens
+        first = 0 if span.start < prompt else prompt
+        tokens = known[span.start - first : span.stop - first]
+        is_last = span.stop == prompt + len(request.tokens)
+        return Slot(number, span.start, [*tokens, *drafts], (1 + len(drafts)) * is_last, prompt + request.count)
 
     def _take_ended(self) -> list[int]:
         ended, self._ended = self._ended, []
         return ended
 
-    def _advance(self, requests: Sequence[GenerationRequest], logits: torch.Tensor) -> None:
-        """Choose the next token of each request from its row of the logits."""
+    def _advance(self, slots: Sequence[Slot], logits: torch.Tensor) -> None:
+        """Choose the next tokens of each request from its rows of the logits: one, and one more for each good draft."""
         now = time.perf_counter()
+        requests = [self._requests[slot.request] for slot in slots]
         greedy = logits.argmax(-1).tolist() if any(r.sampling.temperature == 0 for r in requests) else []
-        for row, request in enumerate(requests):
-            position = len(request.prompt) + len(request.tokens)
-            if request.sampling.temperature == 0:
-                token = greedy[row]
-            else:
-                token = int(next_tokens(logits[row : row + 1], position, request.sampling)[0])
-            request.tokens.append(token)
-            request.times.append(now)
-            if token in request.stop:
+        row = 0
+        for request, slot in zip(requests, slots, strict=True):
+            drafts = slot.tokens[len(slot.tokens) - slot.last + 1 :]
+            chosen: list[int] = []
+            for place in range(slot.last):
+                token = (
+                    greedy[row + place]
+                    if greedy and request.sampling.temperature == 0
+                    else self._draw(logits[row + place], request, len(chosen))
+                )
+                chosen.append(token)
+                if token in request.stop or place == len(drafts) or token != drafts[place]:
+                    break
+            row += slot.last
+            self.accepted_drafts += len(chosen) - 1
+            request.tokens += chosen
+            request.times += [now] * len(chosen)
+            if chosen[-1] in request.stop:
                 self._end(request, "stop")
             elif len(request.tokens) == request.count:
                 self._end(request, "length")
             else:
-                self._scheduler.extend(request.number)
+                self._scheduler.extend(request.number, len(chosen))
+                if request.lookup is not None:
+                    request.lookup.extend(chosen)
                 if request.on_token is not None:
                     request.on_token(request)
+
+    def _draw(self, logits: torch.Tensor, request: GenerationRequest, ahead: int) -> int:
+        position = len(request.prompt) + len(request.tokens) + ahead
+        return int(next_tokens(logits[None], position, request.sampling)[0])
 
     def _end(self, request: GenerationRequest, reason: str) -> None:
         request.ended = reason

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from distir_relax.runtime.generation import Sampling
+from distir_relax.serving.drafts import PromptLookup
 
 
 class RunsRequests(Protocol):
@@ -43,6 +44,8 @@ class GenerationRequest:
     submitted: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
     """The time of each token."""
+    lookup: PromptLookup | None = None
+    """Its drafts, if the engine makes some."""
 
     def __repr__(self) -> str:
         ended = f", {self.ended}" if self.ended else ""

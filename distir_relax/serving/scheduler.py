@@ -9,6 +9,7 @@ stopped later.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.errors import RunError
@@ -30,6 +31,15 @@ class Limits:
         for name in ("requests", "memory_tokens", "step_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise RunError(f"expected {name.replace('_', ' ')} of at least 1, found {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens of a request in a step, from `start` to `stop`, and the number of drafts after them."""
+
+    start: int
+    stop: int
+    drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -90,8 +100,15 @@ class Scheduler:
         self._waiting.remove(number)
         return False
 
-    def plan(self) -> dict[int, tuple[int, int]]:
-        """Return the requests of the next step with the range of tokens that each computes; they count as computed."""
+    def generating(self) -> list[int]:
+        """Return the requests of which only the last token is left to compute: those that drafts can be added to."""
+        return [number for number in self._running if self._sequences[number].left == 1]
+
+    def plan(self, drafts: Mapping[int, int] | None = None) -> dict[int, Span]:
+        """Return the requests of the next step with the tokens that each computes; those known count as computed.
+
+        `drafts` are the numbers of drafts that requests have; they get the rows that others leave.
+        """
         self._admit()
         rows = self.limits.step_tokens
         counts: dict[int, int] = {}
@@ -108,14 +125,19 @@ class Scheduler:
         planned = {}
         for number, count in counts.items():
             sequence = self._sequences[number]
-            planned[number] = sequence.computed, sequence.computed + count
+            start = sequence.computed
             sequence.computed += count
+            # The token after the last draft needs no row.
+            extra = min((drafts or {}).get(number, 0), rows, sequence.length - sequence.known - 1)
+            rows -= extra
+            planned[number] = Span(start, sequence.computed, extra)
         self._rotate(counts)
         return planned
 
-    def extend(self, number: int) -> None:
-        """Add a generated token to a request whose tokens have all been computed."""
-        self._sequences[number].known += 1
+    def extend(self, number: int, tokens: int = 1) -> None:
+        """Add generated tokens to a request whose tokens have all been computed, and drafts but for the last token."""
+        self._sequences[number].known += tokens
+        self._sequences[number].computed += tokens - 1
 
     def _admit(self) -> None:
         free = self.limits.memory_tokens - self.reserved_tokens

@@ -16,6 +16,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.generation import Sampling
 from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests
 from distir_relax.serving import Engine, EngineOptions, GenerationRequest
+from distir_relax.serving.drafts import PromptLookup
 from tests.incremental.test_language_models import MODELS, VOCABULARY
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
@@ -122,6 +123,35 @@ def test_draws_are_those_of_one_request() -> None:
         engine.run()
     for request in requests:
         assert request.tokens == generation.generate(list(request.prompt), 8, **sampling).tolist()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1")])
+def test_drafts_change_no_token(name: str, strategy: str) -> None:
+    """A model of random weights soon repeats itself, so many drafts are good, and the others are taken back."""
+    sampling = [Sampling(), Sampling(temperature=0.4, seed=3), Sampling()]
+    found: list[Any] = []
+    for drafts in (0, 3):
+        with compiled(name, strategy).engine(EngineOptions(drafts=drafts, chunk_tokens=5)) as engine:
+            requests = [engine.submit(p, 30, s) for p, s in zip(prompts(3, seed=2), sampling, strict=True)]
+            engine.run()
+            found += [[r.tokens for r in requests], engine.accepted_drafts, engine.steps]
+            engine.submit(requests[0].prompt, 30).result()
+            found[-1] = engine.steps - found[-1]
+    expected, none, steps, tokens, accepted, fewer = found
+    assert tokens == expected
+    assert none == 0 < accepted
+    assert fewer < steps
+
+
+def test_drafts_are_the_tokens_after_the_last_place() -> None:
+    lookup = PromptLookup()
+    lookup.extend([7, 8, 1, 2, 3, 4, 5, 1, 2, 9, 1, 2])
+    assert lookup.propose(3) == [9, 1, 2]
+    lookup.extend([3])
+    assert lookup.propose(2) == [4, 5]
+    lookup.extend([6])
+    assert lookup.propose(2) == []
+    assert PromptLookup().propose(4) == []
 
 
 def test_a_stop_token_ends_a_request_and_a_cancelled_one_leaves() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from distir_relax.errors import RunError
-from distir_relax.serving import Limits, Scheduler
+from distir_relax.serving import Limits, Scheduler, Span
 
 
 def scheduler(requests: int = 3, memory: int = 100, step: int = 10, chunk: int = 4) -> Scheduler:
@@ -17,16 +17,16 @@ def scheduler(requests: int = 3, memory: int = 100, step: int = 10, chunk: int =
 def test_a_prompt_is_fed_in_chunks_that_others_bound() -> None:
     s = scheduler()
     s.add(0, 12, 20)
-    assert s.plan() == {0: (0, 10)}
-    assert s.plan() == {0: (10, 12)}
+    assert s.plan() == {0: Span(0, 10)}
+    assert s.plan() == {0: Span(10, 12)}
     s.extend(0)
     s.add(1, 9, 12)
-    assert s.plan() == {0: (12, 13), 1: (0, 4)}
+    assert s.plan() == {0: Span(12, 13), 1: Span(0, 4)}
     s.extend(0)
-    assert s.plan() == {0: (13, 14), 1: (4, 8)}
+    assert s.plan() == {0: Span(13, 14), 1: Span(4, 8)}
     # The last token of a prompt has one row, as one that was generated.
     s.extend(0)
-    assert s.plan() == {0: (14, 15), 1: (8, 9)}
+    assert s.plan() == {0: Span(14, 15), 1: Span(8, 9)}
 
 
 def test_requests_join_in_order_as_memory_allows() -> None:
@@ -69,23 +69,28 @@ def test_every_token_is_computed_once_within_the_bounds(seed: int) -> None:
             number = arrivals.pop(0)
             s.add(number, prompts[number], lengths[number])
         decoding = {n for n in prompts if n not in ended and computed[n] and known[n] - computed[n] == 1}
-        planned = s.plan()
+        drafts = {n: rng.randint(0, 4) for n in s.generating()}
+        planned = s.plan(drafts)
         assert s.running <= limits.requests
         assert s.reserved_tokens <= limits.memory_tokens
-        assert sum(stop - start for start, stop in planned.values()) <= limits.step_tokens
+        assert sum(span.stop - span.start + span.drafts for span in planned.values()) <= limits.step_tokens
         if decoding & planned.keys():
-            rows = sum(stop - start for n, (start, stop) in planned.items() if known[n] - start > 1)
+            rows = sum(x.stop - x.start for n, x in planned.items() if known[n] - x.start > 1)
             assert rows <= limits.chunk_tokens
-        for number, (start, stop) in planned.items():
-            assert start == computed[number] < stop <= known[number]
-            computed[number] = stop
-            if stop == known[number]:
-                known[number] += 1
+        for number, span in planned.items():
+            assert span.start == computed[number] < span.stop <= known[number]
+            assert span.drafts <= drafts.get(number, 0)
+            computed[number] = span.stop
+            if span.stop == known[number]:
+                tokens = 1 + rng.randint(0, span.drafts)
+                known[number] += tokens
+                computed[number] += tokens - 1
+                assert known[number] <= lengths[number]
                 if known[number] == lengths[number]:
                     s.remove(number)
                     ended.add(number)
                 else:
-                    s.extend(number)
+                    s.extend(number, tokens)
         if len(ended) == len(prompts):
             return
     raise AssertionError("some request has not ended")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle
 from distir_relax.kernels.requests import Request
+from distir_relax.kernels.sequence import truncate
 from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.generation.token_loop import LanguageProgram
 from distir_relax.runtime.inputs import local_inputs
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class Slot:
     """A request in a step: it computes `tokens` after `past` earlier ones, and logits after the `last` of them.
 
-    Memory for `length` tokens is reserved in its first step.
+    Memory for `length` tokens is reserved in its first step. `past` may be less than what it has computed: later tokens
+    are taken back.
     """
 
     request: int
@@ -45,6 +47,7 @@ class RankRequests:
         self._calls = CallShapes(bundle.manifest)
         self._program = load_request_program(bundle, texts, comm.rank, comm, self._language.max_length)
         self._states: dict[int, dict[str, torch.Tensor]] = {}
+        self._lengths: dict[int, int] = {}
         self.steps = self._program.steps
 
     def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
@@ -56,6 +59,7 @@ class RankRequests:
 
         for request in ended:
             self._states.pop(request, None)
+            self._lengths.pop(request, None)
         comm = self._comm
         requests = [self._request(slot) for slot in slots]
         call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))
@@ -74,7 +78,16 @@ class RankRequests:
     def _request(self, slot: Slot) -> Request:
         if slot.past == 0:
             self._states[slot.request] = new_states(self._manifest, self._comm.rank, slot.length, self._comm.device)
+        elif self._lengths[slot.request] != slot.past:
+            self._truncate(self._states[slot.request], slot.past)
+        self._lengths[slot.request] = slot.past + len(slot.tokens)
         return Request(slot.past, len(slot.tokens), slot.last, self._states[slot.request])
+
+    def _truncate(self, states: dict[str, torch.Tensor], length: int) -> None:
+        """Take back the tokens after the first `length`: drafts that were not good."""
+        for state in self._manifest.states:
+            if state.grows and state.tensor.name in states:
+                states[state.tensor.name] = truncate(states[state.tensor.name], length, state.dim)
 
     def _call(self, rows: int, last: int) -> Call:
         """Return the manifest of the rows of all requests."""
