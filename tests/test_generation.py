@@ -224,7 +224,7 @@ def test_a_plan_of_it_begins_a_sequence() -> None:
         ([[1, 2], [3]], {}, "expected prompts of one length, found 1, 2"),
         ([0.5, 1.0], {}, "expected token ids of one sequence or a batch, found torch.float32 of shape"),
         ("hello", {}, "expected token ids, found 'hello'"),
-        ([1, VOCABULARY], {}, f"index {VOCABULARY}"),
+        ([1, VOCABULARY], {}, "expected token ids from 0 to 60, found 61"),
         ([1] * 250, {"max_new_tokens": 7}, "expected at most 256 tokens, found a prompt of 250 and 7 new ones"),
         ([[1]] * 5, {}, "expected batch of at least 1 and at most 4, found 5"),
         ([1], {"temperature": -1.0}, "expected a temperature of at least 0, found -1.0"),
