@@ -51,7 +51,10 @@ def of_pieces() -> Any:
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     library.train_from_iterator(
-        WORDS, trainers.BpeTrainer(vocab_size=411, special_tokens=[*SPECIAL, *pieces], show_progress=False)
+        WORDS,
+        trainers.BpeTrainer(
+            vocab_size=411, special_tokens=[*SPECIAL, *pieces], initial_alphabet=["\n"], show_progress=False
+        ),
     )
     # The pieces of bytes are ordinary tokens.
     table = json.loads(library.to_str())

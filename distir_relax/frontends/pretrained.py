@@ -75,7 +75,7 @@ def load_pretrained(kind: Any, path: Path, **options: Any) -> Any:
                 ignore_mismatched_sizes=True, **options,
             )  # fmt: skip
     except Exception as error:
-        raise unreadable(error, "the model", path) from None
+        raise unreadable(error, "the model", path / options.get("gguf_file", "")) from None
     if missing := sorted(info["missing_keys"]):
         saved = _read_config(path).texts("architectures", []) if is_pretrained(path) else ()
         raise ImportModelError(
