@@ -223,7 +223,9 @@ def test_a_plan_of_it_begins_a_sequence() -> None:
         ([], {}, "expected a prompt of at least one token, found none"),
         ([[1, 2], [3]], {}, "expected prompts of one length, found 1, 2"),
         ([0.5, 1.0], {}, "expected token ids of one sequence or a batch, found torch.float32 of shape"),
-        ("hello", {}, "expected token ids, found 'hello'"),
+        ("hello", {}, "llamaforcausallm: expected a tokenizer in the bundle, found none"),
+        (["hello"], {}, r"expected text, messages or token ids, found \['hello'\]"),
+        ([1], {"stop_text": ["x"]}, "stop texts are for prompts of text, found tokens"),
         ([1, VOCABULARY], {}, "expected token ids from 0 to 60, found 61"),
         ([1] * 250, {"max_new_tokens": 7}, "expected at most 256 tokens, found a prompt of 250 and 7 new ones"),
         ([[1]] * 5, {}, "expected batch of at least 1 and at most 4, found 5"),
@@ -256,5 +258,5 @@ def test_models_that_cannot_generate() -> None:
         ImportModelError, match=r"expected an output of logits, .* found a f32\[batch, sequence\], b f64"
     ):
         dr.compile_generation(TwoOutputs())
-    with pytest.raises(ImportModelError, match="expected a torch module, found str"):
-        dr.compile_generation("model.onnx")  # type: ignore[arg-type]
+    with pytest.raises(ImportModelError, match="expected a torch module, or the path of a model, found dict"):
+        dr.compile_generation({})  # type: ignore[arg-type]

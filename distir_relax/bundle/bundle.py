@@ -16,16 +16,16 @@ RECORDS_FILE = "records.json"
 STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
 SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
 """Files of an autosharded bundle: the program before autosharding, the machine, and the query."""
-TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE, *SEARCH_FILES)
 
 
 @dataclass(frozen=True, repr=False)
 class Bundle:
     """A compiled plan with everything that ranks need to run it.
 
-    `programs` maps the manifest's paths to program texts, `texts` file names to the texts of the stages
-    (`distir.txt`, `sharded.txt`, `ranked.txt`) and of pass results (`records.json`). `path` is the folder the bundle
-    was read from, if any. Raises BundleError when a program of the manifest has no text.
+    `programs` maps the manifest's paths to program texts, `texts` other file names to texts: those of the stages
+    (`distir.txt`, `sharded.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer (`tokenizer.json`).
+    `path` is the folder the bundle was read from, if any. Raises BundleError when a program of the manifest has no
+    text.
     """
 
     manifest: Manifest

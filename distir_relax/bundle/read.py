@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from distir_relax.bundle.bundle import TEXT_FILES, Bundle
+from distir_relax.bundle.bundle import Bundle
 from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weights import WEIGHTS_FILE
 from distir_relax.bundle.weights_file import FileWeights
@@ -28,13 +28,14 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
         raise BundleError("there is no such bundle", str(folder), "write one with distir compile ... -o OUT")
     manifest = _read_manifest(folder)
     texts = {name: _read_text(folder, name, manifest) for name in manifest.checksums if _is_text(name)}
+    programs = {path for program in manifest.programs for path in program.paths}
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
     weights = FileWeights(file, manifest.weights)
     bundle = Bundle(
         manifest=manifest,
-        programs={name: text for name, text in texts.items() if name not in TEXT_FILES},
+        programs={name: text for name, text in texts.items() if name in programs},
         weights=weights,
-        texts={name: text for name, text in texts.items() if name in TEXT_FILES},
+        texts={name: text for name, text in texts.items() if name not in programs},
         path=folder,
     )
     if verify_weights:

@@ -31,8 +31,8 @@ def compile_command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py:FUNCTION | FILE.onnx | DIR",
-            help="A function that returns the model, an ONNX file, or a folder that save_pretrained wrote.",
+            metavar="FILE.py:FUNCTION | FILE.onnx | DIR | FILE.gguf",
+            help="A function that returns the model, an ONNX file, a folder of save_pretrained, or a GGUF file.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
@@ -44,6 +44,16 @@ def compile_command(
     task: TaskOption = None,
     batch: BatchOption = None,
     sequence: SequenceOption = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Compile the language model of a DIR or a GGUF file to generate text.")
+    ] = False,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --generate: tokens of prompt and text; by default the model's maximum."),
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="With --generate: sequences at once; by default any number.")
+    ] = None,
     times: Annotated[bool, typer.Option("--times", help="Print the time of each pass.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -52,13 +62,15 @@ def compile_command(
     FUNCTION returns a Plan, (model, example_inputs), or with --train a dr.Training. It receives --ranks, --tail,
     --name and --strategy if it has parameters of these names. Open dims of an ONNX file are symbolic: --dim bounds or
     fixes them, --input-shape fixes those of an input, --constant the value of an input.
-    For a folder with safetensors weights, --task, --batch and --sequence select the model class and the input shapes.
+    For a folder with safetensors weights, --task, --batch and --sequence select the model class and the input shapes;
+    with --generate the bundle has its tokenizer, and distir generate continues texts.
     """
     from distir_relax.cli.compile_target import Target
 
     pretrained = {"task": task, "batch": batch, "sequence": sequence}
+    generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch}
     backends = tuple(choice.value for choice in backend or Backend)
-    _compile(Target(target, options, auto, train, ranks, pretrained), output, backends, times, json)
+    _compile(Target(target, options, auto, train, ranks, pretrained, generation), output, backends, times, json)
 
 
 def _compile(target: Target, output: Path, backends: tuple[str, ...], times: bool, as_json: bool) -> None:

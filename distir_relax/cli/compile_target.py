@@ -12,11 +12,13 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import write_bundle
 from distir_relax.cli.options import flag_of
 from distir_relax.compiler.compile import Plan, program_bundle
+from distir_relax.compiler.generation import compile_generation
 from distir_relax.compiler.inputs import Model, Program, SavedBundle, call_target, is_onnx
 from distir_relax.compiler.pass_manager import Observer
 from distir_relax.compiler.training import Training
 from distir_relax.errors import ImportModelError, PlacementError
 from distir_relax.frontends.pretrained import is_pretrained, read_pretrained
+from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import parse
 from distir_relax.strategies.strategy import as_strategy
 from distir_relax.support.user_function import find_function
@@ -26,7 +28,8 @@ from distir_relax.support.user_function import find_function
 class Target:
     """Target of `distir compile` and its options: `options` are the keyword arguments of `compile` that were passed.
 
-    `auto`, `train` and `ranks` are command-line options; `pretrained` are the options for a folder of a model.
+    `auto`, `train` and `ranks` are command-line options; `pretrained` are the options for a folder of a model, and
+    `generation` those of `compile_generation`, with `generate` whether it is called.
     """
 
     name: str
@@ -35,12 +38,13 @@ class Target:
     train: bool = False
     ranks: int | None = None
     pretrained: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     def flags(self, names: Collection[str]) -> list[str]:
         """Return the flags of the named options that were passed."""
         values = {
             **self.options, "auto": self.auto or None, "train": self.train or None, "ranks": self.ranks,
-            **self.pretrained,
+            **self.pretrained, **self.generation,
         }  # fmt: skip
         return [flag_of(name) for name in names if values.get(name) is not None]
 
@@ -59,6 +63,12 @@ def compile_target(
     Raises `ImportModelError` if the file or the function is missing, the function raises or returns something else,
     and the errors of compiling and writing.
     """
+    if target.generation.get("generate"):
+        return _compile_generation(target, output, backends, observers)
+    if unused := target.flags(target.generation):
+        raise ImportModelError(f"{unused[0]} is only for language models", target.name, "give --generate")
+    if is_gguf(target.name):
+        raise ImportModelError("a GGUF file is compiled to generate text", target.name, "give --generate")
     if is_onnx(target.name):
         model = _onnx(target)
     elif is_pretrained(target.name):
@@ -138,6 +148,25 @@ def _pretrained(target: Target) -> Model:
     names = [name if name in dims else None for name in ("batch", "sequence")]
     dynamic = {key: names[: tensor.dim()] for key, tensor in pretrained.inputs.items() if hasattr(tensor, "dim")}
     return Model(pretrained.model, (), pretrained.inputs, dynamic if dims else None)
+
+
+def _compile_generation(
+    target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer]
+) -> Footprint:
+    if ":" in Path(target.name).name or is_onnx(target.name):
+        raise ImportModelError(
+            "--generate is for a folder of a model, or a GGUF file", target.name,
+            "in a function, return dr.compile_generation(model, ...).plan",
+        )  # fmt: skip
+    others = (*target.pretrained, "ranks", "train", "input_shapes", "dims", "constants", "checkpoint", "check_import")
+    if unused := target.flags(others):
+        raise ImportModelError(
+            f"{unused[0]} cannot be applied with --generate", target.name,
+            "--max-length and --max-batch bound the sizes; others are any",
+        )  # fmt: skip
+    sizes = {name: size for name, size in target.generation.items() if name != "generate"}
+    generation = compile_generation(target.name, **sizes, **target.keywords(), observers=observers)
+    return _save(generation.plan, output, backends)
 
 
 def _onnx(target: Target) -> Model:

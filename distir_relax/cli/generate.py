@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -15,18 +17,35 @@ from distir_relax.errors import DistIRError, RunError
 @app.command()
 def generate(
     bundle: BundleArgument,
-    tokens: Annotated[str, typer.Option(metavar="ID,ID,...", help="The prompt, as token ids.")],
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The prompt, as text.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message of a chat: apply the model's chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system message of the chat, before the prompt.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="ID,ID,...", help="The prompt, as token ids; the result is token ids, too.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Number of tokens to generate.")] = 64,
     temperature: Annotated[float, typer.Option(help="Temperature of draws; 0 takes the most probable token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from the most probable tokens; 0: from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens with this total probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of draws, which are the same on any number of ranks.")] = 0,
-    stop: Annotated[str, typer.Option(metavar="ID,ID,...", help="Tokens that end the sequence.")] = "",
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,ID,...", help="Tokens that end the sequence; by default those of the model, for text."
+        ),
+    ] = None,
+    stop_text: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the generated text; repeatable.")
+    ] = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
 ) -> None:
-    """Generate tokens with a bundle of dr.compile_generation, and print them as they are made.
+    """Generate text or tokens with a bundle of distir compile --generate, and print them as they are made.
 
     As one rank under mpirun or torchrun, otherwise with all ranks as threads of this process.
     """
@@ -37,14 +56,17 @@ def generate(
     with joined_world(timeout) as world:
         is_first = world is None or world.rank == 0
 
-        def show(token: int) -> None:
+        def show(piece: str) -> None:
             if is_first:
-                typer.echo(f"{token} ", nl=False)
+                # A terminal may lack some of the characters.
+                encoding = sys.stdout.encoding or "utf-8"
+                typer.echo(piece.encode(encoding, "replace").decode(encoding), nl=False)
 
         try:
             options = GenerateOptions(
-                bundle, _ids(tokens, "--tokens"), max_new_tokens, Sampling(temperature, top_k, top_p, seed),
-                frozenset(_ids(stop, "--stop")), backend.value, device.value, timeout,
+                bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
+                Sampling(temperature, top_k, top_p, seed), None if stop is None else frozenset(_ids(stop, "--stop")),
+                tuple(stop_text or ()), backend.value, device.value, timeout,
             )  # fmt: skip
             done = generate_threads(options, show) if world is None else generate_rank(world, options, show)
         except DistIRError as error:
@@ -60,6 +82,27 @@ def generate(
             )  # fmt: skip
         if world is not None:
             world.close()
+
+
+def _prompt(
+    text: str | None, chat: bool, system: str | None, tokens: str | None
+) -> str | Sequence[Mapping[str, str]] | tuple[int, ...]:
+    """Return the prompt. Raises RunError for options that do not fit each other."""
+    if (text is None) == (tokens is None):
+        found = "neither" if text is None else "both"
+        raise RunError(f"expected either --prompt or --tokens, found {found}", hint="--prompt takes text, --tokens ids")
+    if tokens is not None:
+        for flag, is_given in (("--chat", chat), ("--system", system is not None)):
+            if is_given:
+                raise RunError(f"{flag} is for text, found --tokens", hint="give --prompt")
+        return _ids(tokens, "--tokens")
+    assert text is not None
+    if system is not None and not chat:
+        raise RunError("--system is for chats", hint="give --chat")
+    if not chat:
+        return text
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
 
 
 def _ids(text: str, option: str) -> tuple[int, ...]:

@@ -52,8 +52,8 @@ class Plan:
     """A compiled model: one program per distinct rank, and the program at each stage.
 
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
-    of the passes (`Module.records`); `seconds` is the time of each pass. `plan(x)` runs it with ranks as threads of
-    this process, and returns the model's results.
+    of the passes (`Module.records`); `seconds` is the time of each pass. `texts` are further files of the bundle, those
+    of a tokenizer. `plan(x)` runs it with ranks as threads of this process, and returns the model's results.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Plan:
     modules: Mapping[str, Module]
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
     _passes: Sequence[Pass] = ()
     _source: Source | None = None
     _sessions: Sessions = field(init=False)
@@ -104,7 +105,7 @@ class Plan:
         check_symbols(sizes, self.symbols)
         modules = {stage: specialize(module, sizes) for stage, module in self.modules.items()}
         imported = replace(self.imported, module=specialize(self.imported.module, sizes))
-        return Plan(self.name, imported, modules, self.tail, self.seconds, self._passes, self._source)
+        return replace(self, imported=imported, modules=modules)
 
     @property
     def symbols(self) -> dict[str, Symbol]:
@@ -131,6 +132,7 @@ class Plan:
         )
         if self.imported.arguments:
             bundle = bundle.called(CallManifest.of(self.imported.arguments, self.imported.constants))
+        bundle = bundle.with_texts(self.texts)
         search = self._search
         return bundle if search is None else bundle.with_texts(print_search(search, self.modules["global"]))
 
@@ -305,7 +307,10 @@ def compile_source(source: Source) -> Plan:
     observers: list[Observer] = [stages := Stages(), *options["observers"], *dumps, *source.checks]
     _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"])
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
-    return Plan(str(options["name"]), with_weights, stages.modules, options["tail"], stages.seconds, passes, source)
+    return Plan(
+        str(options["name"]), with_weights, stages.modules, options["tail"], stages.seconds, _passes=passes,
+        _source=source,
+    )  # fmt: skip
 
 
 def program_bundle(

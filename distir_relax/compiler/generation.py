@@ -1,12 +1,12 @@
-"""Compilation of causal language models to programs that continue a sequence, and generation of tokens with them."""
+"""Compilation of causal language models to programs that continue a sequence, and generation of text with them."""
 
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
 from distir_relax.compiler.compile import Plan, compile_source, default_name, read_model
@@ -15,8 +15,9 @@ from distir_relax.compiler.source import Source
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
+from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import Incremental, LastPositions
-from distir_relax.runtime.generation import LanguageProgram, Sampling, generated_tokens, prompt_ids
+from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.runtime.requests import ThreadRequests
 from distir_relax.serving import Engine, EngineOptions
 
@@ -27,29 +28,16 @@ _EXAMPLE = (2, 9)
 _LENGTH = 2048
 
 
-class TokenOptions(TypedDict, total=False):
-    """Options of `Generation.generate` and `stream`: those of `Sampling`, greedy by default, and of a plan's call."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: Collection[int]
-    """Tokens that end a sequence; none by default."""
-    backend: str
-    timeout: float | None
-
-
-@dataclass(repr=False)
-class Generation:
+class Generation(SessionGenerator):
     """A compiled language model; see `compile_generation`. `plan` is that of its incremental program.
 
     `max_length` is the largest number of tokens of a prompt together with those that follow.
     """
 
-    plan: Plan
-    max_length: int
-    _exclusive: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, plan: Plan, max_length: int) -> None:
+        super().__init__(plan.session, plan.texts, None, plan.name)
+        self.plan = plan
+        self.max_length = max_length
 
     def __repr__(self) -> str:
         return f"<generation of up to {self.max_length} tokens by {self.plan.name} on {self.plan.mesh}>"
@@ -63,63 +51,24 @@ class Generation:
         bundle = self.plan.bundle()
         # Before the ranks load their weights.
         (options or EngineOptions()).limits(bundle.manifest, self.max_length)
-        return Engine(ThreadRequests(bundle, device), bundle.manifest, options)
-
-    def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> torch.Tensor:
-        """Return the tokens that follow a prompt, with ranks as threads of this process.
-
-        `prompt` is a sequence of token ids, or a batch of them of one length, as integers, an array or a tensor; the
-        result is an int64 tensor of the same number of dims. It ends after `max_new_tokens`, or when every sequence of
-        the batch has reached a token of `stop`; one that has it before repeats it. The result is the same on any number
-        of ranks.
-
-        Raises `RunError` for a prompt that is empty, too long, or not one of token ids, and for invalid options.
-        """
-        import torch
-
-        ids, is_batch = prompt_ids(prompt)
-        steps = [*self._stream(ids, max_new_tokens, **options)]
-        result = torch.stack(steps, 1) if steps else ids[:, :0]
-        return result if is_batch else result[0]
-
-    def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
-        """Yield the tokens of `generate` as they are made: a number, or for a batch a tensor with one of each sequence.
-
-        Other calls wait until the iterator has ended or is closed.
-        """
-        ids, is_batch = prompt_ids(prompt)
-        for step in self._stream(ids, max_new_tokens, **options):
-            yield step if is_batch else int(step[0])
-
-    def _stream(
-        self,
-        ids: torch.Tensor,
-        count: int,
-        *,
-        stop: Collection[int] = (),
-        backend: str = "torch",
-        timeout: float | None = None,
-        **sampling: Any,
-    ) -> Iterator[torch.Tensor]:
-        drawn = Sampling(**sampling)
-        with self._exclusive:
-            session = self.plan.session(backend)
-            program = LanguageProgram.of(session.bundle.manifest)
-            program.check(ids, count)
-            yield from generated_tokens(program.by_session(session, drawn, timeout), ids, count, stop)
+        return Engine(ThreadRequests(bundle, device), bundle, options)
 
 
 @documents(CompileOptions)
 def compile_generation(
-    model: torch.nn.Module,
+    model: torch.nn.Module | str | Path,
     *,
     max_length: int | None = None,
     max_batch: int | None = None,
+    tokenizer: Any = None,
     **options: Unpack[CompileOptions],
 ) -> Generation:
-    """Compile a causal language model, such as ``LlamaForCausalLM``, to generate tokens.
+    """Compile a causal language model, such as ``LlamaForCausalLM``, to generate text.
 
-    The model's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
+    `model` is the path of a folder that ``save_pretrained`` of transformers wrote, or of a GGUF file: the model, in
+    float32, and its tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers.
+
+    A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass
     `Incremental` derives the program that continues one (``docs/incremental.md``): keys and values, and whatever else
     it keeps, stay on the ranks, sharded as the program is. Logits are computed for the last token of a call alone.
@@ -130,13 +79,19 @@ def compile_generation(
     Raises as `compile` does, `ImportModelError` for a model without such an input and output, and `UnsupportedOpError`
     for one that is not causal.
     """
+    texts: Mapping[str, str] = {}
+    if isinstance(model, (str, Path)):
+        found = read_language_model(model)
+        model, texts = found.model, found.texts
+    if tokenizer is not None:
+        texts = tokenizer_files(tokenizer, model)
     length = max_length or _config_length(model) or _LENGTH
     imported = _read(model, length, max_batch)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
     plan = compile_source(Source(imported, complete(options, default_name(model))))
-    return Generation(plan, length)
+    return Generation(replace(plan, texts=texts), length)
 
 
 def _config_length(model: Any) -> int | None:
@@ -149,7 +104,7 @@ def _read(model: Any, length: int, batch: int | None) -> Imported:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise ImportModelError(f"expected a torch module, found {type(model).__name__}")
+        raise ImportModelError(f"expected a torch module, or the path of a model, found {type(model).__name__}")
     parameters = inspect.signature(model.forward).parameters
     tokens = next(iter(parameters), "")
     kwargs = {"use_cache": False} if "use_cache" in parameters else {}

@@ -54,33 +54,73 @@ def read_pretrained(
     lacks weights of the model.
     """
     path = Path(folder)
-    config = _read_config(path)
-    library = _transformers()
-    kind = _class_of(library, config, path, task)
-    if not [*path.glob("*.safetensors")]:
+    library = transformers_library()
+    model = load_pretrained(_class_of(library, _read_config(path), path, task), path)
+    return Pretrained(model, _inputs(model, path, batch, sequence))
+
+
+def load_pretrained(kind: Any, path: Path, **options: Any) -> Any:
+    """Load a model of the class `kind` from a folder, in evaluation mode. `options` are those of `from_pretrained`.
+
+    Raises ImportModelError as `read_pretrained` does.
+    """
+    if "gguf_file" not in options and not [*path.glob("*.safetensors")]:
         raise ImportModelError(
             "expected weights in safetensors files, found none", str(path), "write it with model.save_pretrained(DIR)"
         )
     try:
-        with _quiet(library):
+        with quiet_library():
             model, info = kind.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True, **options,
             )  # fmt: skip
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ImportModelError(f"transformers cannot read the model: {reason}", str(path)) from None
+        raise unreadable(error, "the model", path / options.get("gguf_file", "")) from None
     if missing := sorted(info["missing_keys"]):
+        saved = _read_config(path).texts("architectures", []) if is_pretrained(path) else ()
         raise ImportModelError(
             f"the folder has no weights for {listed(missing, 3)} of {type(model).__name__}", str(path),
-            f"it was saved as {', '.join(config.texts('architectures', []) or ['another class'])}: choose its --task",
+            f"it was saved as {', '.join(saved) or 'another class'}: choose its --task",
         )  # fmt: skip
     for key, shape, expected in sorted(info["mismatched_keys"]):
         raise ImportModelError(
             f"expected {tuple(expected)} for {key}, found {tuple(shape)}", str(path),
             "config.json and the weights are of different models",
         )  # fmt: skip
-    return Pretrained(model.eval(), _inputs(model, path, batch, sequence))
+    return model.eval()
+
+
+def unreadable(error: Exception, what: str, path: Path) -> ImportModelError:
+    """Return the error for a folder or file that transformers does not read."""
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return ImportModelError(f"transformers cannot read {what}: {reason}", str(path))
+
+
+def transformers_library() -> Any:
+    """Return the module transformers. Raises ImportModelError if it is not installed."""
+    try:
+        import transformers
+    except ImportError as missing:
+        raise ImportModelError(
+            f"transformers, which reads the files of models, cannot be imported: {missing}",
+            hint="pip install transformers",
+        ) from None
+    return transformers
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """Disable progress bars and warnings of transformers: missing weights are an error."""
+    logging = transformers_library().utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _read_config(path: Path) -> Fields:
@@ -88,17 +128,6 @@ def _read_config(path: Path) -> Fields:
     return Fields.of(
         parse_json(read_bytes(file, ImportModelError), ImportModelError, str(file)), ImportModelError, str(file)
     )
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as missing:
-        raise ImportModelError(
-            f"transformers, which reads a folder with config.json, cannot be imported: {missing}",
-            hint="pip install transformers",
-        ) from None
-    return transformers
 
 
 def _class_of(library: Any, config: Fields, path: Path, task: str | None) -> Any:
@@ -118,21 +147,6 @@ def _class_of(library: Any, config: Fields, path: Path, task: str | None) -> Any
             "code in a model's folder does not run: write a function that returns (model, (), inputs)",
         )  # fmt: skip
     return model_class
-
-
-@contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Disable progress bars and warnings about weights: missing weights are an error."""
-    logging = library.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _inputs(model: Any, path: Path, batch: int | None, sequence: int | None) -> dict[str, Any]:

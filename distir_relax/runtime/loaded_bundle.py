@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, CallManifest, read_bundle
 from distir_relax.errors import RunError
+from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.runtime.microbatch_io import user_inputs, user_outputs
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.support.units import count, listed
@@ -18,17 +19,20 @@ if TYPE_CHECKING:
     from distir_relax.bundle import Tensor
 
 
-class Loaded:
+class Loaded(SessionGenerator):
     """A bundle that runs here, ranks as threads of this process.
 
     It has the model's call signature: tensors of torch or numpy, by position or by name, in tuples and dicts like the
     model's; other arguments must have the values that the model was compiled with. A program with one output returns a
     torch tensor, one with several a dict by name: a bundle does not store the structure of the model's result.
+
+    That of `compile_generation` generates: ``loaded.generate("Once upon a time")``. Others refuse it, with `RunError`.
     """
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self._sessions = Sessions(lambda backend: bundle)
+        super().__init__(self._sessions.of, bundle.texts, bundle.path, bundle.manifest.name)
 
     def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
         """Run once; the first call of a backend loads its programs. `timeout` is as in `Session`.

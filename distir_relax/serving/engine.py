@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
-from distir_relax.bundle import Manifest
+from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
-from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, next_tokens, prompt_ids
+from distir_relax.runtime.generation import GREEDY, LanguageProgram, Prompt, Sampling, bundle_tokenizer, next_tokens
 from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token
 from distir_relax.serving.drafts import PromptLookup
 from distir_relax.serving.request import GenerationRequest
 from distir_relax.serving.scheduler import Limits, Scheduler, Span
 from distir_relax.support.units import size as size_text
+from distir_relax.text import Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +79,10 @@ class Engine:
     add in another order.
     """
 
-    def __init__(self, executor: Executor, manifest: Manifest, options: EngineOptions | None = None) -> None:
+    def __init__(self, executor: Executor, bundle: Bundle, options: EngineOptions | None = None) -> None:
         self._executor = executor
+        self._bundle = bundle
+        manifest = bundle.manifest
         self._language = LanguageProgram.of(manifest)
         self.limits = (options or EngineOptions()).limits(manifest, self._language.max_length)
         self._scheduler = Scheduler(self.limits)
@@ -99,6 +103,12 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `RunError` for a bundle that has none."""
+        bundle = self._bundle
+        return bundle_tokenizer(bundle.texts, bundle.path, bundle.manifest.name)
+
     @property
     def running(self) -> int:
         """The number of requests in the next step."""
@@ -115,25 +125,28 @@ class Engine:
         return self._scheduler.reserved_tokens
 
     def submit(
-        self, prompt: Sequence[int], max_new_tokens: int = 64, sampling: Sampling = GREEDY, stop: Collection[int] = (),
+        self, prompt: Any, max_new_tokens: int = 64, sampling: Sampling = GREEDY, stop: Collection[int] | None = None,
         on_token: Callable[[GenerationRequest], None] | None = None,
     ) -> GenerationRequest:  # fmt: skip
         """Add a request for the tokens after those of a prompt, and return it at once.
 
-        It ends after `max_new_tokens`, or with a token of `stop`. `on_token` is called after each token, and at the
-        end, by the thread that runs the step.
+        The prompt is a text, a list of the messages of a chat, or token ids. The request ends after `max_new_tokens`,
+        or with a token of `stop`: by default those of the model for text and chats, none for tokens. `on_token` is
+        called after each step with new tokens, and at the end, by the thread that runs the step.
 
-        Raises RunError for a prompt that is empty, not of token ids, or too long for the program or the memory.
+        Raises RunError for a prompt that is empty, of another kind, or too long for the program or the memory, and for
+        text without a tokenizer.
         """
-        ids, is_batch = prompt_ids(prompt)
-        if is_batch:
+        given = Prompt.of(prompt, lambda: self.tokenizer, stop)
+        ids = given.ids
+        if given.is_batch:
             raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
         self._language.check(ids, max_new_tokens)
         with self._exclusive:
             self._check_open()
             number = next(self._numbers)
             request = GenerationRequest(
-                number, ids[0].tolist(), max_new_tokens, sampling, frozenset(stop), self, on_token
+                number, ids[0].tolist(), max_new_tokens, sampling, given.stop, self, on_token, given.tokenizer
             )
             if max_new_tokens == 0:
                 request.ended = "length"

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from distir_relax.errors import RunError
 from distir_relax.runtime.generation import Sampling
 from distir_relax.serving.drafts import PromptLookup
+from distir_relax.text import Tokenizer
 
 
 class RunsRequests(Protocol):
@@ -38,6 +40,7 @@ class GenerationRequest:
     stop: frozenset[int]
     engine: RunsRequests
     on_token: Callable[[GenerationRequest], None] | None = None
+    tokenizer: Tokenizer | None = None
     tokens: list[int] = field(default_factory=list)
     ended: str = ""
     error: BaseException | None = None
@@ -66,6 +69,15 @@ class GenerationRequest:
     def result(self) -> list[int]:
         """Run steps until the request has ended; return its tokens. Raises the error that ended it."""
         return list(self)
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text of the tokens, of a request whose prompt is text, as soon as its characters are complete."""
+        if self.tokenizer is None:
+            raise RunError("the prompt is tokens, not text", hint="iterate over the request for its tokens")
+        decoder = self.tokenizer.decoder(self.prompt)
+        yield from (piece for token in self if (piece := decoder.feed(token)))
+        if rest := decoder.finish():
+            yield rest
 
     def cancel(self) -> None:
         """End the request; its memory is free for others from the next step on."""

@@ -252,4 +252,4 @@ def test_an_error_of_a_rank_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -
 def test_a_program_that_continues_nothing_is_refused() -> None:
     plan = dr.compile(torch.nn.Linear(3, 4), (torch.randn(2, 3),), mesh=1)
     with pytest.raises(RunError, match="the program does not continue sequences"):
-        Engine(ThreadRequests(plan.bundle()), plan.bundle().manifest)
+        Engine(ThreadRequests(plan.bundle()), plan.bundle())

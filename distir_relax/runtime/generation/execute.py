@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
-from distir_relax.runtime.generation.prompt import prompt_ids
+from distir_relax.runtime.generation.prompt import Prompt
 from distir_relax.runtime.generation.sampling import Sampling
-from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
+from distir_relax.runtime.generation.text_output import bundle_tokenizer, text_pieces
+from distir_relax.runtime.generation.token_generator import check_stop_text
+from distir_relax.runtime.generation.token_loop import Continue, LanguageProgram, generated_tokens
 from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
+from distir_relax.text import Message
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Options of `distir generate`."""
+    """Options of `distir generate`. `prompt` is a text, the messages of a chat, or tokens; `stop` as for `Prompt`."""
 
     bundle: Path
-    tokens: tuple[int, ...]
+    prompt: str | Sequence[Message] | Sequence[int]
     count: int
     sampling: Sampling
-    stop: frozenset[int] = frozenset()
+    stop: frozenset[int] | None = None
+    stop_text: tuple[str, ...] = ()
     backend: str = "torch"
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
@@ -46,41 +51,60 @@ class Generated:
     transport: str
 
 
-def generate_threads(options: GenerateOptions, show: Callable[[int], None]) -> Generated:
-    """Generate with ranks as threads; `show` gets each token. Raises DistIRError."""
+def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> Generated:
+    """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
     bundle = read_bundle(options.bundle)
-    program = LanguageProgram.of(bundle.manifest)
-    prompt, _ = prompt_ids(options.tokens)
-    program.check(prompt, options.count)
+    program, prompt = _prepare(options, bundle)
     feed = program.by_session(Session(bundle, options.backend, options.device, options.timeout), options.sampling)
-    steps = generated_tokens(feed, prompt, options.count, options.stop)
-    return _shown(steps, show, bundle.manifest.mesh.size, "threads")
+    return _shown(options, feed, prompt, show, bundle.manifest.mesh.size, "threads")
 
 
-def generate_rank(world: World, options: GenerateOptions, show: Callable[[int], None]) -> Generated:
-    """Generate as one rank of a launch; `show` gets each token, on all ranks.
+def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], None]) -> Generated:
+    """Generate as one rank of a launch; `show` gets each piece, on all ranks.
 
     Errors are raised on all ranks alike, or end the launch, as by `run_rank`.
     """
     with ending_launch(world):
-        prompt, _ = prompt_ids(options.tokens)
+        prepared: list[tuple[LanguageProgram, Prompt]] = []
 
         def check(bundle: Bundle) -> dict[str, Any]:
-            program = LanguageProgram.of(bundle.manifest)
-            program.check(prompt, options.count)
-            return {program.tokens: prompt.numpy()}
+            prepared.append(_prepare(options, bundle))
+            program, prompt = prepared[0]
+            return {program.tokens: prompt.ids.numpy()}
 
         session, _ = load_rank(world, options.bundle, options.backend, options.device, check)
-        program = LanguageProgram.of(session.bundle.manifest)
-        steps = generated_tokens(program.by_rank(session, world, options.sampling), prompt, options.count, options.stop)
-        return _shown(steps, show, world.size, world.kind)
+        ((program, prompt),) = prepared
+        feed = program.by_rank(session, world, options.sampling)
+        return _shown(options, feed, prompt, show, world.size, world.kind)
 
 
-def _shown(steps: Iterator[torch.Tensor], show: Callable[[int], None], ranks: int, transport: str) -> Generated:
+def _prepare(options: GenerateOptions, bundle: Bundle) -> tuple[LanguageProgram, Prompt]:
+    """Return the program of a bundle and the prompt, checked against each other."""
+    program = LanguageProgram.of(bundle.manifest)
+    tokenizer = partial(bundle_tokenizer, bundle.texts, bundle.path, bundle.manifest.name)
+    prompt = Prompt.of(options.prompt, tokenizer, options.stop)
+    check_stop_text(options.stop_text, prompt)
+    program.check(prompt.ids, options.count)
+    return program, prompt
+
+
+def _shown(
+    options: GenerateOptions, feed: Continue, prompt: Prompt, show: Callable[[str], None], ranks: int, transport: str
+) -> Generated:
     start = time.perf_counter()
-    count, first = 0, 0.0
-    for step in steps:
-        count += 1
-        first = first or time.perf_counter() - start
-        show(int(step[0]))
-    return Generated(count, first, time.perf_counter() - start, ranks, transport)
+    seconds: list[float] = []
+
+    def timed() -> Generator[torch.Tensor]:
+        for step in generated_tokens(feed, prompt.ids, options.count, prompt.stop):
+            seconds.append(time.perf_counter() - start)
+            yield step
+
+    # All ranks find the same stop text, in the same tokens.
+    pieces = (
+        (f"{int(step[0])} " for step in timed())
+        if prompt.tokenizer is None
+        else text_pieces(timed(), prompt, options.stop_text)
+    )
+    for piece in pieces:
+        show(piece)
+    return Generated(len(seconds), seconds[0] if seconds else 0.0, time.perf_counter() - start, ranks, transport)

@@ -1,21 +1,49 @@
-"""Prompts as users give them."""
+"""Prompts as users give them: text, the messages of a chat, or tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
+from distir_relax.text import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
 
-def prompt_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
-    """Return a prompt as int64 tokens, (batch, length), and whether it is a batch.
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as int64 tokens, (batch, length), and the tokens that end what follows it.
 
-    Raises `RunError` if it is empty, or not the token ids of one sequence, or of several of one length.
+    With a `tokenizer` the result is text: the prompt was a text or a chat.
     """
+
+    ids: torch.Tensor
+    is_batch: bool
+    stop: frozenset[int]
+    tokenizer: Tokenizer | None = None
+
+    @staticmethod
+    def of(prompt: Any, tokenizer: Callable[[], Tokenizer], stop: Collection[int] | None = None) -> Prompt:
+        """Return a prompt. `tokenizer` is called for a text, and for a chat: a list of messages.
+
+        Without `stop`, a text ends at the tokens of the model that end one, a chat at those that end a reply too.
+        Raises `RunError` for a prompt without tokens, one that is not the token ids of one sequence or of several of
+        one length, messages that the model does not take, and what `tokenizer` raises.
+        """
+        is_chat = isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
+        if not is_chat and not isinstance(prompt, str):
+            return Prompt(*_token_ids(prompt), frozenset(stop or ()))
+        by = tokenizer()
+        ids, _ = _token_ids(by.encode_chat(prompt) if is_chat else by.encode(prompt))
+        ends = by.chat_stop if is_chat else by.stop
+        return Prompt(ids, False, ends if stop is None else frozenset(stop), by)
+
+
+def _token_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
+    """Return int64 tokens, (batch, length), and whether they are a batch."""
     import torch
 
     if isinstance(prompt, Sequence) and all(isinstance(p, Sequence) and not isinstance(p, str) for p in prompt):
@@ -28,7 +56,7 @@ def prompt_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
     try:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RunError(f"expected token ids, found {prompt!r}: {error}") from None
+        raise RunError(f"expected text, messages or token ids, found {prompt!r}: {error}") from None
     if not ids.numel():
         raise RunError("expected a prompt of at least one token, found none", hint="begin with the model's BOS token")
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim not in (1, 2):

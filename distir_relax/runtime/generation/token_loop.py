@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,7 +21,9 @@ Continue: TypeAlias = "Callable[[torch.Tensor, int], torch.Tensor]"
 """Feeds tokens, (batch, new), after so many earlier ones, and returns the next token of each row, (batch,)."""
 
 
-def generated_tokens(feed: Continue, prompt: torch.Tensor, count: int, stop: Collection[int]) -> Iterator[torch.Tensor]:
+def generated_tokens(
+    feed: Continue, prompt: torch.Tensor, count: int, stop: Collection[int]
+) -> Generator[torch.Tensor]:
     """Yield up to `count` tokens after `prompt`, int64 of shape (batch, length), each of shape (batch,).
 
     A row that has reached a token of `stop` repeats it; the last token is one that ends all rows.

@@ -1,0 +1,93 @@
+"""Import of causal language models with their tokenizers, from folders of transformers and from GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.pretrained import (
+    is_pretrained,
+    load_pretrained,
+    quiet_library,
+    transformers_library,
+    unreadable,
+)
+from distir_relax.support import check_regular
+from distir_relax.text import text_files
+
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
+_WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token ids alone"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model in float32, and the files of its tokenizer in a bundle, by name; none without one."""
+
+    model: Any
+    texts: Mapping[str, str]
+
+
+def is_gguf(target: str | Path) -> bool:
+    """Return whether a path has the name of a GGUF file."""
+    return Path(target).suffix == ".gguf"
+
+
+def read_language_model(path: str | Path) -> LanguageModel:
+    """Load a causal language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
+
+    Weights of other dtypes are converted to float32. Nothing is downloaded, and no code of the folder runs.
+    Raises ImportModelError if there is no such folder or file, as `read_pretrained` does, and for a tokenizer that
+    transformers cannot read.
+    """
+    import torch
+
+    target = Path(path)
+    if is_gguf(target):
+        check_regular(target, ImportModelError)
+        folder, options = target.parent, {"gguf_file": target.name}
+    elif is_pretrained(target):
+        folder, options = target, {}
+    else:
+        kind = "a folder without it" if target.is_dir() else "a file" if target.exists() else "nothing"
+        raise ImportModelError(
+            f"expected a folder with config.json, or a .gguf file, found {kind}", str(target),
+            "give a folder that save_pretrained wrote, or a downloaded one",
+        )  # fmt: skip
+    kind = transformers_library().AutoModelForCausalLM
+    model = load_pretrained(kind, folder, dtype=torch.float32, **options)
+    if not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return LanguageModel(model, {})
+    try:
+        with quiet_library():
+            tokenizer = transformers_library().AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, **options
+            )
+    except Exception as error:
+        refused = unreadable(error, "the tokenizer", target)
+        refused.hint = _WITHOUT_TEXT
+        raise refused from None
+    return LanguageModel(model, tokenizer_files(tokenizer, model))
+
+
+def tokenizer_files(tokenizer: Any, model: Any) -> dict[str, str]:
+    """Return the files of a bundle for a tokenizer of transformers: its text, chat template and special tokens.
+
+    Tokens that end a text are those of the model's generation config, or else the tokenizer's EOS.
+    Raises ImportModelError for a tokenizer written in Python.
+    """
+    library = getattr(tokenizer, "backend_tokenizer", None)
+    if library is None:
+        raise ImportModelError(
+            f"expected a tokenizer of the tokenizers library, found {type(tokenizer).__name__}", hint=_WITHOUT_TEXT
+        )
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    stop = tokenizer.eos_token_id if stop is None else stop
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    ends = () if stop is None else (stop,) if isinstance(stop, int) else stop
+    return text_files(library.to_str(), special, ends, template)

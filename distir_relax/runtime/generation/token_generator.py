@@ -1,0 +1,148 @@
+"""Generation in Python: prompts of text, messages or tokens in, text or tokens out."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.generation.prompt import Prompt
+from distir_relax.runtime.generation.sampling import Sampling
+from distir_relax.runtime.generation.text_output import bundle_tokenizer, text_pieces
+from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
+from distir_relax.text import Message, Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.session import Session
+
+
+class TokenOptions(TypedDict, total=False):
+    """Options of a `TokenGenerator`: those of `Sampling`, greedy by default, and of a plan's call."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: Collection[int] | None
+    """Tokens that end a sequence; by default those of the model for text, none for tokens."""
+    stop_text: Collection[str]
+    """Texts that end a text, without being part of it; none by default."""
+    backend: str
+    timeout: float | None
+
+
+class TokenGenerator(ABC):
+    """A language model that continues text and tokens. `_tokens` makes the tokens."""
+
+    def __init__(self, texts: Mapping[str, str], path: Path | None, name: str) -> None:
+        self._files = texts, path, name
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `RunError` for a bundle that has none."""
+        return bundle_tokenizer(*self._files)
+
+    def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Any:
+        """Return the text, or the tokens, that follow a prompt, with ranks as threads of this process.
+
+        `prompt` is a text, a list of the messages of a chat (`chat`), a sequence of token ids, or a batch of them of
+        one length, as integers, an array or a tensor. The result is text for a text or a chat, without special tokens
+        and the stop text; for tokens an int64 tensor of the same number of dims. It ends after `max_new_tokens`, or
+        when every sequence of the batch has reached a token of `stop`; one that has it before repeats it. The result is
+        the same on any number of ranks.
+
+        Raises `RunError` for a prompt without tokens, one that is too long, or of another kind, for text without a
+        tokenizer, and for invalid options.
+        """
+        import torch
+
+        given, stop_text, steps = self._start(prompt, max_new_tokens, **options)
+        if given.tokenizer is not None:
+            return "".join(text_pieces(steps, given, stop_text))
+        tokens = [*steps]
+        result = torch.stack(tokens, 1) if tokens else given.ids[:, :0]
+        return result if given.is_batch else result[0]
+
+    def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
+        """Yield the result of `generate` as it is made.
+
+        For text these are pieces of it, of whole characters; for tokens a number, or for a batch a tensor with one of
+        each sequence. Other calls wait until the iterator has ended or is closed.
+        """
+        given, stop_text, steps = self._start(prompt, max_new_tokens, **options)
+        if given.tokenizer is not None:
+            yield from text_pieces(steps, given, stop_text)
+            return
+        for step in steps:
+            yield step if given.is_batch else int(step[0])
+
+    def chat(self, messages: str | Sequence[Message], max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> str:
+        """Return the reply to the messages of a chat, or to one message of the user.
+
+        Messages are dicts: ``{"role": "user", "content": "Hello"}``. The model's chat template writes the prompt.
+
+        Raises `RunError` as `generate` does, for a model without a template, and messages that it does not take.
+        """
+        chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not isinstance(chat, Sequence) or not chat or not all(isinstance(message, Mapping) for message in chat):
+            raise RunError(
+                f"expected text, or messages with role and content, found {messages!r}",
+                hint='for example: [{"role": "user", "content": "Hello"}]',
+            )
+        reply: str = self.generate(chat, max_new_tokens, **options)
+        return reply
+
+    @abstractmethod
+    def _tokens(
+        self, prompt: Prompt, count: int, sampling: Sampling, backend: str, timeout: float | None
+    ) -> Generator[torch.Tensor]:
+        """Yield the tokens after a prompt, as `generated_tokens` does."""
+
+    def _start(
+        self,
+        prompt: Any,
+        count: int,
+        *,
+        stop: Collection[int] | None = None,
+        stop_text: Collection[str] = (),
+        backend: str = "torch",
+        timeout: float | None = None,
+        **sampling: Any,
+    ) -> tuple[Prompt, Collection[str], Generator[torch.Tensor]]:
+        given = Prompt.of(prompt, lambda: self.tokenizer, stop)
+        stop_text = check_stop_text(stop_text, given)
+        return given, stop_text, self._tokens(given, count, Sampling(**sampling), backend, timeout)
+
+
+class SessionGenerator(TokenGenerator):
+    """Generation with ranks as threads of this process: `session` returns that of a backend."""
+
+    def __init__(
+        self, session: Callable[[str], Session], texts: Mapping[str, str], path: Path | None, name: str
+    ) -> None:
+        super().__init__(texts, path, name)
+        self._session = session
+        self._exclusive = threading.Lock()
+
+    def _tokens(
+        self, prompt: Prompt, count: int, sampling: Sampling, backend: str, timeout: float | None
+    ) -> Generator[torch.Tensor]:
+        with self._exclusive:
+            session = self._session(backend)
+            program = LanguageProgram.of(session.bundle.manifest)
+            program.check(prompt.ids, count)
+            feed = program.by_session(session, sampling, timeout)
+            yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
+
+
+def check_stop_text(stop_text: Collection[str], prompt: Prompt) -> Collection[str]:
+    """Return the stop texts of a generation, of which there may be one. Raises RunError for those of tokens."""
+    if stop_text and prompt.tokenizer is None:
+        raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
+    return (stop_text,) if isinstance(stop_text, str) else stop_text

@@ -1,0 +1,125 @@
+"""The tokenizer of a bundle, with the chat template and the tokens that end a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import BundleError, RunError
+from distir_relax.support import Fields, parse_json
+from distir_relax.text.chat_template import ChatTemplate, Message
+from distir_relax.text.incremental_decoder import IncrementalDecoder
+from distir_relax.text.libraries import find_library
+
+_TOKENIZER, _TEMPLATE, _SETTINGS = "tokenizer.json", "chat_template.jinja", "text.json"
+_QUESTION: tuple[Message, ...] = ({"role": "user", "content": "question"},)
+_ANSWER = "answer"
+
+
+def text_files(
+    tokenizer: str, special_tokens: Mapping[str, str], stop: Collection[int], template: str | None = None
+) -> dict[str, str]:
+    """Return the files of a bundle, by name, that `Tokenizer.of` reads.
+
+    `tokenizer` is a ``tokenizer.json``, `special_tokens` are the variables of the chat template, and `stop` the tokens
+    that end a text.
+    """
+    settings = {"special_tokens": dict(special_tokens), "stop": sorted(stop)}
+    files = {_TOKENIZER: tokenizer, _SETTINGS: json.dumps(settings, indent=1) + "\n"}
+    return files if template is None else {**files, _TEMPLATE: template}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer of the tokenizers library. Tokens of `stop` end a text; `template` is None without chats."""
+
+    library: Any
+    stop: frozenset[int] = frozenset()
+    template: ChatTemplate | None = None
+
+    @staticmethod
+    def of(files: Mapping[str, str], folder: Path | None = None) -> Tokenizer | None:
+        """Return the tokenizer of a bundle's files; None if it has none.
+
+        Raises BundleError for files that are damaged, and RunError if the tokenizers library is not installed.
+        """
+        if _TOKENIZER not in files:
+            return None
+        places = {name: str(name if folder is None else folder / name) for name in (_TOKENIZER, _TEMPLATE, _SETTINGS)}
+        library = _read(files[_TOKENIZER], places[_TOKENIZER])
+        settings = Fields.of(
+            parse_json(files.get(_SETTINGS, "{}"), BundleError, places[_SETTINGS]), BundleError, places[_SETTINGS]
+        )
+        stop, special = settings.wholes("stop"), settings.by_name("special_tokens")
+        source = files.get(_TEMPLATE)
+        template = None if source is None else ChatTemplate(source, special, places[_TEMPLATE])
+        return Tokenizer(library, frozenset(stop), template)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with those that the model expects around one, such as BOS.
+
+        Raises RunError for text that is not Unicode.
+        """
+        return self._encode(text, True)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens without special ones; incomplete characters are U+FFFD."""
+        text: str = self.library.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+        """Return a decoder of the tokens that follow a prompt."""
+        # Special tokens give no text, and hide where the text before them ends.
+        return IncrementalDecoder(self.decode, [token for token in prompt if token not in self._special])
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a chat, up to where the assistant's reply begins.
+
+        Raises RunError for a model without a chat template, and what `ChatTemplate.render` raises.
+        """
+        if self.template is None:
+            raise RunError("the model has no chat template", hint="give the prompt as text")
+        return self._encode(self.template.render(messages), False)
+
+    @cached_property
+    def chat_stop(self) -> frozenset[int]:
+        """The tokens that end a reply: those of `stop`, and the one that the template sets after a reply."""
+        if self.template is None:
+            return self.stop
+        try:
+            chat = self.template.render([*_QUESTION, {"role": "assistant", "content": _ANSWER}], reply=False)
+        except RunError:
+            # A template may refuse such a chat, and take others.
+            return self.stop
+        first = self._encode(chat.rpartition(_ANSWER)[2].lstrip(), False)[:1]
+        return self.stop.union(set(first) & self.library.get_added_tokens_decoder().keys())
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(id for id, token in self.library.get_added_tokens_decoder().items() if token.special)
+
+    def _encode(self, text: str, whole: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RunError(f"expected text of Unicode characters, found {text!a}") from None
+        ids: list[int] = self.library.encode(text, add_special_tokens=whole).ids
+        return ids
+
+
+def _read(content: str, where: str) -> Any:
+    tokenizers = find_library("tokenizers")
+    try:
+        library = tokenizers.Tokenizer.from_str(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # A panic of the library is no Exception.
+        raise BundleError(f"the tokenizer is damaged: {error}", where, "compile the model again") from None
+    library.no_truncation()
+    library.no_padding()
+    return library

@@ -1,0 +1,292 @@
+"""Text in, text out: model folders compiled by the command, and the text of transformers' `generate`, on any ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import distir_relax as dr
+from distir_relax.bundle import read_bundle
+from distir_relax.cli.app import app
+from distir_relax.errors import BundleError, DistIRError, ImportModelError, RunError
+from distir_relax.frontends.pretrained_language_model import read_language_model
+from tests.runtime.processes import mpirun
+from tests.tokenizers_of_tests import of_bytes, of_pieces, of_transformers
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+LENGTH = 128
+PROMPT = "how do I bake bread?"
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PROMPT}]
+# The tokenizer ends a reply with token 3; the model's own stop token is another one.
+END = 277
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of tiny models with random weights, a tokenizer, and a chat template; those of `llama` in two parts."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    options = {"hidden_size": 30, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 3,
+               "num_key_value_heads": 3, "max_position_embeddings": LENGTH, "vocab_size": 311}  # fmt: skip
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options, bos_token_id=0, eos_token_id=1))
+    llama.generation_config.eos_token_id = [1, END]
+    llama.to(torch.bfloat16).save_pretrained(folder / "llama", max_shard_size="60KB")
+    assert len([*(folder / "llama").glob("*.safetensors")]) == 2
+    gpt2 = transformers.GPT2Config(
+        n_layer=1, n_head=3, n_embd=24, vocab_size=411, n_positions=LENGTH, bos_token_id=0, eos_token_id=1
+    )
+    transformers.GPT2LMHeadModel(gpt2).save_pretrained(folder / "gpt2")
+    of_transformers(of_bytes()).save_pretrained(folder / "llama")
+    of_transformers(of_pieces()).save_pretrained(folder / "gpt2")
+    return folder
+
+
+@cache
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """The model in float32 and the tokenizer, as transformers reads them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def of_transformers_library(folder: Path, prompt: Any, count: int, **options: Any) -> str:
+    """The text that transformers generates after a text or a chat: that of all tokens without that of the prompt."""
+    model, tokenizer = loaded(folder)
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+    else:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt").input_ids
+    with torch.no_grad():
+        found = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0, **options
+        )
+    before, after = (tokenizer.decode(tokens, skip_special_tokens=True) for tokens in (ids[0], found[0]))
+    assert after.startswith(before)
+    return str(after.removeprefix(before))
+
+
+def distir(*arguments: object) -> Any:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def bundles(folders: Path) -> dict[str, Path]:
+    """The folders, compiled by the command, with the default length."""
+    for name, strategy in (("llama", "1/2/1/1"), ("gpt2", "1/1/1/1")):
+        done = distir("compile", folders / name, "--generate", "--strategy", strategy, "--max-batch", 3,
+                      "-o", folders / f"{name}.dist", "--backend", "torch")  # fmt: skip
+        assert done.exit_code == 0, done.exception
+    return {name: folders / f"{name}.dist" for name in ("llama", "gpt2")}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_text_is_that_of_transformers(folders: Path, bundles: dict[str, Path], name: str) -> None:
+    model = dr.load(bundles[name])
+    for prompt in (PROMPT, "caf\u00e9 \u20ac \U0001f600", "the"):
+        expected = of_transformers_library(folders / name, prompt, 40)
+        assert model.generate(prompt, 40) == expected
+        pieces = [*model.stream(prompt, 40)]
+        assert "".join(pieces) == expected
+        assert all(pieces)
+        shown = distir("generate", bundles[name], "--prompt", prompt, "--max-new-tokens", 40)
+        assert shown.exit_code == 0, shown.exception
+        assert shown.stdout == expected + "\n"
+    ids = loaded(folders / name)[1](PROMPT).input_ids
+    assert model.generate(ids, 5).tolist() == [*model.stream(ids, 5)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_chats_are_those_of_transformers(folders: Path, bundles: dict[str, Path], name: str) -> None:
+    model = dr.load(bundles[name])
+    ends = {"eos_token_id": sorted(model.tokenizer.chat_stop)}
+    expected = of_transformers_library(folders / name, CHAT, 30, **ends)
+    assert model.chat(CHAT, 30) == "".join(model.stream(CHAT, 30)) == expected
+    shown = distir("generate", bundles[name], "--chat", "--system", "be brief", "--prompt", PROMPT,
+                   "--max-new-tokens", 30)  # fmt: skip
+    assert shown.stdout == expected + "\n"
+    assert model.chat(PROMPT, 5) == of_transformers_library(folders / name, CHAT[1:], 5, **ends)
+
+
+def test_stop_tokens_are_those_of_the_model_and_of_a_turn(folders: Path, bundles: dict[str, Path]) -> None:
+    model = dr.load(bundles["llama"])
+    assert model.tokenizer.stop == {1, END}
+    assert model.tokenizer.chat_stop == {1, 3, END}
+    assert dr.load(bundles["gpt2"]).tokenizer.stop == {1}
+    # A token that is generated somewhere, as the one that ends a text.
+    whole = model.generate(loaded(folders / "llama")[1](PROMPT).input_ids, 30).tolist()
+    expected = of_transformers_library(folders / "llama", PROMPT, 30, eos_token_id=whole[7])
+    assert model.generate(PROMPT, 30, stop=[whole[7]]) == expected
+    shown = distir("generate", bundles["llama"], "--prompt", PROMPT, "--stop", whole[7], "--max-new-tokens", 30)
+    assert shown.stdout == expected + "\n"
+    assert f"{whole.index(whole[7]) + 1} tokens on 2 ranks (threads)" in shown.stderr
+
+
+def test_stop_texts_end_a_text(bundles: dict[str, Path]) -> None:
+    model = dr.load(bundles["llama"])
+    whole = model.generate(PROMPT, 40, stop=())
+    for stop in (whole[5:8], whole[20:21], whole[:2]):
+        expected = whole[: whole.index(stop)]
+        assert model.generate(PROMPT, 40, stop=(), stop_text=[stop, "nowhere"]) == expected
+        assert model.generate(PROMPT, 40, stop=(), stop_text=stop) == expected
+    # An iterator that ended early leaves the model to others.
+    stream = model.stream(PROMPT, 40)
+    next(stream)
+    stream.close()
+    assert model.generate(PROMPT, 40, stop=()) == whole
+
+
+def test_a_plan_from_a_folder_and_a_module_with_a_tokenizer(folders: Path, tmp_path: Path) -> None:
+    expected = of_transformers_library(folders / "llama", PROMPT, 12)
+    generation = dr.compile_generation(folders / "llama", strategy="1/3/1/1", max_length=64)
+    assert generation.max_length == 64
+    assert generation.generate(PROMPT, 12) == expected
+    generation.plan.save(tmp_path / "m.dist", backends=("torch",))
+    assert dr.load(tmp_path / "m.dist").generate(PROMPT, 12) == expected
+    model, tokenizer = loaded(folders / "llama")
+    again = dr.compile_generation(model, tokenizer=tokenizer, mesh=1)
+    assert again.generate(PROMPT, 12) == expected
+    assert {*again.plan.bundle(("torch",)).texts} >= {"tokenizer.json", "chat_template.jinja", "text.json"}
+
+
+@pytest.mark.mpirun
+def test_a_launch_prints_the_text(folders: Path, bundles: dict[str, Path]) -> None:
+    expected = of_transformers_library(folders / "llama", PROMPT, 20)
+    stop = expected[9:11]
+    done = mpirun(2, "-m", "distir_relax", "generate", bundles["llama"], "--prompt", PROMPT, "--max-new-tokens", 20,
+                  "--stop-text", stop)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected[: expected.index(stop)] + "\n"
+    refused = mpirun(2, "-m", "distir_relax", "generate", bundles["llama"], "--prompt", "x " * LENGTH)
+    assert refused.returncode == 2
+    assert refused.stderr.count("error:") == 1
+    assert "error: expected at most 128 tokens, found a prompt of" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "expected either --prompt or --tokens, found neither"),
+        (("--prompt", "a", "--tokens", "3"), "expected either --prompt or --tokens, found both"),
+        (("--tokens", "3", "--chat"), "--chat is for text, found --tokens"),
+        (("--tokens", "3", "--stop-text", "a"), "stop texts are for prompts of text, found tokens"),
+        (("--prompt", "a", "--system", "b"), "--system is for chats"),
+        (("--prompt", "a", "--stop-text", ""), "expected stop texts of at least one character, found ''"),
+        (("--prompt", "a " * 99), "expected at most 128 tokens, found a prompt of "),
+        (("--prompt", "a", "--stop", "x"), "--stop: expected token ids such as 1,306,4658, found 'x'"),
+        (("--prompt", ""), "expected a prompt of at least one token, found none"),
+    ],
+)
+def test_prompts_that_are_refused(bundles: dict[str, Path], options: tuple[str, ...], message: str) -> None:
+    done = distir("generate", bundles["gpt2"], *options)
+    assert isinstance(done.exception, RunError)
+    assert message in str(done.exception)
+    assert not done.stdout
+
+
+def test_chats_that_are_refused(bundles: dict[str, Path]) -> None:
+    model = dr.load(bundles["llama"])
+    for messages in ([], [PROMPT], 7):
+        with pytest.raises(RunError, match="expected text, or messages with role and content, found "):
+            model.chat(messages)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"chat_template\.jinja: the chat template .* these messages: no such role"):
+        model.chat([{"role": "judge", "content": "x"}])
+    with pytest.raises(RunError, match="expected messages with the texts role and content"):
+        model.generate([{"role": "user"}])
+    with pytest.raises(RunError, match="the program does not continue sequences of tokens"):
+        dr.load(_other(bundles["llama"].with_name("other.dist"))).generate([1])
+
+
+def _other(path: Path) -> Path:
+    dr.compile(torch.nn.Linear(4, 3), (torch.randn(2, 4),), mesh=1).save(path, backends=("torch",))
+    return path
+
+
+def test_a_folder_without_a_tokenizer_or_a_template(folders: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(folders / "gpt2", bare, ignore=shutil.ignore_patterns("token*", "chat*"))
+    generation = dr.compile_generation(bare, mesh=1)
+    assert generation.generate([3, 4], 3).shape == (3,)
+    generation.plan.save(tmp_path / "m.dist", backends=("torch",))
+    done = distir("generate", tmp_path / "m.dist", "--prompt", "a")
+    assert isinstance(done.exception, RunError)
+    assert f"{tmp_path / 'm.dist'}: expected a tokenizer in the bundle, found none" in str(done.exception)
+    shutil.copy(folders / "gpt2" / "tokenizer.json", bare)
+    found = read_language_model(bare)
+    assert {*found.texts} == {"tokenizer.json", "text.json"}
+    again = dr.compile_generation(bare, mesh=1)
+    with pytest.raises(RunError, match="the model has no chat template"):
+        again.chat("a")
+    (bare / "tokenizer.json").write_text("{")
+    with pytest.raises(ImportModelError, match="bare: transformers cannot read the tokenizer: ") as refused:
+        dr.compile_generation(bare)
+    assert "remove the tokenizer's files" in refused.value.hint
+
+
+def test_a_bundle_with_a_changed_tokenizer(bundles: dict[str, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(bundles["llama"], tmp_path / "m.dist")
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"tokenizer\.json: damaged: its checksum is not the manifest's"):
+        read_bundle(copy)
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(BundleError, match=r"tokenizer\.json: missing from the bundle"):
+        read_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("none", (), "none: expected a folder with config.json, or a .gguf file, found nothing"),
+        ("", (), "expected a folder with config.json, or a .gguf file, found a folder without it"),
+        ("gpt2/config.json", (), "config.json: expected a folder with config.json, or a .gguf file, found a file"),
+        ("none.gguf", (), "none.gguf: there is no such file"),
+        ("model.py:build", (), "--generate is for a folder of a model, or a GGUF file"),
+        ("model.onnx", (), "--generate is for a folder of a model, or a GGUF file"),
+        ("gpt2", ("--batch", "2"), "--batch cannot be applied with --generate"),
+        ("gpt2", ("--train",), "--train cannot be applied with --generate"),
+    ],
+)
+def test_targets_that_are_refused(
+    folders: Path, tmp_path: Path, target: str, options: tuple[str, ...], message: str
+) -> None:
+    done = distir("compile", folders / target, "--generate", "-o", tmp_path / "m.dist", *options)
+    assert isinstance(done.exception, ImportModelError)
+    assert message in str(done.exception)
+    assert not (tmp_path / "m.dist").exists()
+
+
+def test_options_without_generate(folders: Path, tmp_path: Path) -> None:
+    (folders / "no.gguf").write_bytes(b"GGUF")
+    for target, options, message in (
+        ("gpt2", ("--max-length", "5"), "--max-length is only for language models\n  hint: give --generate"),
+        ("no.gguf", (), "a GGUF file is compiled to generate text\n  hint: give --generate"),
+        ("no.gguf", ("--generate",), "no.gguf: transformers cannot read the model: "),
+    ):
+        done = distir("compile", folders / target, "-o", tmp_path / "m.dist", *options)
+        assert isinstance(done.exception, ImportModelError), done.exception
+        assert message in str(done.exception)
+
+
+def test_models_that_do_not_generate(folders: Path, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 2}
+    t5 = transformers.T5Config(num_layers=1, d_model=16, d_ff=20, d_kv=8, num_heads=2, vocab_size=61)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, num_hidden_layers=1))
+    bert.save_pretrained(tmp_path / "bert")
+    unknown = shutil.copytree(folders / "gpt2", tmp_path / "unknown")
+    config = json.loads((unknown / "config.json").read_text())
+    (unknown / "config.json").write_text(json.dumps({**config, "model_type": "no-such-model"}))
+    for name, message in (
+        ("t5", "t5: transformers cannot read the model: "),
+        ("bert", r"makes positions along sequence depend on later ones"),
+        ("unknown", "unknown: transformers cannot read the model: .*no-such-model"),
+    ):
+        with pytest.raises(DistIRError, match=message):
+            dr.compile_generation(tmp_path / name)
