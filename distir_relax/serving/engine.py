@@ -74,9 +74,9 @@ class EngineOptions:
 class Engine:
     """Generates tokens for many requests with one program: continuous batching.
 
-    Steps run in the thread that iterates over a request, calls `step`, or `run`; several threads may do so. A request
-    gets the tokens that it would get alone, whatever others run beside it, up to rounding: a product of more rows may
-    add in another order.
+    Steps run in the thread that iterates over a request, calls `step`, or `run`; several threads may do so. Requests
+    can be added and cancelled during a step. A request gets the tokens that it would get alone, whatever others run
+    beside it, up to rounding: a product of more rows may add in another order.
     """
 
     def __init__(self, executor: Executor, bundle: Bundle, options: EngineOptions | None = None) -> None:
@@ -89,7 +89,9 @@ class Engine:
         self._requests: dict[int, GenerationRequest] = {}
         self._ended: list[int] = []
         self._numbers = itertools.count()
+        # One step at a time; the second is held only while requests and their plan change.
         self._exclusive = threading.Lock()
+        self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._drafts = (options or EngineOptions()).drafts
         if self._drafts and not all(state.grows for state in manifest.states):
@@ -142,7 +144,7 @@ class Engine:
         if given.is_batch:
             raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
         self._language.check(ids, max_new_tokens)
-        with self._exclusive:
+        with self._lock:
             self._check_open()
             number = next(self._numbers)
             request = GenerationRequest(
@@ -160,7 +162,7 @@ class Engine:
 
     def cancel(self, request: GenerationRequest) -> None:
         """End a request before its last token; see `GenerationRequest.cancel`."""
-        with self._exclusive:
+        with self._lock:
             if not request.ended:
                 self._end(request, "cancelled")
 
@@ -170,22 +172,21 @@ class Engine:
         Raises what a rank raised, in this step or an earlier one; all requests then end with this error.
         """
         with self._exclusive:
-            self._check_open()
-            drafts = self._propose()
-            planned = self._scheduler.plan({number: len(tokens) for number, tokens in drafts.items()})
-            if not planned:
+            with self._lock:
+                self._check_open()
+                slots, ended = self._next_slots(), self._take_ended()
+            if not slots and not ended:
                 return False
-            slots = [
-                self._slot(number, span, drafts.get(number, [])[: span.drafts]) for number, span in planned.items()
-            ]
             try:
-                logits = self._executor.step(slots, self._take_ended())
+                logits = self._executor.step(slots, ended)
             except BaseException as error:
-                self._fail(error)
+                with self._lock:
+                    self._fail(error)
                 raise
-            self.steps += 1
-            self._advance([slot for slot in slots if slot.last], logits)
-            return True
+            with self._lock:
+                self.steps += 1
+                self._advance([slot for slot in slots if slot.last], logits)
+            return bool(slots)
 
     def run(self) -> None:
         """Run steps until all requests have ended."""
@@ -194,12 +195,17 @@ class Engine:
 
     def close(self) -> None:
         """Cancel all requests, and release the ranks."""
-        with self._exclusive:
+        with self._exclusive, self._lock:
             for request in list(self._requests.values()):
                 self._end(request, "cancelled")
             if self._error is None:
                 self._error = RunError("the engine is closed", hint="make a new one")
                 self._executor.close()
+
+    def _next_slots(self) -> list[Slot]:
+        drafts = self._propose()
+        planned = self._scheduler.plan({number: len(tokens) for number, tokens in drafts.items()})
+        return [self._slot(number, span, drafts.get(number, [])[: span.drafts]) for number, span in planned.items()]
 
     def _propose(self) -> dict[int, list[int]]:
         """Return drafts for the requests that generate."""
@@ -224,10 +230,14 @@ class Engine:
     def _advance(self, slots: Sequence[Slot], logits: torch.Tensor) -> None:
         """Choose the next tokens of each request from its rows of the logits: one, and one more for each good draft."""
         now = time.perf_counter()
-        requests = [self._requests[slot.request] for slot in slots]
-        greedy = logits.argmax(-1).tolist() if any(r.sampling.temperature == 0 for r in requests) else []
+        # Those cancelled during the step are gone.
+        requests = [self._requests.get(slot.request) for slot in slots]
+        greedy = logits.argmax(-1).tolist() if any(r and r.sampling.temperature == 0 for r in requests) else []
         row = 0
         for request, slot in zip(requests, slots, strict=True):
+            if request is None:
+                row += slot.last
+                continue
             drafts = slot.tokens[len(slot.tokens) - slot.last + 1 :]
             chosen: list[int] = []
             for place in range(slot.last):

@@ -60,6 +60,8 @@ class RankRequests:
         for request in ended:
             self._states.pop(request, None)
             self._lengths.pop(request, None)
+        if not slots:
+            return None
         comm = self._comm
         requests = [self._request(slot) for slot in slots]
         call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))

@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.bundle import Bundle
-from distir_relax.errors import RunError
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.requests.rank_requests import RankRequests, Slot
 from distir_relax.runtime.requests.request_program import emit_request_programs
@@ -39,7 +38,12 @@ class ThreadRequests:
             thread.start()
 
     def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor:
-        """See `RankRequests.step`; returns rank 0's logits. Raises what a rank raises, on every later step too."""
+        """See `RankRequests.step`; returns rank 0's logits, none without slots.
+
+        Raises what a rank raises, on every later step too.
+        """
+        import torch
+
         if not self._threads:
             result = self._ranks[0].step(slots, ended)
         else:
@@ -49,9 +53,7 @@ class ThreadRequests:
             if self._world.error is not None:
                 raise self._world.error
             result = next((x for x in found if x is not None), None)
-        if result is None:
-            raise RunError("rank 0 has no logits")
-        return result
+        return torch.empty(0, 0) if result is None else result
 
     def close(self) -> None:
         """End the threads, and free all states."""

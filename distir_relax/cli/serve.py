@@ -1,0 +1,50 @@
+"""The command `distir serve`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from distir_relax.cli.app import app
+from distir_relax.cli.options import BundleArgument, Device, DeviceOption
+
+KEYS_VARIABLE = "DISTIR_API_KEYS"
+"""The environment variable with the API keys, separated by commas."""
+
+
+@app.command()
+def serve(
+    bundle: BundleArgument,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all networks.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 chooses one.")] = 8000,
+    max_requests: Annotated[int, typer.Option(min=1, help="Number of requests that run at once.")] = 16,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Number of requests that wait; others get 429.")] = 64,
+    memory: Annotated[float, typer.Option(min=0, metavar="GB", help="Memory of a rank for states of requests.")] = 1.0,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of rows of a step.")] = 512,
+    chunk_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of rows of prompts in a step in which others generate.")
+    ] = 128,
+    drafts: Annotated[int, typer.Option(min=0, help="Number of tokens to draft by prompt lookup in each step.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is ended.")] = 600.0,
+    device: DeviceOption = Device.cpu,
+) -> None:
+    """Serve a bundle of a language model over HTTP, with OpenAI's interface and a page to chat at /.
+
+    API keys in the environment variable DISTIR_API_KEYS, separated by commas, are then required.
+    """
+    from distir_relax.bundle import read_bundle
+    from distir_relax.runtime.requests import ThreadRequests
+    from distir_relax.serving import Engine, EngineOptions
+    from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app, run_server
+
+    keys = tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
+    options = EngineOptions(max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts)  # fmt: skip
+    read = read_bundle(bundle)
+    listener = bound_socket(host, port)
+    service = EngineService(lambda: Engine(ThreadRequests(read, device.value), read, options))
+    application = create_app(service, read, ServerOptions(max_waiting, timeout, api_keys=keys))
+    address = f"[{host}]" if ":" in host else host
+    typer.echo(f"http://{address}:{listener.getsockname()[1]}", err=True)
+    run_server(application, listener)

@@ -1,0 +1,327 @@
+"""The HTTP server: OpenAI's client, streams, clients that leave, limits, keys, a rank that fails, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+import transformers
+import uvicorn
+from typer.testing import CliRunner
+
+import distir_relax as dr
+from distir_relax.bundle import read_bundle
+from distir_relax.cli.app import app as commands
+from distir_relax.errors import RunError
+from distir_relax.runtime.requests import RankRequests, ThreadRequests
+from distir_relax.serving import Engine, EngineOptions
+from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app
+from tests.tokenizers_of_tests import of_bytes, of_transformers
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+PROMPT = "how do I bake bread?"
+CHAT: list[Any] = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights on 2 ranks, with a tokenizer and a chat template."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("serving")
+    config = transformers.GPT2Config(n_layer=2, n_head=3, n_embd=24, vocab_size=311, n_positions=512, eos_token_id=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+    of_transformers(of_bytes()).save_pretrained(folder / "gpt2")
+    generation = dr.compile_generation(folder / "gpt2", strategy="1/2/1/1", name="gpt2")
+    generation.plan.save(folder / "gpt2.dist", backends=("torch",))
+    return folder / "gpt2.dist"
+
+
+@contextmanager
+def server(path: Path, options: EngineOptions | None = None, **limits: Any) -> Iterator[tuple[str, EngineService]]:
+    """A server in a thread, at a free port."""
+    bundle = read_bundle(path)
+    service = EngineService(lambda: Engine(ThreadRequests(bundle), bundle, options))
+    listener = bound_socket("127.0.0.1", 0)
+    config = uvicorn.Config(create_app(service, bundle, ServerOptions(**limits)), log_config=None, access_log=False)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
+    finally:
+        running.should_exit = True
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def running(bundle: Path) -> Iterator[str]:
+    with server(bundle) as (address, _):
+        yield address
+
+
+def client(address: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+
+
+def test_the_client_gets_the_text_of_the_model(bundle: Path, running: str) -> None:
+    model, api = dr.load(bundle), client(running)
+    expected = model.generate(PROMPT, 20)
+    whole = api.completions.create(model="x", prompt=PROMPT, max_tokens=20, temperature=0)
+    assert whole.choices[0].text == expected
+    assert whole.choices[0].finish_reason == "length"
+    ids = model.tokenizer.encode(PROMPT)
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(ids), 20)
+    stream = api.completions.create(model="x", prompt=ids, max_tokens=20, temperature=0, stream=True)
+    pieces = [event.choices[0] for event in stream]
+    assert "".join(piece.text for piece in pieces) == expected
+    assert [piece.finish_reason for piece in pieces[-2:]] == [None, "length"]
+    both = api.completions.create(model="x", prompt=["the", PROMPT], max_tokens=20, temperature=0)
+    assert [choice.text for choice in both.choices] == [model.generate("the", 20), expected]
+    stop = expected[5:8]
+    until = api.completions.create(model="x", prompt=PROMPT, max_tokens=20, temperature=0, stop=stop)
+    assert (until.choices[0].text, until.choices[0].finish_reason) == (expected[: expected.index(stop)], "stop")
+
+
+def test_the_client_chats(bundle: Path, running: str) -> None:
+    model, api = dr.load(bundle), client(running)
+    expected = model.chat(CHAT, 30)
+    whole = api.chat.completions.create(model="x", messages=CHAT, max_tokens=30, temperature=0)
+    assert whole.choices[0].message.content == expected
+    stream = api.chat.completions.create(
+        model="x", messages=CHAT, max_completion_tokens=30, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    events = [*stream]
+    assert events[0].choices[0].delta.role == "assistant"
+    assert "".join(e.choices[0].delta.content or "" for e in events[:-1]) == expected
+    assert events[-1].usage is not None
+    assert events[-1].usage.completion_tokens <= 30
+    drawn = [
+        api.chat.completions.create(model="x", messages=CHAT, max_tokens=20, temperature=0.9, seed=seed)
+        for seed in (1, 1, 2)
+    ]
+    texts = [each.choices[0].message.content for each in drawn]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0] == model.chat(CHAT, 20, temperature=0.9, seed=1)
+    assert [m.id for m in api.models.list()] == ["gpt2"]
+
+
+def test_many_clients_at_once_get_their_own_text(bundle: Path, running: str) -> None:
+    model, api = dr.load(bundle), client(running)
+    prompts = [f"bread number {n}" for n in range(12)]
+
+    def ask(prompt: str) -> str:
+        return api.completions.create(model="x", prompt=prompt, max_tokens=15, temperature=0).choices[0].text
+
+    with ThreadPoolExecutor(12) as pool:
+        assert [*pool.map(ask, prompts)] == [model.generate(prompt, 15) for prompt in prompts]
+    text = httpx.get(f"{running}/metrics").text
+    assert float(re.findall(r'^distir_requests_total{end="length"} (\S+)', text, re.M)[0]) >= 12
+    assert 'distir_time_to_first_token_seconds_bucket{le="+Inf"}' in text
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "the field 'prompt' is missing"),
+        ([], r"expected a table, found \[\]"),
+        ({"prompt": 7}, "expected a list for 'prompt', found 7"),
+        ({"prompt": []}, "expected text or token ids, of one prompt or several for 'prompt'"),
+        ({"prompt": ""}, "expected a prompt of at least one token, found none"),
+        ({"prompt": [999]}, "expected token ids from 0 to 310, found 999"),
+        ({"prompt": "x", "max_tokens": 0}, "expected a whole number of at least 1 for 'max_tokens', found 0"),
+        ({"prompt": "x", "max_tokens": 5000}, "expected at most 512 tokens, found a prompt of"),
+        ({"prompt": "x", "temperature": -1}, "expected a temperature of at least 0, found -1"),
+        ({"prompt": "x", "temperature": "hot"}, "expected a number for 'temperature', found 'hot'"),
+        ({"prompt": "x", "stop": ["", "a"]}, "expected at most 16 texts that are not empty for 'stop'"),
+        ({"prompt": "x", "n": 2}, "expected 1 for 'n', found 2"),
+        ({"prompt": "x", "logprobs": 3}, "'logprobs' is not supported, found 3"),
+        ({"prompt": "x", "stream": "yes"}, "expected true or false for 'stream', found 'yes'"),
+    ],
+)  # fmt: skip
+def test_bad_requests_get_one_message(running: str, body: Any, message: str) -> None:
+    if body == {"prompt": ""}:
+        # The tokenizer begins every text with a token.
+        body, message = {"prompt": [[]]}, "expected text or token ids, of one prompt or several"
+    answer = httpx.post(f"{running}/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert re.search(message, answer.json()["error"]["message"])
+    assert answer.headers["x-request-id"]
+
+
+def test_other_bad_requests(running: str) -> None:
+    post = f"{running}/v1/chat/completions"
+    assert httpx.post(post, content=b"{").json()["error"]["message"] == "expected JSON in the body of the request"
+    assert httpx.post(post, content=b"\xff\xfe").status_code == 400
+    assert httpx.post(post, content=b"[" * 100_000).status_code == 400
+    assert httpx.post(post, content=b" " * (5 << 20)).status_code == 413
+    assert httpx.post(post, json={"messages": []}).status_code == 400
+    found = httpx.post(post, json={"messages": [{"role": "robot", "content": "x"}]})
+    assert (found.status_code, "no such role" in found.text) == (400, True)
+    assert httpx.post(post, json={"messages": [{"role": "user", "content": [{"type": "image"}]}]}).status_code == 400
+    assert httpx.get(post).status_code == 405
+    named = httpx.get(f"{running}/health", headers={"X-Request-Id": "a-1"})
+    assert (named.json(), named.headers["x-request-id"]) == ({"status": "ok"}, "a-1")
+    status = httpx.get(f"{running}/status").json()
+    assert [rank["place"] for rank in status["ranks"]] == ["tensor 1 of 2", "tensor 2 of 2"]
+    page = httpx.get(running)
+    assert "text/html" in page.headers["content-type"]
+
+
+def test_a_client_that_leaves_cancels_its_request(bundle: Path) -> None:
+    with server(bundle) as (address, service):
+        body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0}
+        with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}) as answer:
+            next(answer.iter_lines())
+            assert service.engine.running == 1
+        until(lambda: not service.engine.running)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}/v1/completions", json=body, timeout=0.05)
+        until(lambda: not service.engine.running)
+        until(lambda: 'end="cancelled"} 2.0' in httpx.get(f"{address}/metrics").text)
+
+
+def test_limits_of_requests(bundle: Path) -> None:
+    with server(bundle, EngineOptions(max_requests=1), max_waiting=1, timeout=1.5) as (address, service):
+        body = {"prompt": PROMPT, "max_tokens": 480, "temperature": 0}
+        post = f"{address}/v1/completions"
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(httpx.post, post, json=body, timeout=60)
+            until(lambda: service.engine.running == 1)
+            second = pool.submit(httpx.post, post, json=body, timeout=60)
+            until(lambda: service.engine.waiting == 1)
+            refused = httpx.post(post, json=body)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            codes = {first.result().status_code, second.result().status_code}
+        assert codes <= {200, 504}
+        assert 504 in codes
+        assert not service.engine.running
+
+
+def test_keys_are_required(bundle: Path) -> None:
+    with server(bundle, api_keys=("secret", "other")) as (address, _):
+        with pytest.raises(openai.AuthenticationError, match="a valid API key is required"):
+            client(address, "wrong").models.list()
+        assert client(address, "other").models.list().data
+        assert httpx.get(f"{address}/v1/models").status_code == 401
+        assert httpx.get(f"{address}/health").status_code == 200
+
+
+def test_a_rank_that_fails_gives_503_and_is_started_again(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, fails = RankRequests.step, threading.Event()
+
+    def failing(self: RankRequests, *arguments: Any) -> Any:
+        if fails.is_set() and self._comm.rank == 1:
+            fails.clear()
+            raise RunError("no memory left")
+        return step(self, *arguments)
+
+    monkeypatch.setattr(RankRequests, "step", failing)
+    with server(bundle) as (address, service):
+        body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+        expected = httpx.post(f"{address}/v1/completions", json=body).json()["choices"]
+        fails.set()
+        broken = httpx.post(f"{address}/v1/completions", json=body, timeout=30)
+        assert broken.status_code == 503
+        assert "no memory left" in broken.json()["error"]["message"]
+        until(lambda: service.is_ready and service.restarts == 1)
+        assert httpx.post(f"{address}/v1/completions", json=body).json()["choices"] == expected
+
+
+def test_the_command(bundle: Path) -> None:
+    """It says where it listens, takes a request, and ends cleanly while one is open."""
+    command = [sys.executable, "-m", "distir_relax", "serve", str(bundle), "--port", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        address = next(line.strip() for line in lines if line.startswith("http://127.0.0.1:"))
+        until(lambda: _is_up(address))
+        body = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as answer:
+            events = answer.iter_lines()
+            next(events)
+            process.send_signal(signal.SIGTERM)
+            rest = [json.loads(line[6:]) for line in events if line.startswith("data: {")]
+        assert rest[-1]["choices"][0]["finish_reason"] == "length"
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_the_command_refuses_what_cannot_be_served(bundle: Path, tmp_path: Path) -> None:
+    plan = dr.compile(torch.nn.Linear(3, 4), (torch.randn(2, 3),), mesh=1)
+    plan.save(tmp_path / "linear.dist", backends=("torch",))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments, message in (
+            ([str(bundle), "--port", port], "cannot listen at 127.0.0.1:"),
+            ([str(tmp_path / "linear.dist"), "--port", "0"], "the program does not continue sequences"),
+            ([str(bundle), "--port", "0", "--memory", "0"], "expected memory for the states of 16 requests"),
+            ([str(tmp_path / "none.dist")], "there is no such bundle"),
+        ):
+            done = CliRunner().invoke(commands, ["serve", *arguments])
+            assert message in str(done.exception), done.output
+
+
+def _is_up(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def until(condition: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_the_event_loop_is_not_kept_waiting_by_a_step(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow step delays neither health checks nor other requests' admission."""
+    step = ThreadRequests.step
+
+    def slow(self: ThreadRequests, *arguments: Any) -> Any:
+        time.sleep(0.5)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(ThreadRequests, "step", slow)
+    with server(bundle) as (address, _):
+
+        async def ask() -> list[float]:
+            async with httpx.AsyncClient() as http:
+                body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0}
+                work = asyncio.create_task(http.post(f"{address}/v1/completions", json=body, timeout=30))
+                await asyncio.sleep(0.3)
+                start, times = time.perf_counter(), []
+                for _ in range(5):
+                    await http.get(f"{address}/status")
+                    times.append(time.perf_counter() - start)
+                assert (await work).status_code == 200
+                return times
+
+        assert asyncio.run(ask())[-1] < 0.45
