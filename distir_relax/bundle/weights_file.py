@@ -12,7 +12,7 @@ import math
 import os
 import stat
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ SAFETENSORS_DTYPES = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 """Dtype names of the format, and ours."""
+WIDENED = {"float32": ("bfloat16", "float16")}
+"""Dtypes of files that are read as others, which hold all of their values."""
 # Bytes of rows that are read at once if only a part of each row is needed.
 _BLOCK = 1 << 24
 _MOST_HEADER = 100_000_000
@@ -48,12 +50,17 @@ class FileWeights:
     """Weights in a safetensors file, of which only the requested bytes are read.
 
     The file stays open, so that a replacement at its path is not read. Ranks of one process share a piece while it is
-    in use. Raises BundleError when the file is missing or truncated, does not contain the tensors of the manifest, or
-    is written to after it was opened.
+    in use. `keys` are the names in the file of tensors that it has under another one. Raises BundleError, with `hint`,
+    when the file is missing or truncated, does not contain the tensors of the manifest, or is written to after it was
+    opened.
     """
 
-    def __init__(self, path: Path, tensors: Sequence[Tensor]) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, tensors: Sequence[Tensor], keys: Mapping[str, str] | None = None, hint: str = _AGAIN
+    ) -> None:
+        self.path, self.hint = path, hint
+        self._keys = keys or {}
+        self._dtypes = {tensor.name: tensor.dtype for tensor in tensors}
         try:
             # The path may be a FIFO by now: O_NONBLOCK does not wait for a writer.
             self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
@@ -67,10 +74,12 @@ class FileWeights:
         self._entries = self._header()
         self._pieces: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
         for tensor in tensors:
-            if tensor.name not in self._entries:
-                raise self._error(f"the weights file lacks {tensor.name!r}")
-            entry = self._entries[tensor.name]
-            if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
+            key = self._keys.get(tensor.name, tensor.name)
+            if key not in self._entries:
+                raise self._error(f"the weights file lacks {key!r}")
+            entry = self._entries[key]
+            is_readable = entry.dtype in (tensor.dtype, *WIDENED.get(tensor.dtype, ()))
+            if not is_readable or entry.shape != tensor.shape:
                 raise self._error(
                     f"the manifest says {tensor.name!r} is {tensor.dtype} {tensor.shape}, the file has "
                     f"{entry.dtype} {entry.shape}"
@@ -81,6 +90,11 @@ class FileWeights:
         """Return the identity and state of the file, equal for two handles of one file without a write between them."""
         status = os.fstat(self._file.fileno())
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the file when it was opened."""
+        return self._opened[2]
 
     @property
     def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -96,12 +110,16 @@ class FileWeights:
 
     def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """See `WeightSource.read`. The result must not be written to."""
-        if name not in self._entries:
+        import torch
+
+        entry = self._entries.get(self._keys.get(name, name))
+        if entry is None:
             raise self._error(f"the weights file has no {name!r}")
         key = name, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
         piece = self._pieces.get(key)
         if piece is None:
-            piece = self._pieces[key] = self._read(self._entries[name], intervals)
+            stored = self._read(entry, intervals)
+            piece = self._pieces[key] = stored.to(getattr(torch, self._dtypes.get(name, entry.dtype)))
             self._check_unchanged()
         return piece
 
@@ -173,4 +191,4 @@ class FileWeights:
             raise self._error("the weights were modified while they were read")
 
     def _error(self, message: str) -> BundleError:
-        return BundleError(message, str(self.path), _AGAIN)
+        return BundleError(message, str(self.path), self.hint)

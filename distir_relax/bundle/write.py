@@ -10,11 +10,13 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle
-from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.manifest import Manifest, WeightFile
+from distir_relax.bundle.weight_files import find_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
 from distir_relax.errors import BundleError
 from distir_relax.support import check_name, shown_path
@@ -22,9 +24,10 @@ from distir_relax.support import check_name, shown_path
 MANIFEST_FILE = "manifest.json"
 
 
-def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> Path:
+def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, weight_files: Sequence[Path] = ()) -> Path:
     """Write `bundle` to the folder `path` and return it.
 
+    Weights that are in one of the safetensors files `weight_files`, too, stay there: the bundle refers to them.
     Raises BundleError when `path` exists and `overwrite` is off, when it exists and is not a bundle
     (which is never deleted), or when it cannot be written. Nothing is left on failure. Each of several concurrent
     writers either leaves a complete bundle, of which the last stays, or raises that one exists.
@@ -39,7 +42,7 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
     draft = folder / "new"
     try:
         draft.mkdir()
-        _fill(bundle, draft)
+        _fill(bundle, draft, find_weights(bundle.manifest.weights, bundle.weights, weight_files, target))
         _replace(draft, target, overwrite)
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
@@ -96,8 +99,9 @@ def _is_bundle(target: Path) -> bool | None:
         return _is_bundle(target)
 
 
-def _fill(bundle: Bundle, folder: Path) -> None:
+def _fill(bundle: Bundle, folder: Path, weight_files: Sequence[WeightFile]) -> None:
     checksums = {}
+    elsewhere = {name for file in weight_files for name in file.tensors}
     for name, text in {**bundle.programs, **bundle.texts}.items():
         check_name(name, BundleError)
         file = folder / name
@@ -105,12 +109,12 @@ def _fill(bundle: Bundle, folder: Path) -> None:
         file.write_text(text, encoding="utf-8", newline="\n")
         checksums[name] = file_checksum(file)
     weights = folder / WEIGHTS_FILE
-    save_weights(weights, bundle.manifest.weights, bundle.weights)
+    save_weights(weights, [t for t in bundle.manifest.weights if t.name not in elsewhere], bundle.weights)
     # safetensors makes the file private to its owner. The folder's mode shows the umask; reading the umask means
     # setting it, which other threads would see.
     weights.chmod(folder.stat().st_mode & 0o666)
     checksums[WEIGHTS_FILE] = file_checksum(weights)
-    manifest = replace(bundle.manifest, checksums=checksums)
+    manifest = replace(bundle.manifest, checksums=checksums, weight_files=tuple(weight_files))
     manifest = replace(manifest, checksums={**checksums, MANIFEST_FILE: manifest_checksum(manifest)})
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
 

@@ -17,6 +17,7 @@ from distir_relax.cli.options import (
     JsonOption,
     SequenceOption,
     TaskOption,
+    Weights,
     with_options,
 )
 from distir_relax.compiler.options import CompileOptions, ImportOptions
@@ -54,6 +55,10 @@ def compile_command(
     max_batch: Annotated[
         int | None, typer.Option(min=1, help="With --generate: sequences at once; by default any number.")
     ] = None,
+    weights: Annotated[
+        Weights | None,
+        typer.Option(help="With --generate: refer to the safetensors files of a DIR, as by default, or copy weights."),
+    ] = None,
     times: Annotated[bool, typer.Option("--times", help="Print the time of each pass.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -68,7 +73,8 @@ def compile_command(
     from distir_relax.cli.compile_target import Target
 
     pretrained = {"task": task, "batch": batch, "sequence": sequence}
-    generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch}
+    generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch,
+                  "weights": None if weights is None else weights.value}  # fmt: skip
     backends = tuple(choice.value for choice in backend or Backend)
     _compile(Target(target, options, auto, train, ranks, pretrained, generation), output, backends, times, json)
 

@@ -164,9 +164,10 @@ def _compile_generation(
             f"{unused[0]} cannot be applied with --generate", target.name,
             "--max-length and --max-batch bound the sizes; others are any",
         )  # fmt: skip
-    sizes = {name: size for name, size in target.generation.items() if name != "generate"}
-    generation = compile_generation(target.name, **sizes, **target.keywords(), observers=observers)
-    return _save(generation.plan, output, backends)
+    sizes = {name: target.generation[name] for name in ("max_length", "max_batch")}
+    plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
+    plan.save(output, backends, weights=target.generation["weights"] or "refer")
+    return plan.footprint
 
 
 def _onnx(target: Target) -> Model:

@@ -44,6 +44,13 @@ class Launcher(StrEnum):
     torchrun = "torchrun"
 
 
+class Weights(StrEnum):
+    """Place of a bundle's weights."""
+
+    refer = "refer"
+    copy = "copy"
+
+
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")]
 InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
@@ -53,7 +53,8 @@ class Plan:
 
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
     of the passes (`Module.records`); `seconds` is the time of each pass. `texts` are further files of the bundle, those
-    of a tokenizer. `plan(x)` runs it with ranks as threads of this process, and returns the model's results.
+    of a tokenizer, and `weight_files` safetensors files that its weights come from. `plan(x)` runs it with ranks as
+    threads of this process, and returns the model's results.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Plan:
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    weight_files: Sequence[Path] = ()
     _passes: Sequence[Pass] = ()
     _source: Source | None = None
     _sessions: Sessions = field(init=False)
@@ -152,14 +154,21 @@ class Plan:
     def _search(self) -> PlaceBySearch | None:
         return next((step for step in self._passes if isinstance(step, PlaceBySearch)), None)
 
-    def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
+    def save(
+        self,
+        path: str | Path,
+        backends: Sequence[str] = BACKENDS,
+        overwrite: bool = True,
+        weights: Literal["refer", "copy"] = "refer",
+    ) -> Path:
         """Write the bundle folder at `path` atomically; see ``docs/bundle.md``.
 
-        An existing bundle is replaced unless `overwrite` is false; anything else is never overwritten. Raises
-        `BundleError` if `path` cannot be written.
+        An existing bundle is replaced unless `overwrite` is false; anything else is never overwritten. The weights of
+        a model folder (`compile_generation`) stay there: the bundle refers to its files, unless `weights` is "copy".
+        Raises `BundleError` if `path` cannot be written.
         """
-        write_bundle(self.bundle(backends), Path(path), overwrite=overwrite)
-        return Path(path)
+        files = self.weight_files if weights == "refer" else ()
+        return write_bundle(self.bundle(backends), Path(path), overwrite, files)
 
     def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
         """Run the plan on the model's own arguments, with ranks as threads of this process; return the model's result.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -80,9 +80,10 @@ def compile_generation(
     for one that is not causal.
     """
     texts: Mapping[str, str] = {}
+    files: Sequence[Path] = ()
     if isinstance(model, (str, Path)):
         found = read_language_model(model)
-        model, texts = found.model, found.texts
+        model, texts, files = found.model, found.texts, found.weight_files
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
     length = max_length or _config_length(model) or _LENGTH
@@ -91,7 +92,7 @@ def compile_generation(
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
     plan = compile_source(Source(imported, complete(options, default_name(model))))
-    return Generation(replace(plan, texts=texts), length)
+    return Generation(replace(plan, texts=texts, weight_files=files), length)
 
 
 def _config_length(model: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,14 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A causal language model in float32, and the files of its tokenizer in a bundle, by name; none without one."""
+    """A causal language model in float32, and the files of its tokenizer in a bundle, by name; none without one.
+
+    `weight_files` are the safetensors files of its folder.
+    """
 
     model: Any
     texts: Mapping[str, str]
+    weight_files: Sequence[Path] = ()
 
 
 def is_gguf(target: str | Path) -> bool:
@@ -58,8 +62,9 @@ def read_language_model(path: str | Path) -> LanguageModel:
         )  # fmt: skip
     kind = transformers_library().AutoModelForCausalLM
     model = load_pretrained(kind, folder, dtype=torch.float32, **options)
+    files = () if options else sorted(folder.glob("*.safetensors"))
     if not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        return LanguageModel(model, {})
+        return LanguageModel(model, {}, files)
     try:
         with quiet_library():
             tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -69,7 +74,7 @@ def read_language_model(path: str | Path) -> LanguageModel:
         refused = unreadable(error, "the tokenizer", target)
         refused.hint = _WITHOUT_TEXT
         raise refused from None
-    return LanguageModel(model, tokenizer_files(tokenizer, model))
+    return LanguageModel(model, tokenizer_files(tokenizer, model), files)
 
 
 def tokenizer_files(tokenizer: Any, model: Any) -> dict[str, str]:

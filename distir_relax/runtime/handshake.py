@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from distir_relax.bundle import Bundle, FileWeights, check_weights
+from distir_relax.bundle import Bundle, StoredWeights, check_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.inputs import digest_of
@@ -55,7 +55,7 @@ def shake_hands(world: World, bundle: Bundle, inputs: Mapping[str, Any]) -> None
     except RunError as error:
         raise Agreed(error) from None
     weights = bundle.weights
-    mine = [platform.node(), *weights.identity] if isinstance(weights, FileWeights) else []
+    mine = [platform.node(), *weights.identity] if isinstance(weights, StoredWeights) else []
     everyone = world.exchange([world.local_rank == 0, mine])
     with agreed(world):
         if world.local_rank != 0 and [True, mine] not in everyone:
