@@ -31,8 +31,8 @@ class Browser:
         made = self._send("POST", "", {"capabilities": {"alwaysMatch": wanted}})
         self.base += "/" + made["sessionId"]
 
-    def open(self, page: Path, width: int, height: int = 900, dark: bool = False) -> None:
-        """Show a file in a window of this size and wait until it is drawn."""
+    def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
+        """Show a file, or what is at an address, in a window of this size and wait until it is drawn."""
         phone = width < 640
         self.devtools(
             "Emulation.setDeviceMetricsOverride",
@@ -40,7 +40,7 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self._send("POST", "/url", {"url": page.as_uri()})
+        self._send("POST", "/url", {"url": page if isinstance(page, str) else page.as_uri()})
         self.settle()
 
     def settle(self) -> None:

@@ -1,0 +1,78 @@
+"""The page to chat at, in a real browser: a reply streams in, can be stopped, and errors are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser import Browser, browser
+from tests.serving.test_http import bundle, server, until
+
+__all__ = ["bundle"]
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+_SEND = """
+document.getElementById('temperature').value = 0;
+document.getElementById('count').value = arguments[0] || {count};
+document.getElementById('prompt').value = 'how do I bake <b>bread</b>?';
+document.getElementById('send').click();
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def send(chromium: Browser, count: int) -> None:
+    chromium.run(_SEND.replace("{count}", str(count)))
+
+
+def log(chromium: Browser) -> list[tuple[str, str]]:
+    found = chromium.run("return [...document.querySelectorAll('#log div')].map((e) => [e.className, e.textContent]);")
+    return [(kind, text) for kind, text in found]
+
+
+def text(chromium: Browser, element: str) -> str:
+    found: str = chromium.run(f"return document.getElementById('{element}').textContent;")
+    return found
+
+
+def test_a_chat(chromium: Browser, bundle: Path) -> None:
+    with server(bundle) as (address, service):
+        chromium.open(address, 1280)
+        until(lambda: "gpt2 on 2 ranks, 0 running, 0 waiting" in text(chromium, "state"))
+        assert text(chromium, "ranks").startswith("0tensor 1 of 2")
+        send(chromium, 12)
+        until(lambda: "tokens/s" in text(chromium, "speed"))
+        (asked, question), (replied, reply) = log(chromium)
+        assert (asked, question, replied) == ("user", "how do I bake <b>bread</b>?", "reply")
+        assert reply
+        assert text(chromium, "speed").startswith("12 tokens, ")
+        send(chromium, 200)
+        until(lambda: service.engine.running == 1)
+        chromium.run("document.getElementById('stop').click();")
+        until(lambda: not service.engine.running)
+        send(chromium, 5000)
+        until(lambda: log(chromium)[-1][0] == "error")
+        assert "expected at most 512 tokens" in log(chromium)[-1][1]
+        # The refusal is in the console too, as any answer that is an error.
+        messages = chromium.messages()
+        assert all("400 (Bad Request)" in message for message in messages), messages
+        for width in (390, 1280):
+            chromium.open(address, width, dark=width == 390)
+            assert chromium.run("return document.documentElement.scrollWidth <= window.innerWidth;")
+
+
+def test_a_key_is_asked_for(chromium: Browser, bundle: Path) -> None:
+    with server(bundle, api_keys=("secret",)) as (address, _):
+        chromium.open(address, 1280)
+        until(lambda: "gpt2 on 2 ranks" in text(chromium, "state"))
+        send(chromium, 3)
+        until(lambda: ("error", "a valid API key is required") in log(chromium))
+        chromium.run("document.getElementById('key').value = 'secret';")
+        send(chromium, 3)
+        until(lambda: "tokens/s" in text(chromium, "speed"))
+        chromium.messages()
