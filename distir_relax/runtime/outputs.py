@@ -1,4 +1,4 @@
-"""Gathering of output shards on rank 0."""
+"""Gathering of output shards on one rank."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from distir_relax.runtime.arrays import Array
 
 
-def collect_output(comm: Communicator, tensor: Tensor, local: Array | None) -> torch.Tensor | None:
-    """Return the global value of an output on rank 0, None elsewhere; a torch tensor on the CPU. All ranks call this.
+def collect_output(comm: Communicator, tensor: Tensor, local: Array | None, root: int = 0) -> torch.Tensor | None:
+    """Return the global value of an output on rank `root`, None elsewhere; a torch tensor on the CPU. All call this.
 
     `local` is this rank's shard in the layout of `tensor`, None if it holds none of it. Replicas are read from the
     lowest rank. This communication is not counted in `traffic`. Raises RunError when `local` does not have the shape
     and dtype of `tensor`.
     """
     comm.progress.enter(f"collecting output {tensor.name}", "gather")
-    result = _collect(comm, tensor, None if local is None else as_torch(local))
+    result = _collect(comm, tensor, None if local is None else as_torch(local), root)
     comm.progress.leave()
     return result
 
 
-def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
+def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None, root: int) -> torch.Tensor | None:
     import torch
 
     if local is not None:
@@ -42,11 +42,11 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
                 f"output {tensor.name}",
             )
     senders = owners(comm.mesh, tensor)
-    if comm.rank != 0:
+    if comm.rank != root:
         if comm.rank in senders and local is not None and local.numel():
-            comm._send(local.contiguous().view(-1), 0)
+            comm._send(local.contiguous().view(-1), root)
         return None
-    if senders == [0] and local is not None:
+    if senders == [root] and local is not None:
         return local.cpu()
     result = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
     for rank in senders:
@@ -54,7 +54,7 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
         if not math.prod(shape):
             continue
         intervals = local_intervals(tensor, comm.mesh, rank)
-        if rank == 0 and local is not None:
+        if rank == root and local is not None:
             place(result, local.cpu(), intervals)
         else:
             _receive(comm, rank, shape, result, intervals)

@@ -5,32 +5,34 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
-from distir_relax.runtime.generation import GREEDY, LanguageProgram, Prompt, Sampling, bundle_tokenizer, next_tokens
-from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token
+from distir_relax.runtime.generation import GREEDY, LanguageProgram, Prompt, Sampling, bundle_tokenizer
+from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token, pipeline_depth
 from distir_relax.serving.drafts import PromptLookup
 from distir_relax.serving.request import GenerationRequest
 from distir_relax.serving.scheduler import Limits, Scheduler, Span
 from distir_relax.support.units import size as size_text
 from distir_relax.text import Tokenizer
 
-if TYPE_CHECKING:
-    import torch
-
 _DEFAULT_MEMORY = 1 << 30
 
 
 class Executor(Protocol):
-    """Runs steps on all ranks of a bundle."""
+    """Runs steps on all ranks of a bundle, in the order in which they are submitted; several can be in flight."""
 
-    def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor:
-        """Return the logits of a step, (rows, vocabulary) in the order of the slots; see `RankRequests.step`."""
+    def submit(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> None:
+        """Start a step; see `RankRequests.step`. Raises what a rank has raised."""
+        ...
+
+    def result(self) -> list[list[int]]:
+        """Wait for the first step in flight; return the tokens for each of its slots. Raises what a rank has raised."""
         ...
 
     def close(self) -> None:
@@ -96,6 +98,8 @@ class Engine:
         self._drafts = (options or EngineOptions()).drafts
         if self._drafts and not all(state.grows for state in manifest.states):
             raise RunError("expected no drafts for a program that has states besides those that grow")
+        self._depth = pipeline_depth(manifest)
+        self._flight: deque[list[Slot]] = deque()
         self.steps = 0
         self.accepted_drafts = 0
 
@@ -167,25 +171,26 @@ class Engine:
                 self._end(request, "cancelled")
 
     def step(self) -> bool:
-        """Run a step; return whether there was any request to run.
+        """Wait for a step, after starting as many as keep all stages busy; return whether there was any.
 
         Raises what a rank raised, in this step or an earlier one; all requests then end with this error.
         """
         with self._exclusive:
-            with self._lock:
-                self._check_open()
-                slots, ended = self._next_slots(), self._take_ended()
-            if not slots and not ended:
-                return False
             try:
-                logits = self._executor.step(slots, ended)
+                with self._lock:
+                    self._check_open()
+                    self._fill()
+                if not self._flight:
+                    return False
+                tokens = self._executor.result()
             except BaseException as error:
                 with self._lock:
                     self._fail(error)
                 raise
             with self._lock:
-                self.steps += 1
-                self._advance([slot for slot in slots if slot.last], logits)
+                slots = self._flight.popleft()
+                self.steps += bool(slots)
+                self._advance(slots, tokens)
             return bool(slots)
 
     def run(self) -> None:
@@ -202,16 +207,27 @@ class Engine:
                 self._error = RunError("the engine is closed", hint="make a new one")
                 self._executor.close()
 
-    def _next_slots(self) -> list[Slot]:
-        drafts = self._propose()
-        planned = self._scheduler.plan({number: len(tokens) for number, tokens in drafts.items()})
+    def _fill(self) -> None:
+        """Start steps, until one for each stage is in flight, or no request is left to run."""
+        while len(self._flight) < self._depth:
+            busy = {slot.request for slots in self._flight for slot in slots}
+            slots, ended = self._next_slots(busy), self._ended
+            if not slots and (not ended or self._flight):
+                return
+            self._ended = []
+            self._executor.submit(slots, ended)
+            self._flight.append(slots)
+
+    def _next_slots(self, busy: Collection[int]) -> list[Slot]:
+        drafts = self._propose(busy)
+        planned = self._scheduler.plan({number: len(tokens) for number, tokens in drafts.items()}, busy, self._depth)
         return [self._slot(number, span, drafts.get(number, [])[: span.drafts]) for number, span in planned.items()]
 
-    def _propose(self) -> dict[int, list[int]]:
+    def _propose(self, busy: Collection[int]) -> dict[int, list[int]]:
         """Return drafts for the requests that generate."""
         if not self._drafts:
             return {}
-        lookups = {number: self._requests[number].lookup for number in self._scheduler.generating()}
+        lookups = {n: self._requests[n].lookup for n in self._scheduler.generating() if n not in busy}
         return {number: lookup.propose(self._drafts) for number, lookup in lookups.items() if lookup is not None}
 
     def _slot(self, number: int, span: Span, drafts: Sequence[int]) -> Slot:
@@ -221,35 +237,23 @@ class Engine:
         first = 0 if span.start < prompt else prompt
         tokens = known[span.start - first : span.stop - first]
         is_last = span.stop == prompt + len(request.tokens)
-        return Slot(number, span.start, [*tokens, *drafts], (1 + len(drafts)) * is_last, prompt + request.count)
+        last = (1 + len(drafts)) * is_last
+        return Slot(number, span.start, [*tokens, *drafts], last, prompt + request.count, request.sampling)
 
-    def _take_ended(self) -> list[int]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _advance(self, slots: Sequence[Slot], logits: torch.Tensor) -> None:
-        """Choose the next tokens of each request from its rows of the logits: one, and one more for each good draft."""
+    def _advance(self, slots: Sequence[Slot], tokens: Sequence[Sequence[int]]) -> None:
+        """Add the tokens of a step to its requests: one, and one more for each good draft."""
         now = time.perf_counter()
-        # Those cancelled during the step are gone.
-        requests = [self._requests.get(slot.request) for slot in slots]
-        greedy = logits.argmax(-1).tolist() if any(r and r.sampling.temperature == 0 for r in requests) else []
-        row = 0
-        for request, slot in zip(requests, slots, strict=True):
-            if request is None:
-                row += slot.last
+        for slot, after in zip(slots, tokens, strict=True):
+            # One that was cancelled during the step is gone.
+            request = self._requests.get(slot.request)
+            if request is None or not slot.last:
                 continue
             drafts = slot.tokens[len(slot.tokens) - slot.last + 1 :]
             chosen: list[int] = []
-            for place in range(slot.last):
-                token = (
-                    greedy[row + place]
-                    if greedy and request.sampling.temperature == 0
-                    else self._draw(logits[row + place], request, len(chosen))
-                )
+            for place, token in enumerate(after):
                 chosen.append(token)
                 if token in request.stop or place == len(drafts) or token != drafts[place]:
                     break
-            row += slot.last
             self.accepted_drafts += len(chosen) - 1
             request.tokens += chosen
             request.times += [now] * len(chosen)
@@ -264,10 +268,6 @@ class Engine:
                 if request.on_token is not None:
                     request.on_token(request)
 
-    def _draw(self, logits: torch.Tensor, request: GenerationRequest, ahead: int) -> int:
-        position = len(request.prompt) + len(request.tokens) + ahead
-        return int(next_tokens(logits[None], position, request.sampling)[0])
-
     def _end(self, request: GenerationRequest, reason: str) -> None:
         request.ended = reason
         self._requests.pop(request.number, None)
@@ -277,7 +277,10 @@ class Engine:
             request.on_token(request)
 
     def _fail(self, error: BaseException) -> None:
+        if self._error is not None:
+            return
         self._error = error
+        self._flight.clear()
         for request in list(self._requests.values()):
             request.error = error
             self._end(request, "error")

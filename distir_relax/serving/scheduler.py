@@ -9,7 +9,7 @@ stopped later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.errors import RunError
@@ -104,24 +104,33 @@ class Scheduler:
         """Return the requests of which only the last token is left to compute: those that drafts can be added to."""
         return [number for number in self._running if self._sequences[number].left == 1]
 
-    def plan(self, drafts: Mapping[int, int] | None = None) -> dict[int, Span]:
+    def plan(
+        self, drafts: Mapping[int, int] | None = None, busy: Collection[int] = (), depth: int = 1
+    ) -> dict[int, Span]:
         """Return the requests of the next step with the tokens that each computes; those known count as computed.
 
-        `drafts` are the numbers of drafts that requests have; they get the rows that others leave.
+        `drafts` are the numbers of drafts that requests have; they get the rows that others leave. Requests that are
+        `busy` are in a step already. If steps run at a `depth`, one after the other in a pipeline, requests are shared
+        out among them.
         """
         self._admit()
+        idle = [number for number in self._running if number not in busy]
+        # A step takes its share of all requests, not of those that other steps have left.
+        share = -(-len(self._running) // depth)
         rows = self.limits.step_tokens
         counts: dict[int, int] = {}
-        for number in self._running:
-            if self._sequences[number].left == 1 and rows:
+        for number in idle:
+            if self._sequences[number].left == 1 and rows and len(counts) < share:
                 counts[number] = 1
                 rows -= 1
         if counts:
             rows = min(rows, self.limits.chunk_tokens)
-        for number in self._running:
-            if number not in counts and (count := min(rows, self._sequences[number].left)):
-                counts[number] = count
-                rows -= count
+        for number in idle:
+            if self._sequences[number].left > 1 and len(counts) < share:
+                count = min(rows, self._sequences[number].left)
+                if count:
+                    counts[number] = count
+                    rows -= count
         planned = {}
         for number, count in counts.items():
             sequence = self._sequences[number]
@@ -131,7 +140,7 @@ class Scheduler:
             extra = min((drafts or {}).get(number, 0), rows, sequence.length - sequence.known - 1)
             rows -= extra
             planned[number] = Span(start, sequence.computed, extra)
-        self._rotate(counts)
+        self._rotate(counts, busy)
         return planned
 
     def extend(self, number: int, tokens: int = 1) -> None:
@@ -148,8 +157,12 @@ class Scheduler:
             free -= length
             self._running.append(self._waiting.popleft())
 
-    def _rotate(self, counts: dict[int, int]) -> None:
+    def _rotate(self, counts: Collection[int], busy: Collection[int]) -> None:
         """Let requests that got no row be the first of the next step: no one waits for ever."""
-        left_out = [number for number in self._running if number not in counts and self._sequences[number].left == 1]
-        if left_out:
+        left_out = [
+            number
+            for number in self._running
+            if number not in counts and number not in busy and self._sequences[number].left == 1
+        ]
+        if left_out and counts:
             self._running = left_out + [number for number in self._running if number not in left_out]

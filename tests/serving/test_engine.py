@@ -87,7 +87,7 @@ def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: 
                 computed[number] += count
                 wanted.append(expected[number][computed[number] - last : computed[number]])
         if slots:
-            logits = ranks.step(slots)
+            logits = ranks.logits(slots)
             torch.testing.assert_close(logits, torch.cat(wanted), rtol=1e-5, atol=1e-6)
             compared += len(logits)
     ranks.close()

@@ -303,13 +303,13 @@ def until(condition: Any, seconds: float = 20.0) -> None:
 
 def test_the_event_loop_is_not_kept_waiting_by_a_step(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow step delays neither health checks nor other requests' admission."""
-    step = ThreadRequests.step
+    result = ThreadRequests.result
 
-    def slow(self: ThreadRequests, *arguments: Any) -> Any:
+    def slow(self: ThreadRequests) -> Any:
         time.sleep(0.5)
-        return step(self, *arguments)
+        return result(self)
 
-    monkeypatch.setattr(ThreadRequests, "step", slow)
+    monkeypatch.setattr(ThreadRequests, "result", slow)
     with server(bundle) as (address, _):
 
         async def ask() -> list[float]:

@@ -10,9 +10,10 @@ from distir_relax.bundle import Bundle
 from distir_relax.kernels.requests import Request
 from distir_relax.kernels.sequence import truncate
 from distir_relax.runtime.call_shapes import Call, CallShapes
+from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens
 from distir_relax.runtime.generation.token_loop import LanguageProgram
 from distir_relax.runtime.inputs import local_inputs
-from distir_relax.runtime.outputs import collect_output
+from distir_relax.runtime.outputs import collect_output, owners
 from distir_relax.runtime.requests.request_program import load_request_program
 from distir_relax.runtime.requests.state_memory import new_states
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A request in a step: it computes `tokens` after `past` earlier ones, and logits after the `last` of them.
+    """A request in a step: it computes `tokens` after `past` earlier ones, and what follows the `last` of them.
 
     Memory for `length` tokens is reserved in its first step. `past` may be less than what it has computed: later tokens
-    are taken back.
+    are taken back. What follows is chosen by `sampling`.
     """
 
     request: int
@@ -35,6 +36,7 @@ class Slot:
     tokens: Sequence[int]
     last: int
     length: int
+    sampling: Sampling = GREEDY
 
 
 class RankRequests:
@@ -49,19 +51,26 @@ class RankRequests:
         self._states: dict[int, dict[str, torch.Tensor]] = {}
         self._lengths: dict[int, int] = {}
         self.steps = self._program.steps
+        # The lowest rank that has some of the logits: in a pipeline, others go on with the next step meanwhile.
+        self.root = min(owners(bundle.manifest.mesh, bundle.manifest.outputs[0]))
 
-    def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
-        """Run a step; return its logits on rank 0, (rows, vocabulary) in the order of the slots, None on the others.
+    def step(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> list[list[int]] | None:
+        """Run a step; return the next token after each of the `last` ones of each slot, None on ranks but `root`.
 
         The states of the requests `ended` are freed first. All ranks call this alike.
         """
+        logits = self.logits(slots, ended)
+        return None if logits is None else choose_tokens(logits, slots)
+
+    def logits(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
+        """Run a step as `step` does; return its logits, (rows, vocabulary) in the order of the slots."""
         import torch
 
         for request in ended:
             self._states.pop(request, None)
             self._lengths.pop(request, None)
         if not slots:
-            return None
+            return torch.empty(0, 0) if self._comm.rank == self.root else None
         comm = self._comm
         requests = [self._request(slot) for slot in slots]
         call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))
@@ -70,7 +79,7 @@ class RankRequests:
         results = self._program(requests, inputs)
         comm.finish_sends()
         tensor = call.manifest.outputs[0]
-        found = collect_output(comm, tensor, results[0] if tensor.is_on(comm.rank) else None)
+        found = collect_output(comm, tensor, results[0] if tensor.is_on(comm.rank) else None, self.root)
         return None if found is None else found[0]
 
     def clear(self) -> None:
@@ -95,3 +104,20 @@ class RankRequests:
         """Return the manifest of the rows of all requests."""
         sizes = {symbol.name: 1 for symbol in self._manifest.symbols} | {"past": 0, "new": rows, "last": last}
         return self._calls.at(sizes)
+
+
+def choose_tokens(logits: torch.Tensor, slots: Sequence[Slot]) -> list[list[int]]:
+    """Return the token after each of the `last` ones of each slot, from the rows of all slots in their order."""
+    greedy = logits.argmax(-1).tolist() if any(slot.sampling.temperature == 0 for slot in slots) and len(logits) else []
+    chosen, row = [], 0
+    for slot in slots:
+        rows = range(row, row + slot.last)
+        first = slot.past + len(slot.tokens) - slot.last + 1
+        if slot.sampling.temperature == 0:
+            chosen.append(greedy[row : row + slot.last])
+        else:
+            chosen.append(
+                [int(next_tokens(logits[r : r + 1], first + n, slot.sampling)[0]) for n, r in enumerate(rows)]
+            )
+        row += slot.last
+    return chosen
