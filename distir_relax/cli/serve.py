@@ -27,6 +27,7 @@ def serve(
         int, typer.Option(min=1, help="Maximum number of rows of prompts in a step in which others generate.")
     ] = 128,
     drafts: Annotated[int, typer.Option(min=0, help="Number of tokens to draft by prompt lookup in each step.")] = 0,
+    share_prefixes: Annotated[bool, typer.Option(help="Let requests that begin alike share what is computed.")] = True,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is ended.")] = 600.0,
     device: DeviceOption = Device.cpu,
 ) -> None:
@@ -40,7 +41,7 @@ def serve(
     from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app, run_server
 
     keys = tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
-    options = EngineOptions(max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts)  # fmt: skip
+    options = EngineOptions(max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes)
     read = read_bundle(bundle)
     listener = bound_socket(host, port)
     service = EngineService(lambda: Engine(ThreadRequests(read, device.value), read, options))

@@ -16,6 +16,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.generation import GREEDY, LanguageProgram, Prompt, Sampling, bundle_tokenizer
 from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token, pipeline_depth
 from distir_relax.serving.drafts import PromptLookup
+from distir_relax.serving.prefixes import PrefixIndex
 from distir_relax.serving.request import GenerationRequest
 from distir_relax.serving.scheduler import Limits, Scheduler, Span
 from distir_relax.support.units import size as size_text
@@ -48,6 +49,8 @@ class EngineOptions:
     at most `step_tokens` rows, and `chunk_tokens` of prompts while requests generate: more of them answer a prompt
     sooner, and delay the next token of the others. Up to `drafts` tokens of a request are drafted in each step
     (`PromptLookup`), which changes no token; programs whose states do not grow cannot take them back, and have none.
+    With `share_prefixes` a request takes over the first tokens that another has computed: one that runs, or one that
+    has ended and whose memory no other needs yet.
     """
 
     max_requests: int = 16
@@ -55,6 +58,7 @@ class EngineOptions:
     step_tokens: int = 512
     chunk_tokens: int = 128
     drafts: int = 0
+    share_prefixes: bool = True
 
     def limits(self, manifest: Manifest, max_length: int | None) -> Limits:
         """Return the limits of a scheduler for a program. Raises RunError if no request fits into memory."""
@@ -87,7 +91,7 @@ class Engine:
         manifest = bundle.manifest
         self._language = LanguageProgram.of(manifest)
         self.limits = (options or EngineOptions()).limits(manifest, self._language.max_length)
-        self._scheduler = Scheduler(self.limits)
+        self._scheduler = Scheduler(self.limits, self._find_prefix)
         self._requests: dict[int, GenerationRequest] = {}
         self._ended: list[int] = []
         self._numbers = itertools.count()
@@ -96,12 +100,17 @@ class Engine:
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._drafts = (options or EngineOptions()).drafts
-        if self._drafts and not all(state.grows for state in manifest.states):
+        grow = all(state.grows for state in manifest.states)
+        if self._drafts and not grow:
             raise RunError("expected no drafts for a program that has states besides those that grow")
+        # What a state without positions was some tokens ago is not known.
+        self._prefixes = PrefixIndex() if grow and (options or EngineOptions()).share_prefixes else None
+        self._sources: dict[int, int] = {}
         self._depth = pipeline_depth(manifest)
         self._flight: deque[list[Slot]] = deque()
         self.steps = 0
         self.accepted_drafts = 0
+        self.shared_tokens = 0
 
     def __enter__(self) -> Engine:
         return self
@@ -211,10 +220,11 @@ class Engine:
         """Start steps, until one for each stage is in flight, or no request is left to run."""
         while len(self._flight) < self._depth:
             busy = {slot.request for slots in self._flight for slot in slots}
-            slots, ended = self._next_slots(busy), self._ended
-            if not slots and (not ended or self._flight):
+            slots = self._next_slots(busy)
+            self._take_evicted()
+            if not slots and (not self._ended or self._flight):
                 return
-            self._ended = []
+            ended, self._ended = self._ended, []
             self._executor.submit(slots, ended)
             self._flight.append(slots)
 
@@ -238,7 +248,33 @@ class Engine:
         tokens = known[span.start - first : span.stop - first]
         is_last = span.stop == prompt + len(request.tokens)
         last = (1 + len(drafts)) * is_last
-        return Slot(number, span.start, [*tokens, *drafts], last, prompt + request.count, request.sampling)
+        source = self._sources.pop(number, -1)
+        if self._prefixes is not None:
+            if source >= 0:
+                self.shared_tokens += span.start
+                self._prefixes.extend(number, request.prompt[: span.start])
+            self._prefixes.extend(number, tokens)
+        return Slot(number, span.start, [*tokens, *drafts], last, prompt + request.count, request.sampling, source)
+
+    def _find_prefix(self, number: int) -> int:
+        """Return how many first tokens of a request that has not begun another has computed, but for the last one."""
+        self._sources.pop(number, None)
+        self._take_evicted()
+        if self._prefixes is None:
+            return 0
+        source, shared = self._prefixes.find(self._requests[number].prompt[:-1])
+        if source >= 0:
+            self._sources[number] = source
+            self._scheduler.touch(source)
+        return shared
+
+    def _take_evicted(self) -> None:
+        """Free requests that have ended, and are not kept."""
+        for number in self._scheduler.evicted:
+            if self._prefixes is not None:
+                self._prefixes.remove(number)
+        self._ended += self._scheduler.evicted
+        self._scheduler.evicted.clear()
 
     def _advance(self, slots: Sequence[Slot], tokens: Sequence[Sequence[int]]) -> None:
         """Add the tokens of a step to its requests: one, and one more for each good draft."""
@@ -255,6 +291,8 @@ class Engine:
                 if token in request.stop or place == len(drafts) or token != drafts[place]:
                     break
             self.accepted_drafts += len(chosen) - 1
+            if self._prefixes is not None:
+                self._prefixes.extend(request.number, chosen[:-1])
             request.tokens += chosen
             request.times += [now] * len(chosen)
             if chosen[-1] in request.stop:
@@ -271,8 +309,7 @@ class Engine:
     def _end(self, request: GenerationRequest, reason: str) -> None:
         request.ended = reason
         self._requests.pop(request.number, None)
-        if self._scheduler.remove(request.number):
-            self._ended.append(request.number)
+        self._scheduler.remove(request.number, self._prefixes is not None)
         if request.on_token is not None:
             request.on_token(request)
 

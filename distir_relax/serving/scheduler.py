@@ -8,8 +8,8 @@ stopped later.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.errors import RunError
@@ -49,6 +49,7 @@ class _Sequence:
     known: int
     length: int
     computed: int = 0
+    has_begun: bool = False
 
     @property
     def left(self) -> int:
@@ -60,6 +61,11 @@ class Scheduler:
     """Requests by number: those that wait, in order of arrival, and those that run."""
 
     limits: Limits
+    find_prefix: Callable[[int], int] = lambda number: 0
+    """Returns the number of first tokens of a request that need not be computed, before it takes part."""
+    evicted: list[int] = field(default_factory=list)
+    """Kept requests whose memory others need; the caller removes them."""
+    _kept: OrderedDict[int, int] = field(default_factory=OrderedDict)
     _waiting: deque[int] = field(default_factory=deque)
     _running: list[int] = field(default_factory=list)
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
@@ -76,8 +82,13 @@ class Scheduler:
 
     @property
     def reserved_tokens(self) -> int:
-        """The tokens that memory is set aside for."""
+        """The tokens that memory is set aside for, without those of requests that have ended."""
         return sum(self._sequences[number].length for number in self._running)
+
+    @property
+    def kept_tokens(self) -> int:
+        """The tokens of requests that have ended, and are kept for others that begin alike."""
+        return sum(self._kept.values())
 
     def add(self, number: int, prompt: int, length: int) -> None:
         """Add a request of `prompt` tokens that can grow to `length`. Raises RunError if memory never suffices."""
@@ -90,15 +101,27 @@ class Scheduler:
         self._sequences[number] = _Sequence(prompt, length)
         self._waiting.append(number)
 
-    def remove(self, number: int) -> bool:
-        """Remove a request that has ended or is cancelled; return whether it had joined. Unknown ones are ignored."""
-        if self._sequences.pop(number, None) is None:
-            return False
-        if number in self._running:
-            self._running.remove(number)
-            return True
-        self._waiting.remove(number)
-        return False
+    def remove(self, number: int, keep: bool = False) -> None:
+        """Remove a request that has ended or is cancelled; unknown ones are ignored.
+
+        With `keep` its tokens stay until others need their memory; otherwise it is evicted at once if it had joined.
+        """
+        sequence = self._sequences.pop(number, None)
+        if sequence is None:
+            return
+        if number not in self._running:
+            self._waiting.remove(number)
+            return
+        self._running.remove(number)
+        if keep:
+            self._kept[number] = sequence.computed
+        elif sequence.has_begun:
+            self.evicted.append(number)
+
+    def touch(self, number: int) -> None:
+        """Let a kept request be the last to be evicted."""
+        if number in self._kept:
+            self._kept.move_to_end(number)
 
     def generating(self) -> list[int]:
         """Return the requests of which only the last token is left to compute: those that drafts can be added to."""
@@ -115,6 +138,10 @@ class Scheduler:
         """
         self._admit()
         idle = [number for number in self._running if number not in busy]
+        for number in idle:
+            # What is kept may change until the request takes part.
+            if not self._sequences[number].has_begun:
+                self._sequences[number].computed = self.find_prefix(number)
         # A step takes its share of all requests, not of those that other steps have left.
         share = -(-len(self._running) // depth)
         rows = self.limits.step_tokens
@@ -134,6 +161,7 @@ class Scheduler:
         planned = {}
         for number, count in counts.items():
             sequence = self._sequences[number]
+            sequence.has_begun = True
             start = sequence.computed
             sequence.computed += count
             # The token after the last draft needs no row.
@@ -149,9 +177,13 @@ class Scheduler:
         self._sequences[number].computed += tokens - 1
 
     def _admit(self) -> None:
-        free = self.limits.memory_tokens - self.reserved_tokens
+        free = self.limits.memory_tokens - self.reserved_tokens - self.kept_tokens
         while self._waiting and len(self._running) < self.limits.requests:
             length = self._sequences[self._waiting[0]].length
+            while length > free and self._kept:
+                number, tokens = self._kept.popitem(last=False)
+                self.evicted.append(number)
+                free += tokens
             if length > free:
                 return
             free -= length

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import re
 from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
@@ -15,6 +17,7 @@ import distir_relax as dr
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import Sampling
 from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests
+from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
 from distir_relax.serving import Engine, EngineOptions, GenerationRequest
 from distir_relax.serving.drafts import PromptLookup
 from tests.incremental.test_language_models import MODELS, VOCABULARY
@@ -154,6 +157,57 @@ def test_drafts_are_the_tokens_after_the_last_place() -> None:
     assert PromptLookup().propose(4) == []
 
 
+@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1"), ("mixtral", "1/1/2/1")])
+def test_prefixes_are_shared_and_change_no_token(name: str, strategy: str) -> None:
+    begin = prompts(1, seed=4)[0][:1] * 21 + list(range(17))
+    asked = [[*begin, 5, 6], begin[:30], [*begin, 5, 7, 8], begin, [9, *begin]]
+    with compiled(name, strategy).engine(EngineOptions(max_requests=2)) as engine:
+        first = engine.submit(asked[0], 9)
+        engine.step()
+        # Of one that runs, then of those that have ended.
+        requests = [first, *(engine.submit(prompt, 9) for prompt in asked[1:])]
+        engine.run()
+        for request, prompt in zip(requests, asked, strict=True):
+            assert request.tokens == alone(name, prompt, 9)
+        assert engine.shared_tokens == 29 + (len(begin) + 1) + (len(begin) - 1)
+        again = engine.submit([*asked[0], *first.tokens, 3, 4], 5)
+        assert again.result() == alone(name, list(again.prompt), 5)
+        # The last token of the first was never computed.
+        assert engine.shared_tokens >= len(asked[0]) + 8
+
+
+def test_kept_requests_make_room() -> None:
+    options = EngineOptions(memory=80 * 256, max_requests=2)
+    with compiled().engine(options) as engine:
+        for number in range(9):
+            prompt = [number] * 30
+            assert engine.submit(prompt, 10).result() == alone("llama", prompt, 10)
+        assert engine.shared_tokens == 0
+        assert engine._scheduler.kept_tokens <= 80
+        engine.submit([8] * 30, 2).result()
+        assert engine.shared_tokens == 29
+
+
+def test_pages_are_shared_until_they_are_written_to() -> None:
+    memory = PageMemory(5 * PAGE)
+    data = torch.frombuffer(memory.buffer(), dtype=torch.uint8).view(5, PAGE)
+    data[:3] = 1
+    middle = PageMemory(5 * PAGE)
+    copy = torch.frombuffer(middle.buffer(), dtype=torch.uint8).view(5, PAGE)
+    middle.share(1, memory, 0, 3)
+    assert copy[:, 0].tolist() == [0, 1, 1, 1, 0]
+    copy[3] = 2
+    copy[4] = 3
+    assert data[:, 0].tolist() == [1, 1, 1, 0, 0]
+    last = PageMemory(3 * PAGE)
+    end = torch.frombuffer(last.buffer(), dtype=torch.uint8).view(3, PAGE)
+    last.share(0, middle, 2, 3)
+    # Of the first memory, although the one in between has changed one page; its own last page.
+    assert end[:, 0].tolist() == [1, 1, 3]
+    del data, memory, copy, middle
+    assert end[:, 5].tolist() == [1, 1, 3]
+
+
 def test_a_stop_token_ends_a_request_and_a_cancelled_one_leaves() -> None:
     prompt = prompts(1)[0]
     expected = alone("llama", prompt, 9)
@@ -176,37 +230,60 @@ def test_a_stop_token_ends_a_request_and_a_cancelled_one_leaves() -> None:
     assert not engine.running
 
 
-def test_states_use_the_memory_of_their_tokens_and_return_it() -> None:
+@cache
+def large() -> dr.Generation:
+    torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=3, n_head=4, n_embd=256, vocab_size=VOCABULARY, n_positions=2048)
-    large = transformers.GPT2LMHeadModel(config).eval()
-    engine = dr.compile_generation(large, max_length=2048, mesh=1).engine(EngineOptions(memory=1 << 27))
-    token = 3 * 2 * 256 * 4
-    assert engine.limits.memory_tokens == (1 << 27) // token
+    return dr.compile_generation(transformers.GPT2LMHeadModel(config).eval(), max_length=2048, mesh=1)
+
+
+TOKEN = 3 * 2 * 256 * 4
+"""Bytes of a token in the states of `large`."""
+
+
+def test_states_use_the_memory_of_their_tokens_and_return_it() -> None:
+    engine = large().engine(EngineOptions(memory=1 << 27, share_prefixes=False))
+    assert engine.limits.memory_tokens == (1 << 27) // TOKEN
     with engine:
         for _ in range(2):
-            before = _resident()
             requests = [engine.submit([1] * 500, 1500) for _ in range(3)]
             while len(requests[-1].tokens) < 3:
                 engine.step()
-            live = sum(len(r.prompt) + len(r.tokens) - 1 for r in requests) * token
-            used = _resident() - before
-            # The rest of a process moves a little.
-            assert live <= used + 100_000
-            assert used <= live * 1.05 + 2_000_000
+            live = sum(len(r.prompt) + len(r.tokens) - 1 for r in requests) * TOKEN
+            assert live <= _resident() <= live * 1.05
             for request in requests:
                 request.cancel()
-            engine.submit([1], 1).result()
+            engine.run()
+            gc.collect()
+            assert _resident() == 0
+
+
+def test_requests_that_begin_alike_use_the_same_memory() -> None:
+    prompt = [n % VOCABULARY for n in range(700)]
+    with large().engine(EngineOptions()) as engine:
+        first = engine.submit(prompt, 4)
+        first.result()
+        requests = [engine.submit([*prompt[: 300 + n], 7], 300) for n in range(6)]
+        while len(requests[-1].tokens) < 3:
+            engine.step()
+        assert engine.shared_tokens == sum(300 + n for n in range(6))
+        unlike = sum(1 + len(r.tokens) for r in requests)
+        # A page at the end of each run is its own.
+        own = 6 * 3 * 2 * 4 * PAGE
+        assert _resident() <= (703 + unlike) * TOKEN * 1.05 + own
+    gc.collect()
+    assert _resident() == 0
 
 
 def _resident() -> int:
-    """The bytes of anonymous mappings without huge pages: those of states."""
-    total = size = 0
+    """The bytes of states that are in memory, pages that several requests share once."""
+    total, is_state = 0, False
     with open("/proc/self/smaps") as file:
         for line in file:
-            if line.startswith("Rss:"):
-                size = int(line.split()[1]) * 1024
-            elif line.startswith("VmFlags:"):
-                total += size if " nh" in line else 0
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                is_state = "memfd:distir-states" in line
+            elif is_state and line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
     return total
 
 

@@ -36,9 +36,11 @@ def test_requests_join_in_order_as_memory_allows() -> None:
     s.add(2, 5, 6)
     assert list(s.plan()) == [0]
     assert (s.running, s.waiting, s.reserved_tokens) == (1, 2, 20)
-    assert s.remove(0)
+    s.remove(0)
+    assert s.evicted == [0]
     assert list(s.plan()) == [1, 2]
-    assert not s.remove(7)
+    s.remove(7)
+    assert s.evicted == [0]
     with pytest.raises(RunError, match="expected at most 30 tokens of a request, which fit into memory, found 31"):
         s.add(3, 30, 31)
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle
 from distir_relax.kernels.requests import Request
-from distir_relax.kernels.sequence import truncate
 from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens
 from distir_relax.runtime.generation.token_loop import LanguageProgram
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.outputs import collect_output, owners
 from distir_relax.runtime.requests.request_program import load_request_program
-from distir_relax.runtime.requests.state_memory import new_states
+from distir_relax.runtime.requests.state_memory import RequestStates, StateMemory
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +26,9 @@ if TYPE_CHECKING:
 class Slot:
     """A request in a step: it computes `tokens` after `past` earlier ones, and what follows the `last` of them.
 
-    Memory for `length` tokens is reserved in its first step. `past` may be less than what it has computed: later tokens
-    are taken back. What follows is chosen by `sampling`.
+    Memory for `length` tokens is reserved in its first step, in which `past` is 0, or the number of tokens that it has
+    in common with the request `source`. Later, `past` may be less than what it has computed: the rest is taken back.
+    What follows is chosen by `sampling`.
     """
 
     request: int
@@ -37,6 +37,7 @@ class Slot:
     last: int
     length: int
     sampling: Sampling = GREEDY
+    source: int = -1
 
 
 class RankRequests:
@@ -48,8 +49,8 @@ class RankRequests:
         self._language = LanguageProgram.of(bundle.manifest)
         self._calls = CallShapes(bundle.manifest)
         self._program = load_request_program(bundle, texts, comm.rank, comm, self._language.max_length)
-        self._states: dict[int, dict[str, torch.Tensor]] = {}
-        self._lengths: dict[int, int] = {}
+        self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
+        self._states: dict[int, RequestStates] = {}
         self.steps = self._program.steps
         # The lowest rank that has some of the logits: in a pipeline, others go on with the next step meanwhile.
         self.root = min(owners(bundle.manifest.mesh, bundle.manifest.outputs[0]))
@@ -66,13 +67,15 @@ class RankRequests:
         """Run a step as `step` does; return its logits, (rows, vocabulary) in the order of the slots."""
         import torch
 
+        for slot in slots:
+            self._prepare(slot)
+        # After others have taken over what they share with them.
         for request in ended:
             self._states.pop(request, None)
-            self._lengths.pop(request, None)
         if not slots:
             return torch.empty(0, 0) if self._comm.rank == self.root else None
         comm = self._comm
-        requests = [self._request(slot) for slot in slots]
+        requests = [Request(s.past, len(s.tokens), s.last, self._states[s.request].tensors) for s in slots]
         call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))
         ids = torch.tensor([[token for slot in slots for token in slot.tokens]], dtype=torch.int64)
         inputs = local_inputs(call.manifest, {self._language.tokens: ids}, comm.rank, comm.device)
@@ -86,19 +89,19 @@ class RankRequests:
         """Free the states of all requests."""
         self._states.clear()
 
-    def _request(self, slot: Slot) -> Request:
-        if slot.past == 0:
-            self._states[slot.request] = new_states(self._manifest, self._comm.rank, slot.length, self._comm.device)
-        elif self._lengths[slot.request] != slot.past:
-            self._truncate(self._states[slot.request], slot.past)
-        self._lengths[slot.request] = slot.past + len(slot.tokens)
-        return Request(slot.past, len(slot.tokens), slot.last, self._states[slot.request])
-
-    def _truncate(self, states: dict[str, torch.Tensor], length: int) -> None:
-        """Take back the tokens after the first `length`: drafts that were not good."""
-        for state in self._manifest.states:
-            if state.grows and state.tensor.name in states:
-                states[state.tensor.name] = truncate(states[state.tensor.name], length, state.dim)
+    def _prepare(self, slot: Slot) -> None:
+        """Let the states of a request be those before its new tokens."""
+        states = self._states.get(slot.request)
+        if states is None:
+            states = (
+                self._memory.fork(self._states[slot.source], slot.past, slot.length)
+                if slot.source >= 0
+                else self._memory.new(slot.length)
+            )
+            self._states[slot.request] = states
+        elif states.length != slot.past:
+            states.truncate(self._manifest, slot.past)
+        states.length = slot.past + len(slot.tokens)
 
     def _call(self, rows: int, last: int) -> Call:
         """Return the manifest of the rows of all requests."""

@@ -1,34 +1,152 @@
 """Memory for the states of requests: reserved for the longest they can get, in use only up to their last token.
 
-Reserved memory is address space: the system gives a page when the program first writes to it. So a state is contiguous,
-as kernels want it, and at most one page of each of its runs is partly used. A request that ends returns its pages.
+A state is contiguous, as kernels want it. Each of its runs along the tokens (one for each head, say) begins at a page,
+so that a request which begins as another did shares the whole pages of the tokens that both have. On systems without
+such memory (`page_memory`), and on other devices, states are ordinary tensors, and are copied.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, State, local_shape
-from distir_relax.kernels.sequence import reserve
+from distir_relax.kernels.sequence import reserve, truncate
 from distir_relax.layout import DTYPES
 from distir_relax.runtime.arrays import torch_dtype
+from distir_relax.runtime.requests.page_memory import PAGE, PageMemory, is_available
 
 if TYPE_CHECKING:
     import torch
 
 
-def new_states(manifest: Manifest, rank: int, length: int, device: str) -> dict[str, torch.Tensor]:
-    """Return the states of a sequence of up to `length` tokens before its first one, by name: empty, or zero."""
-    states = _states(manifest, rank)
-    shapes = [_shape(state, manifest, rank, length) for state in states]
-    buffers = _buffers(shapes, [state.tensor.dtype for state in states], device)
-    return {
-        state.tensor.name: reserve(buffer, 0, state.dim) if state.grows else buffer
-        for state, buffer in zip(states, buffers, strict=True)
-    }
+@dataclass
+class RequestStates:
+    """The states of a request on one rank, by name; `length` is the number of tokens that they have."""
+
+    tensors: dict[str, torch.Tensor]
+    length: int = 0
+    _memory: PageMemory | None = None
+    _places: Sequence[_Place] = ()
+
+    def truncate(self, manifest: Manifest, length: int) -> None:
+        """Take back the tokens after the first `length`."""
+        for state in manifest.states:
+            if state.grows and state.tensor.name in self.tensors:
+                self.tensors[state.tensor.name] = truncate(self.tensors[state.tensor.name], length, state.dim)
+        self.length = length
+
+
+class StateMemory:
+    """Makes the states of requests on one rank, on a device."""
+
+    def __init__(self, manifest: Manifest, rank: int, device: str) -> None:
+        self._manifest, self._rank, self._device = manifest, rank, device
+        self._states = [state for state in manifest.states if state.tensor.is_on(rank)]
+
+    def new(self, length: int) -> RequestStates:
+        """Return the states of a sequence of up to `length` tokens before its first one: empty, or zero."""
+        return self._made(length, 0)
+
+    def fork(self, source: RequestStates, shared: int, length: int) -> RequestStates:
+        """Return the states of a sequence of up to `length` tokens whose first `shared` are those of another.
+
+        All states must grow. The other may get more tokens, or be freed, but the shared ones do not change.
+        """
+        made = self._made(length, shared)
+        if made._memory is None or source._memory is None or not self._share_pages(made, source, shared):
+            first = {state.tensor.name: 0 for state in self._states}
+        else:
+            first = {p.name: shared * p.bytes // PAGE * PAGE // p.bytes for p in made._places}
+        for state in self._states:
+            name, dim = state.tensor.name, state.dim
+            rest = slice_of(source.tensors[name], dim, first[name], shared)
+            slice_of(made.tensors[name], dim, first[name], shared).copy_(rest)
+        return made
+
+    def _made(self, length: int, filled: int) -> RequestStates:
+        shapes = [_shape(state, self._manifest, self._rank, length) for state in self._states]
+        if self._device == "cpu" and is_available():
+            return self._in_pages(shapes, filled)
+        import torch
+
+        tensors = {}
+        for state, shape in zip(self._states, shapes, strict=True):
+            buffer = torch.zeros(shape, dtype=torch_dtype(state.tensor.dtype), device=self._device)
+            tensors[state.tensor.name] = reserve(buffer, filled, state.dim) if state.grows else buffer
+        return RequestStates(tensors, filled)
+
+    def _in_pages(self, shapes: Sequence[tuple[int, ...]], filled: int) -> RequestStates:
+        import torch
+
+        places, end = [], 0
+        for state, shape in zip(self._states, shapes, strict=True):
+            places.append(_Place.of(state, shape, end))
+            end = places[-1].end
+        memory = PageMemory(end)
+        whole = torch.frombuffer(memory.buffer(), dtype=torch.uint8)
+        tensors = {}
+        for state, place in zip(self._states, places, strict=True):
+            part = whole[place.start : place.end].view(torch_dtype(state.tensor.dtype))
+            buffer = part[: math.prod(place.shape)].view(place.shape)
+            tensors[state.tensor.name] = reserve(buffer, filled, state.dim) if state.grows else buffer
+        return RequestStates(tensors, filled, memory, places)
+
+    def _share_pages(self, made: RequestStates, source: RequestStates, shared: int) -> bool:
+        """Share the whole pages of the first tokens; return whether the system has done so."""
+        assert made._memory is not None
+        assert source._memory is not None
+        try:
+            for mine, other in zip(made._places, source._places, strict=True):
+                for run in range(mine.runs):
+                    if pages := shared * mine.bytes // PAGE:
+                        made._memory.share(mine.page(run), source._memory, other.page(run), pages)
+        except OSError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a state is in memory: `runs` along its tokens, of `bytes` each token, which begin at a page each.
+
+    `shape` has as many tokens as fill whole pages.
+    """
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+    runs: int
+    bytes: int
+    run_bytes: int
+
+    @classmethod
+    def of(cls, state: State, shape: tuple[int, ...], start: int) -> _Place:
+        """Return the place from a byte on."""
+        item = DTYPES[state.tensor.dtype][1]
+        runs = math.prod(shape[: state.dim]) if state.grows else 1
+        each = math.prod(shape[state.dim + 1 :]) * item if state.grows else math.prod(shape) * item
+        if state.grows and each:
+            step = PAGE // math.gcd(PAGE, each)
+            tokens = -(-shape[state.dim] // step) * step
+            shape = (*shape[: state.dim], tokens, *shape[state.dim + 1 :])
+            return cls(state.tensor.name, start, shape, runs, each, tokens * each)
+        return cls(state.tensor.name, start, shape, runs, each, -(-each // PAGE) * PAGE)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.runs * self.run_bytes
+
+    def page(self, run: int) -> int:
+        """Return the first page of a run."""
+        return (self.start + run * self.run_bytes) // PAGE
+
+
+def slice_of(x: torch.Tensor, dim: int, start: int, stop: int) -> torch.Tensor:
+    """Return the elements from `start` to `stop` along `dim`."""
+    return x.narrow(dim, start, stop - start)
 
 
 def bytes_per_token(manifest: Manifest, rank: int) -> int:
@@ -41,40 +159,11 @@ def bytes_per_request(manifest: Manifest, rank: int) -> int:
     return _bytes(manifest, rank, 0)
 
 
-def _states(manifest: Manifest, rank: int) -> list[State]:
-    return [state for state in manifest.states if state.tensor.is_on(rank)]
-
-
 def _shape(state: State, manifest: Manifest, rank: int, length: int) -> tuple[int, ...]:
     sizes = {symbol.name: 1 for symbol in manifest.symbols} | {"past": length}
     return local_shape(state.tensor.at(sizes), manifest.mesh, rank)
 
 
 def _bytes(manifest: Manifest, rank: int, length: int) -> int:
-    return sum(
-        math.prod(_shape(state, manifest, rank, length)) * DTYPES[state.tensor.dtype][1]
-        for state in _states(manifest, rank)
-    )
-
-
-def _buffers(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str) -> list[torch.Tensor]:
-    """Return zero tensors, on the CPU in one mapping that is released with the last of them."""
-    import torch
-
-    if device != "cpu":
-        return [torch.zeros(s, dtype=torch_dtype(d), device=device) for s, d in zip(shapes, dtypes, strict=True)]
-    sizes = [math.prod(shape) * DTYPES[dtype][1] for shape, dtype in zip(shapes, dtypes, strict=True)]
-    starts = [0]
-    for size in sizes:
-        # A cache line, not a page: neighbours share their first and last pages.
-        starts.append(starts[-1] + -(-size // 64) * 64)
-    mapping = mmap.mmap(-1, max(starts[-1], 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        mapping.madvise(mmap.MADV_NOHUGEPAGE)
-    memory = torch.frombuffer(mapping, dtype=torch.uint8)
-    return [
-        memory[start : start + size].view(torch_dtype(dtype)).view(shape)
-        if size
-        else torch.zeros(shape, dtype=torch_dtype(dtype))
-        for start, size, dtype, shape in zip(starts[:-1], sizes, dtypes, shapes, strict=True)
-    ]
+    states = [state for state in manifest.states if state.tensor.is_on(rank)]
+    return sum(math.prod(_shape(state, manifest, rank, length)) * DTYPES[state.tensor.dtype][1] for state in states)
