@@ -180,11 +180,15 @@ def test_a_launch_prints_the_text(folders: Path, bundles: dict[str, Path]) -> No
                   "--stop-text", stop)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected[: expected.index(stop)] + "\n"
-    refused = mpirun(2, "-m", "distir_relax", "generate", bundles["llama"], "--prompt", "x " * LENGTH)
-    assert refused.returncode == 2
-    assert refused.stderr.count("error:") == 1
-    assert "error: expected at most 128 tokens, found a prompt of" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    for options, message in (
+        (("--prompt", "x " * LENGTH), "expected at most 128 tokens, found a prompt of"),
+        (("--prompt", "x", "--stop-text", ""), "expected stop texts of at least one character, found ''"),
+    ):
+        refused = mpirun(2, "-m", "distir_relax", "generate", bundles["llama"], *options)
+        assert refused.returncode == 2
+        assert refused.stderr.count("error:") == 1
+        assert f"error: {message}" in refused.stderr
+        assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize(
