@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -38,7 +39,7 @@ class TokenOptions(TypedDict, total=False):
 
 
 class TokenGenerator(ABC):
-    """A language model that continues text and tokens. `_tokens` makes the tokens."""
+    """A language model that continues text and tokens: `_tokens` makes them, while a caller has the `_turn`."""
 
     def __init__(self, texts: Mapping[str, str], path: Path | None, name: str) -> None:
         self._files = texts, path, name
@@ -61,16 +62,19 @@ class TokenGenerator(ABC):
         tokenizer, and for invalid options.
         """
         given, results = self._start(prompt, max_new_tokens, **options)
-        return whole_result(results, given)
+        with self._turn():
+            return whole_result(results, given)
 
     def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
         """Yield the result of `generate` as it is made.
 
         For text these are pieces of it, of whole characters; for tokens a number, or for a batch a tensor with one of
-        each sequence. Other calls wait until the iterator has ended or is closed.
+        each sequence. Calls from other threads wait until the iterator has ended or is closed; one of the same thread
+        is an error.
         """
         _, results = self._start(prompt, max_new_tokens, **options)
-        yield from results
+        with self._turn():
+            yield from results
 
     def chat(self, messages: str | Sequence[Message], max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> str:
         """Return the reply to the messages of a chat, or to one message of the user.
@@ -87,6 +91,10 @@ class TokenGenerator(ABC):
             )
         reply: str = self.generate(chat, max_new_tokens, **options)
         return reply
+
+    @abstractmethod
+    def _turn(self) -> AbstractContextManager[None]:
+        """Return a context in which the caller alone generates."""
 
     @abstractmethod
     def _tokens(
@@ -119,13 +127,27 @@ class SessionGenerator(TokenGenerator):
         super().__init__(texts, path, name)
         self._session = session
         self._exclusive = threading.Lock()
+        self._holder: int | None = None
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._holder == threading.get_ident():
+            raise RunError(
+                "the model is in use by a stream of the same thread that is not finished",
+                hint="exhaust or close() the iterator first",
+            )
+        with self._exclusive:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def _tokens(
         self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
-        with self._exclusive:
-            session = self._session(backend or "torch")
-            program = LanguageProgram.of(session.bundle.manifest)
-            program.check_length(prompt.ids, count)
-            feed = program.by_session(session, sampling, timeout)
-            yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
+        session = self._session(backend or "torch")
+        program = LanguageProgram.of(session.bundle.manifest)
+        program.check_length(prompt.ids, count)
+        feed = program.by_session(session, sampling, timeout)
+        yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
