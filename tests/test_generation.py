@@ -258,5 +258,7 @@ def test_models_that_cannot_generate() -> None:
         ImportModelError, match=r"expected an output of logits, .* found a f32\[batch, sequence\], b f64"
     ):
         dr.compile_generation(TwoOutputs())
+    with pytest.raises(ImportModelError, match=f"takes at most {LENGTH} positions, found max_length {LENGTH + 1}"):
+        dr.compile_generation(model("gpt2"), max_length=LENGTH + 1)
     with pytest.raises(ImportModelError, match="expected a torch module, or the path of a model, found dict"):
         dr.compile_generation({})  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,18 @@ def test_stop_texts_end_a_text(bundles: dict[str, Path]) -> None:
     # An iterator that ended early leaves the model to others.
     stream = model.stream(PROMPT, 40)
     next(stream)
+    with pytest.raises(RunError, match="in use by a stream of the same thread that is not finished"):
+        model.generate(PROMPT, 1)
     stream.close()
     assert model.generate(PROMPT, 40, stop=()) == whole
+
+
+def test_threads_take_turns(bundles: dict[str, Path]) -> None:
+    model = dr.load(bundles["llama"])
+    prompts = [PROMPT, "the", "a train"] * 2
+    expected = [model.generate(prompt, 9) for prompt in prompts]
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(lambda prompt: model.generate(prompt, 9), prompts)] == expected
 
 
 def test_a_plan_from_a_folder_and_a_module_with_a_tokenizer(folders: Path, tmp_path: Path) -> None:
@@ -180,11 +191,15 @@ def test_a_launch_prints_the_text(folders: Path, bundles: dict[str, Path]) -> No
                   "--stop-text", stop)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected[: expected.index(stop)] + "\n"
-    refused = mpirun(2, "-m", "distir_relax", "generate", bundles["llama"], "--prompt", "x " * LENGTH)
-    assert refused.returncode == 2
-    assert refused.stderr.count("error:") == 1
-    assert "error: expected at most 128 tokens, found a prompt of" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    for options, message in (
+        (("--prompt", "x " * LENGTH), "expected at most 128 tokens, found a prompt of"),
+        (("--prompt", "x", "--stop-text", ""), "expected stop texts of at least one character, found ''"),
+    ):
+        refused = mpirun(2, "-m", "distir_relax", "generate", bundles["llama"], *options)
+        assert refused.returncode == 2
+        assert refused.stderr.count("error:") == 1
+        assert f"error: {message}" in refused.stderr
+        assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ def find_weights(
 ) -> tuple[WeightFile, ...]:
     """Return those of `files` that hold weights of a bundle, bit by bit or in a shorter float, for its manifest.
 
-    `bundle` is the bundle's folder. Raises BundleError for a file that is missing or damaged.
+    `bundle` is the bundle's folder. Files that are gone hold none. Raises BundleError for one that is damaged.
     """
-    opened = {path: FileWeights(path, ()) for path in files}
-    places: dict[Path, dict[str, str]] = {path: {} for path in files}
+    opened = {path: FileWeights(path, ()) for path in files if path.is_file()}
+    places: dict[Path, dict[str, str]] = {path: {} for path in opened}
     for tensor in tensors:
         place = next(_places(tensor, source, opened), None)
         if place is not None:

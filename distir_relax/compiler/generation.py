@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
-from distir_relax.compiler.compile import Plan, compile_source, default_name, read_model
+from distir_relax.compiler.compile import Plan, compile_source, default_name
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
-from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
+from distir_relax.frontends.import_model import import_model
+from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops, snapshot
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import Incremental, LastPositions
 from distir_relax.runtime.generation import SessionGenerator
@@ -76,28 +77,29 @@ def compile_generation(
     `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
     `max_batch` that of sequences at once, by default any. The plan holds a copy of the weights as they are now.
 
-    Raises as `compile` does, `ImportModelError` for a model without such an input and output, and `UnsupportedOpError`
-    for one that is not causal.
+    Raises as `compile` does, `ImportModelError` for a model without such an input and output and for a larger
+    `max_length` than its config allows, and `UnsupportedOpError` for one that is not causal.
     """
     texts: Mapping[str, str] = {}
     files: Sequence[Path] = ()
+    is_path = isinstance(model, (str, Path))
     if isinstance(model, (str, Path)):
         found = read_language_model(model)
         model, texts, files = found.model, found.texts, found.weight_files
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
-    length = max_length or _config_length(model) or _LENGTH
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    length = max_length or most or _LENGTH
+    if most is not None and length > most:
+        raise ImportModelError(f"the model takes at most {most} positions, found max_length {length}")
     imported = _read(model, length, max_batch)
+    # Nobody else can change the weights of a model that was read here.
+    imported = imported if is_path else snapshot(imported)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
     plan = compile_source(Source(imported, complete(options, default_name(model))))
     return Generation(replace(plan, texts=texts, weight_files=files), length)
-
-
-def _config_length(model: Any) -> int | None:
-    config = getattr(model, "config", None)
-    return getattr(config, "max_position_embeddings", None)
 
 
 def _read(model: Any, length: int, batch: int | None) -> Imported:
@@ -112,7 +114,7 @@ def _read(model: Any, length: int, batch: int | None) -> Imported:
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", 2)
     example = torch.arange(_EXAMPLE[0] * _EXAMPLE[1]).reshape(_EXAMPLE) % vocabulary
     dims = {tokens: {0: Dim("batch", max=batch, typical=1), 1: Dim("sequence", max=length)}}
-    imported = read_model(model, (example,), kwargs, dynamic_shapes=dims)
+    imported = import_model(model, (example,), kwargs, None, None, True, dims)
     main = imported.module.main
     by_name = {output.name: output for output in main.outputs}
     found = by_name.get("logits") or (main.outputs[0] if len(main.outputs) == 1 else None)

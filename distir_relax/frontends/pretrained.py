@@ -80,7 +80,7 @@ def load_pretrained(kind: Any, path: Path, **options: Any) -> Any:
         saved = _read_config(path).texts("architectures", []) if is_pretrained(path) else ()
         raise ImportModelError(
             f"the folder has no weights for {listed(missing, 3)} of {type(model).__name__}", str(path),
-            f"it was saved as {', '.join(saved) or 'another class'}: choose its --task",
+            f"it was saved as {', '.join(saved) or 'another class'}; --task chooses the class, unless with --generate",
         )  # fmt: skip
     for key, shape, expected in sorted(info["mismatched_keys"]):
         raise ImportModelError(

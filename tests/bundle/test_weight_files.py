@@ -83,6 +83,16 @@ def test_weights_that_differ_are_copied(tmp_path: Path) -> None:
     assert {*load_file(path / "weights.safetensors")} == {"up", "down"}
 
 
+def test_files_that_are_gone_when_the_bundle_is_written(tmp_path: Path) -> None:
+    bundle, tensors = made()
+    path = write_bundle(bundle, tmp_path / "m.dist", weight_files=[tmp_path / "gone.safetensors"])
+    assert check(path, tensors).weight_files == ()
+    (tmp_path / "a.safetensors").write_bytes(b"x")
+    with pytest.raises(BundleError, match=r"a\.safetensors: the weights are damaged or half-written"):
+        write_bundle(bundle, tmp_path / "other.dist", weight_files=[tmp_path / "a.safetensors"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "m.dist"]
+
+
 def test_files_that_are_moved_truncated_or_changed(tmp_path: Path) -> None:
     _, tensors = made()
     path, _ = written(tmp_path, a=tensors)

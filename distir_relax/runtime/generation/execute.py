@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.runtime.generation.prompt import Prompt
+from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results
 from distir_relax.runtime.generation.sampling import Sampling
-from distir_relax.runtime.generation.text_output import bundle_tokenizer, text_pieces
-from distir_relax.runtime.generation.token_generator import check_stop_text
 from distir_relax.runtime.generation.token_loop import Continue, LanguageProgram, generated_tokens
 from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.session import Session
@@ -82,8 +81,7 @@ def _prepare(options: GenerateOptions, bundle: Bundle) -> tuple[LanguageProgram,
     """Return the program of a bundle and the prompt, checked against each other."""
     program = LanguageProgram.of(bundle.manifest)
     tokenizer = partial(bundle_tokenizer, bundle.texts, bundle.path, bundle.manifest.name)
-    prompt = Prompt.of(options.prompt, tokenizer, options.stop)
-    check_stop_text(options.stop_text, prompt)
+    prompt = Prompt.of(options.prompt, tokenizer, options.stop, options.stop_text)
     program.check(prompt.ids, options.count)
     return program, prompt
 
@@ -100,11 +98,6 @@ def _shown(
             yield step
 
     # All ranks find the same stop text, in the same tokens.
-    pieces = (
-        (f"{int(step[0])} " for step in timed())
-        if prompt.tokenizer is None
-        else text_pieces(timed(), prompt, options.stop_text)
-    )
-    for piece in pieces:
-        show(piece)
+    for result in stream_results(timed(), prompt):
+        show(result if isinstance(result, str) else f"{result} ")
     return Generated(len(seconds), seconds[0] if seconds else 0.0, time.perf_counter() - start, ranks, transport)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.text import Tokenizer
+from distir_relax.text import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -17,29 +17,38 @@ if TYPE_CHECKING:
 class Prompt:
     """A prompt as int64 tokens, (batch, length), and the tokens that end what follows it.
 
-    With a `tokenizer` the result is text: the prompt was a text or a chat.
+    With a `tokenizer` the result is text, up to one of `stop_text`: the prompt was a text or a chat.
     """
 
     ids: torch.Tensor
     is_batch: bool
     stop: frozenset[int]
     tokenizer: Tokenizer | None = None
+    stop_text: tuple[str, ...] = ()
 
     @staticmethod
-    def of(prompt: Any, tokenizer: Callable[[], Tokenizer], stop: Collection[int] | None = None) -> Prompt:
+    def of(
+        prompt: Any, tokenizer: Callable[[], Tokenizer], stop: Collection[int] | None = None,
+        stop_text: Collection[str] = (),
+    ) -> Prompt:  # fmt: skip
         """Return a prompt. `tokenizer` is called for a text, and for a chat: a list of messages.
 
         Without `stop`, a text ends at the tokens of the model that end one, a chat at those that end a reply too.
         Raises `RunError` for a prompt without tokens, one that is not the token ids of one sequence or of several of
-        one length, messages that the model does not take, and what `tokenizer` raises.
+        one length, messages that the model does not take, stop texts that are empty or for tokens, and what `tokenizer`
+        raises.
         """
+        texts = (stop_text,) if isinstance(stop_text, str) else tuple(stop_text)
         is_chat = isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
         if not is_chat and not isinstance(prompt, str):
+            if texts:
+                raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
             return Prompt(*_token_ids(prompt), frozenset(stop or ()))
+        StopStrings(texts)
         by = tokenizer()
         ids, _ = _token_ids(by.encode_chat(prompt) if is_chat else by.encode(prompt))
         ends = by.chat_stop if is_chat else by.stop
-        return Prompt(ids, False, ends if stop is None else frozenset(stop), by)
+        return Prompt(ids, False, ends if stop is None else frozenset(stop), by, texts)
 
 
 def _token_ids(prompt: Any) -> tuple[torch.Tensor, bool]:

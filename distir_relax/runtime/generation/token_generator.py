@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation.prompt import Prompt
+from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
 from distir_relax.runtime.generation.sampling import Sampling
-from distir_relax.runtime.generation.text_output import bundle_tokenizer, text_pieces
 from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
 from distir_relax.text import Message, Tokenizer
 
@@ -38,7 +39,7 @@ class TokenOptions(TypedDict, total=False):
 
 
 class TokenGenerator(ABC):
-    """A language model that continues text and tokens. `_tokens` makes the tokens."""
+    """A language model that continues text and tokens: `_tokens` makes them, while a caller has the `_turn`."""
 
     def __init__(self, texts: Mapping[str, str], path: Path | None, name: str) -> None:
         self._files = texts, path, name
@@ -60,27 +61,20 @@ class TokenGenerator(ABC):
         Raises `RunError` for a prompt without tokens, one that is too long, or of another kind, for text without a
         tokenizer, and for invalid options.
         """
-        import torch
-
-        given, stop_text, steps = self._start(prompt, max_new_tokens, **options)
-        if given.tokenizer is not None:
-            return "".join(text_pieces(steps, given, stop_text))
-        tokens = [*steps]
-        result = torch.stack(tokens, 1) if tokens else given.ids[:, :0]
-        return result if given.is_batch else result[0]
+        given, results = self._start(prompt, max_new_tokens, **options)
+        with self._turn():
+            return whole_result(results, given)
 
     def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
         """Yield the result of `generate` as it is made.
 
         For text these are pieces of it, of whole characters; for tokens a number, or for a batch a tensor with one of
-        each sequence. Other calls wait until the iterator has ended or is closed.
+        each sequence. Calls from other threads wait until the iterator has ended or is closed; one of the same thread
+        is an error.
         """
-        given, stop_text, steps = self._start(prompt, max_new_tokens, **options)
-        if given.tokenizer is not None:
-            yield from text_pieces(steps, given, stop_text)
-            return
-        for step in steps:
-            yield step if given.is_batch else int(step[0])
+        _, results = self._start(prompt, max_new_tokens, **options)
+        with self._turn():
+            yield from results
 
     def chat(self, messages: str | Sequence[Message], max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> str:
         """Return the reply to the messages of a chat, or to one message of the user.
@@ -99,8 +93,12 @@ class TokenGenerator(ABC):
         return reply
 
     @abstractmethod
+    def _turn(self) -> AbstractContextManager[None]:
+        """Return a context in which the caller alone generates."""
+
+    @abstractmethod
     def _tokens(
-        self, prompt: Prompt, count: int, sampling: Sampling, backend: str, timeout: float | None
+        self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
         """Yield the tokens after a prompt, as `generated_tokens` does."""
 
@@ -111,13 +109,13 @@ class TokenGenerator(ABC):
         *,
         stop: Collection[int] | None = None,
         stop_text: Collection[str] = (),
-        backend: str = "torch",
         timeout: float | None = None,
+        backend: str | None = None,
         **sampling: Any,
-    ) -> tuple[Prompt, Collection[str], Generator[torch.Tensor]]:
-        given = Prompt.of(prompt, lambda: self.tokenizer, stop)
-        stop_text = check_stop_text(stop_text, given)
-        return given, stop_text, self._tokens(given, count, Sampling(**sampling), backend, timeout)
+    ) -> tuple[Prompt, Iterator[Any]]:
+        """Return the prompt, and the results of `stream`."""
+        given = Prompt.of(prompt, lambda: self.tokenizer, stop, stop_text)
+        return given, stream_results(self._tokens(given, count, Sampling(**sampling), timeout, backend), given)
 
 
 class SessionGenerator(TokenGenerator):
@@ -129,20 +127,27 @@ class SessionGenerator(TokenGenerator):
         super().__init__(texts, path, name)
         self._session = session
         self._exclusive = threading.Lock()
+        self._holder: int | None = None
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._holder == threading.get_ident():
+            raise RunError(
+                "the model is in use by a stream of the same thread that is not finished",
+                hint="exhaust or close() the iterator first",
+            )
+        with self._exclusive:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def _tokens(
-        self, prompt: Prompt, count: int, sampling: Sampling, backend: str, timeout: float | None
+        self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
-        with self._exclusive:
-            session = self._session(backend)
-            program = LanguageProgram.of(session.bundle.manifest)
-            program.check(prompt.ids, count)
-            feed = program.by_session(session, sampling, timeout)
-            yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
-
-
-def check_stop_text(stop_text: Collection[str], prompt: Prompt) -> Collection[str]:
-    """Return the stop texts of a generation, of which there may be one. Raises RunError for those of tokens."""
-    if stop_text and prompt.tokenizer is None:
-        raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
-    return (stop_text,) if isinstance(stop_text, str) else stop_text
+        session = self._session(backend or "torch")
+        program = LanguageProgram.of(session.bundle.manifest)
+        program.check(prompt.ids, count)
+        feed = program.by_session(session, sampling, timeout)
+        yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
