@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
 from distir_relax.compiler.compile import Plan, compile_source, default_name, read_model
@@ -16,7 +16,15 @@ from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.incremental import Incremental, LastPosition
-from distir_relax.runtime.generation import LanguageProgram, Sampling, generated_tokens, prompt_ids
+from distir_relax.runtime.generation import (
+    LanguageProgram,
+    Sampling,
+    TokenOptions,
+    generated_tokens,
+    prompt_ids,
+    result_tokens,
+    step_tokens,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,17 +33,10 @@ _EXAMPLE = (2, 9)
 _LENGTH = 2048
 
 
-class TokenOptions(TypedDict, total=False):
-    """Options of `Generation.generate` and `stream`: those of `Sampling`, greedy by default, and of a plan's call."""
+class GenerationOptions(TokenOptions, total=False):
+    """Options of `Generation.generate` and `stream`."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: Collection[int]
-    """Tokens that end a sequence; none by default."""
     backend: str
-    timeout: float | None
 
 
 @dataclass(repr=False)
@@ -52,7 +53,7 @@ class Generation:
     def __repr__(self) -> str:
         return f"<generation of up to {self.max_length} tokens by {self.plan.name} on {self.plan.mesh}>"
 
-    def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> torch.Tensor:
+    def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[GenerationOptions]) -> torch.Tensor:
         """Return the tokens that follow a prompt, with ranks as threads of this process.
 
         `prompt` is a sequence of token ids, or a batch of them of one length, as integers, an array or a tensor; the
@@ -62,21 +63,17 @@ class Generation:
 
         Raises `RunError` for a prompt that is empty, too long, or not one of token ids, and for invalid options.
         """
-        import torch
-
         ids, is_batch = prompt_ids(prompt)
-        steps = [*self._stream(ids, max_new_tokens, **options)]
-        result = torch.stack(steps, 1) if steps else ids[:, :0]
-        return result if is_batch else result[0]
+        return result_tokens(self._stream(ids, max_new_tokens, **options), ids, is_batch)
 
-    def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
+    def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[GenerationOptions]) -> Iterator[Any]:
         """Yield the tokens of `generate` as they are made: a number, or for a batch a tensor with one of each sequence.
 
         Other calls wait until the iterator has ended or is closed.
         """
         ids, is_batch = prompt_ids(prompt)
         for step in self._stream(ids, max_new_tokens, **options):
-            yield step if is_batch else int(step[0])
+            yield step_tokens(step, is_batch)
 
     def _stream(
         self,

@@ -1,8 +1,8 @@
-"""Prompts as users give them."""
+"""Prompts as users give them, and tokens in the same form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
@@ -34,3 +34,17 @@ def prompt_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
         raise RunError(f"expected token ids of one sequence or a batch, found {ids.dtype} of shape {tuple(ids.shape)}")
     return (ids if ids.ndim == 2 else ids[None]).to("cpu", torch.int64), ids.ndim == 2
+
+
+def result_tokens(steps: Iterable[torch.Tensor], ids: torch.Tensor, is_batch: bool) -> torch.Tensor:
+    """Return the tokens of all steps after a prompt, int64: (batch, steps), or (steps,) for one sequence."""
+    import torch
+
+    tokens = [*steps]
+    result = torch.stack(tokens, 1) if tokens else ids[:, :0]
+    return result if is_batch else result[0]
+
+
+def step_tokens(step: torch.Tensor, is_batch: bool) -> Any:
+    """Return the token of a step, a number, or for a batch the tensor with one of each sequence."""
+    return step if is_batch else int(step[0])

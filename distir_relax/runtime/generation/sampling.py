@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from distir_relax.errors import RunError
 
@@ -36,6 +37,18 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+class TokenOptions(TypedDict, total=False):
+    """Options of a generation of tokens: those of `Sampling`, greedy by default, and of a call."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: Collection[int]
+    """Tokens that end a sequence; none by default."""
+    timeout: float | None
 
 
 def next_tokens(logits: torch.Tensor, position: int, sampling: Sampling) -> torch.Tensor:
