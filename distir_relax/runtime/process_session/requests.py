@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 # Seconds: interval of checks while waiting; for all ranks to report an error that one has.
-_LOOK, _GRACE = 0.5, 3.0
+_LOOK, _GRACE = 0.5, 2.0
 _LEAST_SEGMENT = 1 << 20
 
 

@@ -267,8 +267,7 @@ class ProcessSession:
                 f"this session belongs to process {self._processes.owner}, and this one is a fork of it",
                 hint="call dr.launch in the process that uses the session",
             )
-        if self._closed:
-            raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session with dr.launch")
+        self._check_open()
         try:
             number = self._requests.submit(kind, values, tensors, self._timeout if timeout is None else timeout, room)
             try:
@@ -277,8 +276,14 @@ class ProcessSession:
                 self._requests.abandon(number)
                 raise
         except RanksLost as lost:
+            # Another thread may have closed it meanwhile.
+            self._check_open()
             self._end(lost.error.message if isinstance(lost.error, DistIRError) else str(lost.error))
             raise lost.error from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session with dr.launch")
 
     def _end(self, reason: str, end: Callable[[], None] | None = None) -> None:
         """Close the session for a reason, with its processes."""
