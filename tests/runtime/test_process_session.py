@@ -163,9 +163,7 @@ def test_large_tensors_are_shared_and_results_are_the_callers(saved: Any) -> Non
     second = session(torch.from_numpy(-x).T.contiguous().T)
     assert torch.equal(first["z"], kept)
     first["z"].zero_()
-    np.testing.assert_allclose(
-        second["z"].numpy(), expected_outputs(session.bundle, -x)["z"], rtol=1e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(second["z"].numpy(), expected_outputs(session.bundle, -x)["z"], rtol=1e-4, atol=1e-4)
     assert [*session.run({"x": x}, outputs=["z"])] == ["z"]
     assert session.seconds > 0
 

@@ -23,7 +23,7 @@ from distir_relax.bundle import write_bundle
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime import launch as launching
 from distir_relax.runtime.session import SessionClosed
-from tests.runtime.processes import command, environment, interpreter
+from tests.runtime.processes import environment
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(60), pytest.mark.usefixtures("quick_launches")]
 SLEEPS = SUM_COLUMNS.replace("    z =", "    import time\n    time.sleep(1 if x[0, 0] > 100 else 0)\n    z =")
@@ -37,7 +37,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     sessions: list[dr.ProcessSession] = []
 
     def launch(text: str = SUM_COLUMNS, **options: Any) -> dr.ProcessSession:
-        write_bundle(mlp_bundle([2, 1], text), tmp_path / "m.dist")
+        write_bundle(mlp_bundle([2, 1], text), tmp_path / "m.dist", overwrite=True)
         sessions.append(dr.launch(tmp_path / "m.dist", **{"timeout": 20, **options}))
         return sessions[-1]
 
@@ -182,9 +182,8 @@ def test_a_driver_that_is_killed(tmp_path: Path, then: str) -> None:
 
     write_bundle(mlp_bundle([2, 1], SLEEPS.replace("sleep(1 if", "sleep(40 if")), tmp_path / "m.dist")
     (tmp_path / "driver.py").write_text(DRIVER.format(then))
-    python = command(tmp_path / "quick" / "python")
     with subprocess.Popen(
-        [*interpreter(fresh=True), tmp_path / "driver.py", tmp_path / "m.dist", python], env=environment(),
+        [PYTHON, tmp_path / "driver.py", tmp_path / "m.dist", sys.executable], env=environment(),
         stdout=subprocess.PIPE, text=True,
     ) as driver:  # fmt: skip
         assert driver.stdout is not None
@@ -230,12 +229,12 @@ def test_launchers_that_start_no_ranks(
 
 
 def test_a_rank_that_ends_while_it_starts(launched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exit 3\nexec {sys.executable} "$@"\n')
+    before, python = sys.executable, tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exit 3\nexec {before} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(RunError, match="ended before the session was ready"):
         launched(timeout=5)
-    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", before)
     with pytest.raises(NameError, match="nothing"):
         launched("nothing")
