@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import socket
@@ -36,6 +37,8 @@ def main(folder: str) -> None:
         os.dup2(options.files[0], stream)
     os.close(options.files[0])
     threading.Thread(target=_end_with_driver, args=(connection.socket,), name="distir-driver", daemon=True).start()
+    # Open MPI waits for a second while it initializes, in C: torch is loaded meanwhile.
+    threading.Thread(target=importlib.import_module, args=("torch",), name="distir-import", daemon=True).start()
     try:
         _serve(connection, options.header)
         return
