@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distir_relax.ops import define as define_op
     from distir_relax.optimizers import SGD, Adam, AdamW, Optimizer
     from distir_relax.runtime.loaded_bundle import load
+    from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.search import search
@@ -41,6 +42,7 @@ __all__ = [
     "NothingSplit",
     "Optimizer",
     "Plan",
+    "ProcessSession",
     "ProgramBuilder",
     "Schedule",
     "StepDecay",
@@ -55,6 +57,7 @@ __all__ = [
     "compile_training",
     "define_op",
     "empty_weights",
+    "launch",
     "load",
     "load_profile",
     "search",
@@ -87,8 +90,10 @@ _HOMES = {
     "TrainingStep": "distir_relax.compiler.training",
     "define_op": "distir_relax.ops",
     "empty_weights": "distir_relax.frontends.torch.meta_buffers",
+    "launch": "distir_relax.runtime.process_session.session",
     "load": "distir_relax.runtime.loaded_bundle",
     "load_profile": "distir_relax.cost.profile",
+    "ProcessSession": "distir_relax.runtime.process_session.session",
     "ProgramBuilder": "distir_relax.lowering.program_builder",
     "search": "distir_relax.strategy_search.search",
     "simulate": "distir_relax.compiler.simulate",

@@ -63,7 +63,7 @@ def launch(
                 code = process.wait()
             return 128 + signal.SIGTERM if sent and code else code
         except BaseException:
-            _end(process)
+            end_launch(process)
             raise
 
 
@@ -86,7 +86,7 @@ def launch_with_torchrun(n: int, arguments: Sequence[str], hosts: Sequence[Host]
         return next((process.returncode for process in processes if process.returncode), 0)
     finally:
         for process in processes:
-            _end(process)
+            end_launch(process)
 
 
 @contextmanager
@@ -151,12 +151,33 @@ def mpirun_command(
     return [launcher.path, *flags, "-n", str(n), *program]
 
 
+def local_launch(
+    n: int, program: Sequence[str], launcher: str | None, threads: int | None
+) -> tuple[str, list[str], dict[str, str]]:
+    """Return the launcher, command and environment that start `n` ranks of a Python `program` on this machine.
+
+    `launcher` is "mpirun", "torchrun", or None for mpirun if there is one. A rank has `threads` threads, by default as
+    by `launch`. Raises RunError for another launcher, and as `find_mpirun` does.
+    """
+    if launcher not in (None, "mpirun", "torchrun"):
+        raise RunError(f"expected the launcher 'mpirun' or 'torchrun', found {launcher!r}")
+    each = _threads(n, threads, ())
+    command = [sys.executable, "-P", *program]
+    try:
+        if launcher != "torchrun":
+            return "mpirun", mpirun_command(find_mpirun(), n, command, each), launch_environment(each)
+    except RunError:
+        if launcher == "mpirun":
+            raise
+    return "torchrun", local_torchrun(n, command), launch_environment(each)
+
+
 def launch_environment(threads: str) -> dict[str, str]:
     """Return this process's environment with the number of threads per rank."""
     return {**os.environ, "OMP_NUM_THREADS": threads}
 
 
-def _end(launcher: subprocess.Popen[bytes]) -> None:
+def end_launch(launcher: subprocess.Popen[bytes]) -> None:
     """Kill a launch and all of its ranks within a second."""
     import psutil
 

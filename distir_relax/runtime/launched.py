@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.bundle import Bundle, check_weights, read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.verification import Verified
 from distir_relax.runtime.world import World, check_size
 
 _Inputs = TypeVar("_Inputs", bound=dict[str, Any])
@@ -40,9 +41,13 @@ def ending_launch(world: World) -> Iterator[None]:
 
 
 def load_rank(
-    world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs]
-) -> tuple[RankSession, _Inputs]:
+    world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs],
+    verified: Sequence[object] = (),
+) -> tuple[RankSession, _Inputs]:  # fmt: skip
     """Load a bundle on one rank of a launch, and the result of `inputs` for it; every rank calls this.
+
+    One rank of a node hashes the weights and verifies the programs, unless the bundle is the one `verified`
+    (`Verified.to_json`).
 
     All ranks agree that each can read the bundle and its inputs, that their number is the mesh's, and that they hold
     the same programs. Raises `Agreed` for an error of any of them.
@@ -50,13 +55,16 @@ def load_rank(
     limit_threads(world.local_size)
     retain_freed_memory()
     with agreed(world):
-        # One rank of a node hashes the weights; the others check their header and size.
-        bundle = read_bundle(path, verify_weights=world.local_rank == 0)
+        # All ranks check the header and size of the weights.
+        bundle = read_bundle(path, verify_weights=False)
         check_size(bundle.manifest.mesh, world.size)
+        is_verified = Verified.of(bundle).to_json() == list(verified)
+        if world.local_rank == 0 and not is_verified:
+            check_weights(bundle)
         prepared = inputs(bundle)
     shake_hands(world, bundle, prepared)
     with agreed(world):
-        session = RankSession(world, bundle, backend, device)
+        session = RankSession(world, bundle, backend, device, is_verified)
         session.load()
     return session, prepared
 

@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 class RankSession:
     """One rank of a launch, with its program and weights loaded. Every rank of `world` creates and calls one.
 
-    It reports its waiting to `world`, whose stall detection ends a launch that hangs.
+    It reports its waiting to `world`, whose stall detection ends a launch that hangs. The programs of a bundle of files
+    are verified, unless they are `verified` already.
     """
 
-    def __init__(self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu") -> None:
+    def __init__(
+        self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu", verified: bool = False
+    ) -> None:
         self.bundle = bundle
+        self._verifies = bundle.path is not None and not verified
         self.calls = CallShapes(bundle.manifest)
         self._world = world
         with world.waiting("connecting to the other ranks"):
@@ -48,7 +52,7 @@ class RankSession:
         """Load the program and this rank's slices of the weights. Raises BundleError or RunError on this rank alone."""
         comm = self.communicator
         # One rank of a node verifies the programs of all ranks.
-        if self.bundle.path is not None and self._world.local_rank == 0:
+        if self._verifies and self._world.local_rank == 0:
             verify_programs(self.bundle)
         self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
 
@@ -71,12 +75,16 @@ class RankSession:
         parts = parts_of(call.manifest, outputs)
         program, comm = self._loaded(), self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
-        with self._world.running(comm.progress, program.steps):
-            self._wait_at("the start of the run")
-            comm.progress.last = None
-            self.seconds, results = run_step(call, comm, program, local, parts, self._states.of(comm.rank))
-            # A rank that exited early could not report, in a stall of the others, that it has finished.
-            self._wait_at("the end of the run")
+        try:
+            with self._world.running(comm.progress, program.steps):
+                self._wait_at("the start of the run")
+                comm.progress.last = None
+                self.seconds, results = run_step(call, comm, program, local, parts, self._states.of(comm.rank))
+                # A rank that exited early could not report, in a stall of the others, that it has finished.
+                self._wait_at("the end of the run")
+        except BaseException:
+            self._states.clear()
+            raise
         comm.checks_steps = False
         return joined(call.manifest, results)
 

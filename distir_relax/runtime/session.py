@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
-from distir_relax.errors import DistIRError, RunError
+from distir_relax.errors import RunError
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.call_shapes import Call, CallShapes
+from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
@@ -195,7 +196,7 @@ class Session:
             except RankReleased:
                 pass
             except BaseException as error:
-                self._world.abort(_of_rank(error, rank, len(seconds)))
+                self._world.abort(name_rank(error, rank, len(seconds)))
 
         return work
 
@@ -208,14 +209,3 @@ class Session:
         ]
         self._world.abort(stall_error(timeout, lines))
         return True
-
-
-def _of_rank(error: BaseException, rank: int, size: int) -> BaseException:
-    """Return `error` with the rank that it was raised on."""
-    if size > 1:
-        if isinstance(error, DistIRError):
-            if f"rank {rank}" not in error.message:
-                error.message += f" (on rank {rank} of {size})"
-        else:
-            error.add_note(f"raised on rank {rank} of {size}")
-    return error

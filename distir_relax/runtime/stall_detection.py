@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
@@ -18,14 +17,14 @@ _ANSWER_SECONDS = 4.0
 class StallDetector:
     """Stall detection of one rank, run by the thread of its watchdog.
 
-    A rank that has waited for more than `timeout` seconds asks all others for their position. If one does not answer,
-    if any is running the program, or if all wait, the launch ends: one rank prints the position of each, and the exit
-    code is 2. While some rank still reads or loads data, the others go on waiting.
+    A rank that has waited for more than `timeout` seconds (0: never) asks all others for their position. If one does
+    not answer, if any is running the program, or if all wait, the launch ends: one rank reports the position of each,
+    and the exit code is 2. While some rank still reads or loads data, the others go on waiting.
     """
 
     def __init__(self, world: World, timeout: float) -> None:
         self._world = world
-        self._timeout = timeout
+        self.timeout = timeout
         self._round = 0
         self._ending = False
         self._answers: dict[int, dict[str, Any]] = {}
@@ -41,7 +40,7 @@ class StallDetector:
         return False
 
     def _is_stalled(self) -> bool:
-        return self._world.progress.waiting() > self._timeout
+        return 0 < self.timeout < self._world.progress.waiting()
 
     def _status(self) -> dict[str, Any]:
         world = self._world
@@ -98,9 +97,7 @@ class StallDetector:
                 self._receive()
         else:
             self._ending = True
-            # One write, so that it does not mix with the output of other ranks.
-            sys.stderr.write(f"error: {stall_error(self._timeout, self._lines(), bool(self._silent()))}\n")
-            sys.stderr.flush()
+            world.report(stall_error(self.timeout, self._lines(), bool(self._silent())))
         world.abort(2)
 
     def _lines(self) -> list[str]:

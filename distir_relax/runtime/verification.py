@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, local_shape
+from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, StoredWeights, local_shape
+from distir_relax.bundle.write import MANIFEST_FILE
 from distir_relax.errors import BundleError, DistIRError
 from distir_relax.layout import size_of
 
 if TYPE_CHECKING:
     from distir_relax.ir import Module, TensorType
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Identity of a bundle whose programs were verified and whose weights were hashed.
+
+    `manifest` is the manifest's checksum, which covers those of all files; `weights` is the identity of the file of
+    weights, which changes with a write (`StoredWeights.identity`).
+    """
+
+    manifest: str
+    weights: tuple[int, ...]
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Verified:
+        """Return the identity of a bundle that was read from files."""
+        assert isinstance(bundle.weights, StoredWeights), "a bundle of files"
+        return cls(bundle.manifest.checksums[MANIFEST_FILE], bundle.weights.identity)
+
+    def to_json(self) -> list[Any]:
+        """Return plain values."""
+        return [self.manifest, *self.weights]
 
 
 def verify_programs(bundle: Bundle) -> None:

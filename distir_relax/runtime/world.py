@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from distir_relax import errors
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.error_messages import error_to_json, user_error_from_json
 from distir_relax.runtime.progress import Progress
 from distir_relax.runtime.watchdog import Steps
 
@@ -31,8 +32,9 @@ class World(ABC):
     """All processes of a launch, seen from one of them.
 
     `progress` is this rank's position, `steps` the descriptions of its program's steps, and `in_run` whether it is
-    running the program. Stall detection reads them from its own thread. `ended` returns a line for each rank of this
-    node that has exited; `announce` tells them that this one ends the launch, and is called by `abort`.
+    running the program. Stall detection reads them from its own thread; `report` gets the error of a stall before the
+    launch ends, and prints it. `ended` returns a line for each rank of this node that has exited; `announce` tells them
+    that this one ends the launch, and is called by `abort`.
     """
 
     kind: str
@@ -47,21 +49,27 @@ class World(ABC):
         self.in_run = False
         self.ended: Callable[[], list[str]] = list
         self.announce: Callable[[], None] = lambda: None
+        self.report: Callable[[DistIRError], None] = _print_error
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Record that this rank waits for others, outside of a program's steps, while the block runs."""
-        self.progress.enter(what, "agreement")
-        yield
-        self.progress.leave()
+        progress = self.progress
+        progress.enter(what, "agreement")
+        try:
+            yield
+        finally:
+            progress.leave()
 
     @contextmanager
     def running(self, progress: Progress, steps: Steps) -> Iterator[None]:
         """Record that this rank runs a program with these `steps` while the block runs, at `progress`."""
         before = self.progress
         self.progress, self.steps, self.in_run = progress, steps, True
-        yield
-        self.progress, self.steps, self.in_run = before, (), False
+        try:
+            yield
+        finally:
+            self.progress, self.steps, self.in_run = before, (), False
 
     def exchange(self, value: Any, what: str = "an agreement of all ranks") -> list[Any]:
         """Return every rank's `value` (of JSON's types), in rank order; `what` describes the wait."""
@@ -94,9 +102,7 @@ class World(ABC):
 
     def agree(self, error: DistIRError | None) -> None:
         """Raise the same error on every rank if any rank has one; return on every rank if none has."""
-        mine = None
-        if error is not None:
-            mine = {"type": type(error).__name__, "fields": [error.message, error.where, error.hint]}
+        mine = None if error is None else error_to_json(error)
         failures = {
             rank: theirs
             for rank, theirs in enumerate(self.exchange(mine, "the agreement to go on"))
@@ -105,11 +111,10 @@ class World(ABC):
         if not failures:
             return
         first = min(failures)
-        kind = getattr(errors, failures[first]["type"], RunError)
-        message, where, hint = failures[first]["fields"]
+        raised = user_error_from_json(failures[first])
         if len(failures) < self.size and self.size > 1:
-            message += f" (on {_ranks(list(failures))} of {self.size})"
-        raise kind(message, where, hint)
+            raised.message += f" (on {_ranks(list(failures))} of {self.size})"
+        raise raised
 
     def agree_equal(self, things: Mapping[str, str]) -> None:
         """Raise RunError on every rank unless all have the same text for each key: `{"the inputs": "3f2a..."}`."""
@@ -122,6 +127,12 @@ class World(ABC):
                     f"the ranks disagree on {what}: rank 0 has {mine}, {_ranks(different)} {theirs}",
                     hint="every rank must be given the same bundle and inputs, and run the same version",
                 )
+
+
+def _print_error(error: DistIRError) -> None:
+    # One write, so that it does not mix with the output of other ranks.
+    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.flush()
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -100,10 +100,15 @@ class LanguageProgram:
         import torch
 
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            outputs = session({self.tokens: tokens}, [self.logits], past)
-            chosen = None
-            if world.rank == 0:
-                chosen = next_tokens(outputs[self.logits][:, -1], past + tokens.shape[1], sampling).tolist()
-            return torch.tensor(world.exchange(chosen, "the next token")[0])
+            chosen = self.step(session, tokens, past, sampling)
+            values = None if chosen is None else chosen.tolist()
+            return torch.tensor(world.exchange(values, "the next token")[0])
 
         return feed
+
+    def step(self, session: RankSession, tokens: torch.Tensor, past: int, sampling: Sampling) -> torch.Tensor | None:
+        """Feed tokens on a rank of a launch; return the next token of each row, (batch,), on rank 0, None elsewhere."""
+        outputs = session({self.tokens: tokens}, [self.logits], past)
+        if not outputs:
+            return None
+        return next_tokens(outputs[self.logits][:, -1], past + tokens.shape[1], sampling)

@@ -1,0 +1,75 @@
+"""Handlers of a rank, by the kind of request.
+
+To add a kind: a function below, its line in `HANDLERS`, and a method of the session that submits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from distir_relax.runtime.generation import LanguageProgram, Sampling
+from distir_relax.runtime.rank_session import RankSession
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the handlers of a rank act on."""
+
+    session: RankSession
+
+    @cached_property
+    def language(self) -> LanguageProgram:
+        """The program as one that continues sequences of tokens. Raises RunError if it is another one."""
+        return LanguageProgram.of(self.session.bundle.manifest)
+
+
+Answer: TypeAlias = "tuple[dict[str, Any], dict[str, torch.Tensor]]"
+Handler: TypeAlias = "Callable[[Served, Mapping[str, Any], dict[str, torch.Tensor]], Answer]"
+"""Takes the values and tensors of a request, and returns those of the reply, of which only rank 0's are sent.
+
+Every rank calls it. The tensors may be views of shared memory, valid until it returns, and must not be written to.
+"""
+
+
+def ping(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Reply at once."""
+    return {}, {}
+
+
+def call(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Run once on the inputs `tensors`; reply with the outputs named, all if null."""
+    session = served.session
+    if session.bundle.manifest.states:
+        # A state that is an input outlives the call.
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    outputs = session(tensors, values["outputs"], values["past"])
+    return {"seconds": session.seconds}, outputs
+
+
+def next_token(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Feed `tokens`, (batch, new), after `past` earlier ones; reply with the next of each row, (batch,)."""
+    sampling = Sampling(**values["sampling"])
+    chosen = served.language.step(served.session, tensors["tokens"].clone(), values["past"], sampling)
+    return {}, {} if chosen is None else {"tokens": chosen}
+
+
+def state(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Reply with the global tensors of all weights that the program updates."""
+    return {}, served.session.state()
+
+
+def load_state(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Overwrite the weights that the program updates."""
+    served.session.load_state(tensors)
+    return {}, {}
+
+
+HANDLERS: dict[str, Handler] = {
+    "ping": ping, "call": call, "next_token": next_token, "state": state, "load_state": load_state,
+}  # fmt: skip

@@ -1,0 +1,282 @@
+"""Processes of a session's ranks: start, connection, end."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import select
+import shutil
+import site
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.error_messages import error_from_json
+from distir_relax.runtime.launch import end_launch, local_launch
+from distir_relax.runtime.process_session.connection import Connection, Disconnected, short_path
+from distir_relax.support.units import listed
+
+SOCKET, TOKEN = "socket", "token"
+"""Files in the folder of a session."""
+
+LOST_HINT = (
+    "signal 9 often comes from the system when memory runs out (dmesg shows it), and distir simulate predicts the "
+    "memory of a rank"
+)
+# Seconds: interval of looking at the launcher, for the first message of a connection, for a launch to end by itself.
+_LOOK, _HELLO, _STOP = 0.05, 5.0, 5.0
+_MOST_OUTPUT = 2000
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`."""
+
+    bundle: str
+    backend: str
+    device: str
+    timeout: float
+    verified: list[Any]
+
+
+@dataclass(eq=False)
+class RankProcesses:
+    """The launcher, and the ranks' connections and processes (psutil's), in rank order."""
+
+    launcher: str
+    size: int
+    launch: subprocess.Popen[bytes]
+    output: Any
+    """The file of the launcher's own output."""
+    connections: list[Connection] = field(default_factory=list)
+    processes: list[Any] = field(default_factory=list)
+    verified: list[Any] = field(default_factory=list)
+    owner: int = field(default_factory=os.getpid)
+
+    @classmethod
+    def start(cls, size: int, options: ServeOptions, launcher: str | None, threads: int | None) -> RankProcesses:
+        """Start the ranks, and wait until all are loaded.
+
+        Raises the error of a rank; RunError if one ends, or if not all have connected to each other within the options'
+        time-out. No process is left then.
+        """
+        folder = tempfile.mkdtemp(prefix="distir-")
+        try:
+            program = ["-m", "distir_relax.runtime.process_session.rank_server", folder]
+            name, command, environment = local_launch(size, program, launcher, threads)
+            token = secrets.token_hex(16)
+            (Path(folder) / TOKEN).write_text(token, encoding="ascii")
+            with _listening(folder) as listener:
+                output = tempfile.TemporaryFile()  # noqa: SIM115
+                launch = subprocess.Popen(
+                    command, env=_importing(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    # Ctrl-C in a terminal is for the driver alone.
+                    start_new_session=True,
+                )  # fmt: skip
+                ranks = cls(name, size, launch, output)
+                _OPEN.add(ranks)
+                try:
+                    ranks._await(listener, token, options)
+                except BaseException:
+                    ranks.end()
+                    raise
+            return ranks
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Let the ranks end in good order, then end those that have not."""
+        if os.getpid() == self.owner:
+            with suppress(Disconnected):
+                for connection in self.connections:
+                    connection.send({"kind": "stop"})
+            with suppress(subprocess.TimeoutExpired):
+                self.launch.wait(_STOP)
+        self.end()
+
+    def end(self) -> None:
+        """End the launch and all ranks now. Does nothing in another process than the one that started them."""
+        if os.getpid() != self.owner:
+            return
+        end_launch(self.launch)
+        import psutil
+
+        for process in self.processes:
+            # A rank whose launcher was killed; psutil does not signal another process of the same number.
+            with suppress(psutil.Error):
+                process.kill()
+        for connection in self.connections:
+            connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.launch.wait(_STOP)
+        self.output.close()
+        _OPEN.discard(self)
+
+    def forget(self) -> None:
+        """Close the connections of this process alone, which is a fork of the one that started the ranks."""
+        for connection in self.connections:
+            connection.forget()
+
+    def _await(self, listener: socket.socket, token: str, options: ServeOptions) -> None:
+        """Accept the connections of all ranks, and wait until each has joined the others, and has loaded."""
+        arrivals: dict[int, _Arrival] = {}
+        start = time.monotonic()
+        while len(arrivals) < self.size or any(arrival.state != "ready" for arrival in arrivals.values()):
+            is_over = self.launch.poll() is not None
+            by_file = {arrival.connection.socket.fileno(): arrival for arrival in arrivals.values()}
+            events = select.poll()
+            for file in (listener.fileno(), *by_file):
+                events.register(file, select.POLLIN)
+            files = [file for file, _ in events.poll(0 if is_over else _LOOK * 1e3)]
+            for file in files:
+                if file == listener.fileno():
+                    self._accept(listener, token, options, arrivals)
+                else:
+                    by_file[file].read()
+            failed = [arrival for arrival in arrivals.values() if arrival.error]
+            if failed:
+                raise error_from_json(min(failed, key=lambda arrival: arrival.rank).error)
+            ended = [rank for rank, arrival in arrivals.items() if arrival.state == "ended"]
+            if ended or (is_over and not files):
+                raise self._ended(ended or sorted(set(range(self.size)) - set(arrivals)))
+            self._check_time(start, options.timeout, arrivals)
+        self.connections = [arrivals[rank].connection for rank in range(self.size)]
+        self.processes = [arrivals[rank].process for rank in range(self.size)]
+        self.verified = arrivals[0].verified
+
+    def _accept(
+        self, listener: socket.socket, token: str, options: ServeOptions, arrivals: dict[int, _Arrival]
+    ) -> None:
+        """Accept a connection, and send the options if it is that of a rank that has not connected yet."""
+        import psutil
+
+        end, _ = listener.accept()
+        end.settimeout(_HELLO)
+        connection = Connection(end)
+        self.connections.append(connection)
+        errors = _error_output()
+        try:
+            hello = connection.receive().header
+            rank = int(hello["rank"])
+            if not hmac.compare_digest(str(hello["token"]), token) or rank in arrivals or not 0 <= rank < self.size:
+                raise Disconnected
+            arrival = _Arrival(rank, connection, psutil.Process(hello["pid"]))
+            self.processes.append(arrival.process)
+            connection.send({"kind": "serve", **vars(options)}, files=[errors])
+            arrivals[rank] = arrival
+            end.settimeout(None)
+        except (Disconnected, KeyError, TypeError, ValueError, psutil.Error):
+            connection.close()
+        finally:
+            os.close(errors)
+
+    def _ended(self, ranks: Sequence[int]) -> RunError:
+        """Return the error of a start in which some ranks have ended, with the launcher's output."""
+        with suppress(subprocess.TimeoutExpired):
+            self.launch.wait(1.0)
+        self.output.seek(0)
+        text = self.output.read().decode(errors="replace").strip()[-_MOST_OUTPUT:]
+        printed = "".join(f"\n  {line}" for line in text.splitlines() if line.strip())
+        return RunError(
+            f"{_named(ranks)} ended before the session was ready"
+            + (f"; {self.launcher} printed:{printed}" if printed else ""),
+            hint="distir doctor checks this machine's setup",
+        )
+
+    def _check_time(self, start: float, timeout: float, arrivals: Mapping[int, _Arrival]) -> None:
+        """Raise RunError if some ranks have not joined the others in time. Loading may take longer."""
+        late = [rank for rank in range(self.size) if rank not in arrivals or arrivals[rank].state == "started"]
+        if late and 0 < timeout < time.monotonic() - start:
+            absent = [rank for rank in late if rank not in arrivals]
+            raise RunError(
+                f"the ranks have not connected within {timeout:g} s: "
+                + (f"{_named(absent)} did not start" if absent else f"{_named(late)} did not join the others"),
+                hint="look at what they printed; timeout= gives them more time to start",
+            )
+
+
+@dataclass
+class _Arrival:
+    """A rank that has connected, and how far it is: "started", "joined" the others, "ready", or "ended"."""
+
+    rank: int
+    connection: Connection
+    process: Any
+    state: str = "started"
+    verified: list[Any] = field(default_factory=list)
+    error: dict[str, Any] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Take the messages that have arrived."""
+        is_open = self.connection.fill()
+        while (frame := self.connection.take()) is not None:
+            if "error" in frame.header:
+                self.error = frame.header["error"]
+            else:
+                self.state = frame.header["kind"]
+                self.verified = frame.header.get("verified", [])
+        if not is_open:
+            self.state = "ended"
+
+
+def lost_error(ranks: Sequence[int], processes: Sequence[Any]) -> RunError:
+    """Return the error of ranks that have ended during a session."""
+    lines = [f"rank {rank} has ended (process {processes[rank].pid}): killed, or crashed" for rank in ranks]
+    return RunError("\n  ".join(lines), hint=LOST_HINT)
+
+
+_OPEN: weakref.WeakSet[RankProcesses] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """Close the connections in a fork: ranks see the end of the driver only when no process has its ends."""
+    for ranks in list(_OPEN):
+        ranks.forget()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+@contextmanager
+def _listening(folder: str) -> Iterator[socket.socket]:
+    """Listen on the socket of a session's folder."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(short_path(opened, SOCKET))
+            listener.listen(128)
+            yield listener
+    finally:
+        os.close(opened)
+
+
+def _importing(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of ranks: they import this package from where this process has it."""
+    root = str(Path(__file__).resolve().parents[3])
+    paths = environment.get("PYTHONPATH", "")
+    # Installed packages are found anyway; before the standard library they would hide parts of it.
+    if root in (*site.getsitepackages(), site.getusersitepackages(), *paths.split(os.pathsep)):
+        return environment
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [root, paths]))}
+
+
+def _error_output() -> int:
+    """Return an open file for the output of ranks: this process's standard error, if it has one."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed([str(rank) for rank in ranks], 8)}"

@@ -1,0 +1,134 @@
+"""A rank of a session of processes: ``python -m distir_relax.runtime.process_session.rank_server FOLDER``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distir_relax.runtime.error_messages import error_to_json
+from distir_relax.runtime.handshake import Agreed
+from distir_relax.runtime.join import join_world
+from distir_relax.runtime.launched import load_rank
+from distir_relax.runtime.local_ranks import rank_in
+from distir_relax.runtime.process_session.connection import Connection, Disconnected, Frame, short_path
+from distir_relax.runtime.process_session.handlers import HANDLERS, Served
+from distir_relax.runtime.process_session.rank_processes import SOCKET, TOKEN
+from distir_relax.runtime.process_session.shared_memory import Segment
+from distir_relax.runtime.process_session.tensor_frames import pack, unpack
+from distir_relax.runtime.stall_detection import StallDetector
+from distir_relax.runtime.verification import Verified
+from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
+from distir_relax.runtime.world import World
+
+
+def main(folder: str) -> None:
+    """Connect to the driver that listens in `folder`, and serve until it asks this rank to end, or has ended."""
+    connection = _connect(folder)
+    options = connection.receive()
+    # Standard output is the driver's user's.
+    for stream in (sys.stdout.fileno(), sys.stderr.fileno()):
+        os.dup2(options.files[0], stream)
+    os.close(options.files[0])
+    threading.Thread(target=_end_with_driver, args=(connection.socket,), name="distir-driver", daemon=True).start()
+    # Open MPI waits for a second while it initializes, in C: torch is loaded meanwhile.
+    threading.Thread(target=importlib.import_module, args=("torch",), name="distir-import", daemon=True).start()
+    try:
+        _serve(connection, options.header)
+        return
+    except Agreed as everywhere:
+        error: BaseException = everywhere.error
+    except Exception as raised:
+        error = raised
+    connection.send({"error": error_to_json(error)})
+    # The driver ends the launch.
+    threading.Event().wait()
+
+
+def _connect(folder: str) -> Connection:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(short_path(opened, SOCKET))
+    os.close(opened)
+    connection = Connection(end)
+    token = (Path(folder) / TOKEN).read_text(encoding="ascii")
+    connection.send({"token": token, "rank": rank_in(), "pid": os.getpid()})
+    return connection
+
+
+def _serve(connection: Connection, options: Mapping[str, Any]) -> None:
+    """Join the other ranks, load the bundle, and handle requests."""
+    # The driver has the time-out.
+    world = join_world(0)
+    assert world is not None, "a launcher starts this program"
+    connection.send({"kind": "joined"})
+    world.report = lambda error: connection.send({"fatal": error_to_json(error)})
+    detector = StallDetector(world, options["timeout"])
+    # A call may have a time-out although the session has none.
+    with Watchdog(options["timeout"] or DEFAULT_TIMEOUT, detector.poll):
+        session, _ = load_rank(
+            world, Path(options["bundle"]), options["backend"], options["device"], lambda bundle: {},
+            options["verified"],
+        )  # fmt: skip
+        connection.send({"kind": "ready", "verified": Verified.of(session.bundle).to_json()})
+        _Server(connection, world, detector, Served(session)).run()
+
+
+class _Server:
+    """The loop of a rank over requests."""
+
+    def __init__(self, connection: Connection, world: World, detector: StallDetector, served: Served) -> None:
+        self._connection = connection
+        self._world = world
+        self._detector = detector
+        self._served = served
+        self._segments: dict[str, Segment] = {}
+
+    def run(self) -> None:
+        """Handle requests until one asks to stop."""
+        while (frame := self._connection.receive()).header["kind"] != "stop":
+            self._open_segments(frame)
+            self._detector.timeout = frame.header["timeout"]
+            self._handle(frame)
+        self._world.close()
+
+    def _handle(self, frame: Frame) -> None:
+        header = frame.header
+        try:
+            tensors = unpack(header["tensors"], frame.payload, self._segments.get("inputs"), copy=False)
+            values, results = HANDLERS[header["kind"]](self._served, header, tensors)
+        except Exception as error:
+            progress = self._served.session.communicator.progress
+            place = [repr(progress.current), repr(progress.last)]
+            self._connection.send({"number": header["number"], "error": error_to_json(error), "at": place})
+            return
+        if self._world.rank == 0:
+            segment = self._segments.get("outputs") if header["shares"] else None
+            descriptors, payload = pack(results, segment)
+            self._connection.send({**values, "number": header["number"], "tensors": descriptors}, payload)
+
+    def _open_segments(self, frame: Frame) -> None:
+        for name, file in zip(frame.header["segments"], frame.files, strict=True):
+            segment = self._segments[name] = Segment(file)
+            segment.close()
+
+
+def _end_with_driver(end: socket.socket) -> None:
+    """End this process when the driver has closed its socket, or has ended: the main thread may wait in a library."""
+    events = select.poll()
+    events.register(end, select.POLLRDHUP)
+    events.poll()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except Disconnected:
+        sys.exit(1)
