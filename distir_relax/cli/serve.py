@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import BundleArgument, Device, DeviceOption
+
+
+class Launchers(StrEnum):
+    """Launchers of ranks."""
+
+    threads = "threads"
+    mpirun = "mpirun"
+    torchrun = "torchrun"
+
 
 KEYS_VARIABLE = "DISTIR_API_KEYS"
 """The environment variable with the API keys, separated by commas."""
@@ -17,6 +27,10 @@ KEYS_VARIABLE = "DISTIR_API_KEYS"
 @app.command()
 def serve(
     bundle: BundleArgument,
+    ranks: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks, that of the bundle.")] = None,
+    launcher: Annotated[
+        Launchers | None, typer.Option(help="Start ranks with it; by default mpirun if there is one.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 chooses one.")] = 8000,
     max_requests: Annotated[int, typer.Option(min=1, help="Number of requests that run at once.")] = 16,
@@ -36,15 +50,17 @@ def serve(
     API keys in the environment variable DISTIR_API_KEYS, separated by commas, are then required.
     """
     from distir_relax.bundle import read_bundle
-    from distir_relax.runtime.requests import ThreadRequests
-    from distir_relax.serving import Engine, EngineOptions
+    from distir_relax.runtime.world import check_size
+    from distir_relax.serving import EngineOptions, start_engine
     from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app, run_server
 
     keys = tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
     options = EngineOptions(max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes)
     read = read_bundle(bundle)
+    check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
     listener = bound_socket(host, port)
-    service = EngineService(lambda: Engine(ThreadRequests(read, device.value), read, options))
+    by = None if launcher is None else launcher.value
+    service = EngineService(lambda: start_engine(read, options, by, device.value))
     application = create_app(service, read, ServerOptions(max_waiting, timeout, api_keys=keys))
     address = f"[{host}]" if ":" in host else host
     typer.echo(f"http://{address}:{listener.getsockname()[1]}", err=True)

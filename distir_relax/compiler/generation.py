@@ -19,8 +19,7 @@ from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops, 
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import Incremental, LastPositions
 from distir_relax.runtime.generation import SessionGenerator
-from distir_relax.runtime.requests import ThreadRequests
-from distir_relax.serving import Engine, EngineOptions
+from distir_relax.serving import THREADS, Engine, EngineOptions, start_engine
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +48,7 @@ class Generation(SessionGenerator):
         It holds a copy of the weights besides that of `generate`. Raises `RunError` for limits that do not suffice for
         any request.
         """
-        bundle = self.plan.bundle()
-        # Before the ranks load their weights.
-        (options or EngineOptions()).limits(bundle.manifest, self.max_length)
-        return Engine(ThreadRequests(bundle, device), bundle, options)
+        return start_engine(self.plan.bundle(), options, THREADS, device)
 
 
 @documents(CompileOptions)

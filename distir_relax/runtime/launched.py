@@ -42,12 +42,12 @@ def ending_launch(world: World) -> Iterator[None]:
 
 def load_rank(
     world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs],
-    verified: Sequence[object] = (),
+    verified: Sequence[object] = (), loads: bool = True,
 ) -> tuple[RankSession, _Inputs]:  # fmt: skip
     """Load a bundle on one rank of a launch, and the result of `inputs` for it; every rank calls this.
 
     One rank of a node hashes the weights and verifies the programs, unless the bundle is the one `verified`
-    (`Verified.to_json`).
+    (`Verified.to_json`). Unless it `loads`, the program and its weights are not read, and not verified.
 
     All ranks agree that each can read the bundle and its inputs, that their number is the mesh's, and that they hold
     the same programs. Raises `Agreed` for an error of any of them.
@@ -65,7 +65,8 @@ def load_rank(
     shake_hands(world, bundle, prepared)
     with agreed(world):
         session = RankSession(world, bundle, backend, device, is_verified)
-        session.load()
+        if loads:
+            session.load()
     return session, prepared
 
 

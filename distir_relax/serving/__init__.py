@@ -3,5 +3,16 @@
 from distir_relax.serving.engine import Engine, EngineOptions, Executor
 from distir_relax.serving.request import GenerationRequest
 from distir_relax.serving.scheduler import Limits, Scheduler, Span
+from distir_relax.serving.start import THREADS, start_engine
 
-__all__ = ["Engine", "EngineOptions", "Executor", "GenerationRequest", "Limits", "Scheduler", "Span"]
+__all__ = [
+    "THREADS",
+    "Engine",
+    "EngineOptions",
+    "Executor",
+    "GenerationRequest",
+    "Limits",
+    "Scheduler",
+    "Span",
+    "start_engine",
+]

@@ -60,6 +60,10 @@ class EngineOptions:
     drafts: int = 0
     share_prefixes: bool = True
 
+    def check(self, manifest: Manifest) -> None:
+        """Raise RunError for a program that continues no sequences, and for limits that no request fits into."""
+        self.limits(manifest, LanguageProgram.of(manifest).max_length)
+
     def limits(self, manifest: Manifest, max_length: int | None) -> Limits:
         """Return the limits of a scheduler for a program. Raises RunError if no request fits into memory."""
         ranks = range(manifest.mesh.size)

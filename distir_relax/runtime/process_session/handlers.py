@@ -11,7 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.runtime.generation import LanguageProgram, Sampling
+from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.requests import RankRequests, Slot
+from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Served:
-    """What the handlers of a rank act on."""
+    """What the handlers of a rank act on: its session, and its requests if it serves steps of several."""
 
+    world: World
     session: RankSession
+    requests: RankRequests | None = None
+
+    @property
+    def replier(self) -> int:
+        """The rank that replies."""
+        return 0 if self.requests is None else self.requests.root
 
     @cached_property
     def language(self) -> LanguageProgram:
@@ -31,7 +41,7 @@ class Served:
 
 Answer: TypeAlias = "tuple[dict[str, Any], dict[str, torch.Tensor]]"
 Handler: TypeAlias = "Callable[[Served, Mapping[str, Any], dict[str, torch.Tensor]], Answer]"
-"""Takes the values and tensors of a request, and returns those of the reply, of which only rank 0's are sent.
+"""Takes the values and tensors of a request, and returns those of the reply, of which only one rank's are sent.
 
 Every rank calls it. The tensors may be views of shared memory, valid until it returns, and must not be written to.
 """
@@ -70,6 +80,22 @@ def load_state(served: Served, values: Mapping[str, Any], tensors: dict[str, tor
     return {}, {}
 
 
+def step(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Run a step of several requests; reply with the tokens of each slot. See `RankRequests.step`."""
+    requests, comm = served.requests, served.session.communicator
+    assert requests is not None, "the ranks were started for steps"
+    comm.progress, comm.traffic = Progress(), Traffic()
+    comm.progress.start()
+    slots = [
+        Slot(request, past, tokens, last, length, Sampling(*sampling), source)
+        for request, past, tokens, last, length, sampling, source in values["slots"]
+    ]
+    with served.world.running(comm.progress, requests.steps):
+        tokens = requests.step(slots, values["ended"])
+    return {"tokens": tokens}, {}
+
+
 HANDLERS: dict[str, Handler] = {
     "ping": ping, "call": call, "next_token": next_token, "state": state, "load_state": load_state,
+    "step": step,
 }  # fmt: skip

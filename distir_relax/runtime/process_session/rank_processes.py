@@ -39,13 +39,17 @@ _MOST_OUTPUT = 2000
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`."""
+    """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`.
+
+    With `requests` it serves steps of several requests instead of calls.
+    """
 
     bundle: str
     backend: str
     device: str
     timeout: float
     verified: list[Any]
+    requests: bool = False
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.runtime.error_messages import error_to_json
-from distir_relax.runtime.handshake import Agreed
+from distir_relax.runtime.handshake import Agreed, agreed
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.launched import load_rank
 from distir_relax.runtime.local_ranks import rank_in
@@ -22,6 +22,8 @@ from distir_relax.runtime.process_session.handlers import HANDLERS, Served
 from distir_relax.runtime.process_session.rank_processes import SOCKET, TOKEN
 from distir_relax.runtime.process_session.shared_memory import Segment
 from distir_relax.runtime.process_session.tensor_frames import pack, unpack
+from distir_relax.runtime.requests import RankRequests
+from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.stall_detection import StallDetector
 from distir_relax.runtime.verification import Verified
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
@@ -74,10 +76,14 @@ def _serve(connection: Connection, options: Mapping[str, Any]) -> None:
     with Watchdog(options["timeout"] or DEFAULT_TIMEOUT, detector.poll):
         session, _ = load_rank(
             world, Path(options["bundle"]), options["backend"], options["device"], lambda bundle: {},
-            options["verified"],
+            options["verified"], not options["requests"],
         )  # fmt: skip
+        requests = None
+        if options["requests"]:
+            with agreed(world):
+                requests = RankRequests(session.bundle, emit_request_programs(session.bundle), session.communicator)
         connection.send({"kind": "ready", "verified": Verified.of(session.bundle).to_json()})
-        _Server(connection, world, detector, Served(session)).run()
+        _Server(connection, world, detector, Served(world, session, requests)).run()
 
 
 class _Server:
@@ -108,7 +114,7 @@ class _Server:
             place = [repr(progress.current), repr(progress.last)]
             self._connection.send({"number": header["number"], "error": error_to_json(error), "at": place})
             return
-        if self._world.rank == 0:
+        if self._world.rank == self._served.replier:
             segment = self._segments.get("outputs") if header["shares"] else None
             descriptors, payload = pack(results, segment)
             self._connection.send({**values, "number": header["number"], "tensors": descriptors}, payload)
