@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -84,6 +85,7 @@ def bundles(folders: Path) -> dict[str, Path]:
         done = distir("compile", folders / name, "--generate", "--strategy", strategy, "--max-batch", 3,
                       "-o", folders / f"{name}.dist", "--backend", "torch")  # fmt: skip
         assert done.exit_code == 0, done.exception
+        assert re.search(rf"weights stay in \d files? such as \.\./{name}/model.*; --weights copy copies", done.stdout)
     return {name: folders / f"{name}.dist" for name in ("llama", "gpt2")}
 
 
@@ -175,6 +177,7 @@ def test_weights_stay_in_their_folder(folders: Path, bundles: dict[str, Path], t
     done = distir("compile", folders / "llama", "--generate", "--strategy", "1/3/1/1", "--weights", "copy",
                   "-o", tmp_path / "m.dist", "--backend", "torch")  # fmt: skip
     assert done.exit_code == 0, done.exception
+    assert "weights stay" not in done.stdout
     assert read_bundle(tmp_path / "m.dist").manifest.weight_files == ()
     assert dr.load(tmp_path / "m.dist").generate(PROMPT, 9) == dr.load(bundles["llama"]).generate(PROMPT, 9)
     moved = shutil.copytree(bundles["llama"], tmp_path / "moved.dist")

@@ -83,10 +83,12 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
     """Compile with a progress display, write the bundle, and print a summary."""
     from rich.console import Console
 
+    from distir_relax.bundle import read_bundle
     from distir_relax.cli.compile_target import compile_target
     from distir_relax.cli.progress import Progress
     from distir_relax.compiler.pass_manager import Stages
     from distir_relax.ir import Autosharding
+    from distir_relax.support.units import count
 
     stages, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {target.name}") as progress:
@@ -105,3 +107,9 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
         if isinstance(record, Autosharding):
             typer.echo(str(record))
     typer.echo(f"wrote {output} in {time.perf_counter() - start:.2f} s")
+    if target.generation["generate"]:
+        files = read_bundle(output, verify_weights=False).manifest.weight_files
+        if files:
+            typer.echo(
+                f"weights stay in {count(len(files), 'file')} such as {files[0].path}; --weights copy copies them"
+            )
