@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.arrays import as_torch
+from distir_relax.runtime.backends import find_backend
 from distir_relax.runtime.call_arguments import bind_arguments, result_names
 from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.generation import (
@@ -27,6 +28,7 @@ from distir_relax.runtime.generation import (
     step_tokens,
 )
 from distir_relax.runtime.launcher_detection import check_alone
+from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, parts_of, user_outputs
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
 from distir_relax.runtime.process_session.requests import RanksLost, Reply, Requests
@@ -65,6 +67,8 @@ def launch(
     check_alone()
     if not isinstance(bundle, (str, Path)):
         raise RunError(f"expected the path of a bundle, found {bundle!r}", hint="plan.save(path) writes one")
+    find_backend(backend)
+    rank_device(device, 0)
     opened = read_bundle(bundle, verify_weights=False)
     check_size(opened.manifest.mesh, opened.manifest.mesh.size if ranks is None else ranks)
     known = Verified.of(opened)
