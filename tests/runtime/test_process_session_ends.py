@@ -211,7 +211,7 @@ def test_what_ranks_print_is_not_on_standard_output(launched: Any, capfd: pytest
     check(launched(SUM_COLUMNS.replace("    z =", "    print('from rank', comm.rank, flush=True)\n    z =")))
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert sorted(re.findall(r"from rank \d", shown.err)) == ["from rank 0", "from rank 1"]
+    assert sorted(re.findall(r"from rank \d", shown.err)) == ["from rank 0", "from rank 1"], shown.err
 
 
 @pytest.mark.parametrize(("script", "message"), [

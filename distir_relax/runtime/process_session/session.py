@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,7 @@ class ProcessSession:
         self._calls = CallShapes(bundle.manifest)
         self._turns = Turns()
         self._closed = ""
+        self._ending = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         # Also at exit, and when the session is garbage.
         self._finalizer = weakref.finalize(self, processes.stop)
@@ -292,8 +294,10 @@ class ProcessSession:
     def _end(self, reason: str, end: Callable[[], None] | None = None) -> None:
         """Close the session for a reason, with its processes."""
         self._closed = self._closed or reason
-        if self._finalizer.detach() is not None:
-            (end or self._processes.end)()
-            self._requests.close()
+        with self._ending:
+            if self._finalizer.alive:
+                (end or self._processes.end)()
+                self._finalizer.detach()
+                self._requests.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
