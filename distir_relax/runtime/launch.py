@@ -162,14 +162,17 @@ def local_launch(
     if launcher not in (None, "mpirun", "torchrun"):
         raise RunError(f"expected the launcher 'mpirun' or 'torchrun', found {launcher!r}")
     each = _threads(n, threads, ())
+    # Ranks of Open MPI that wait leave the core to others: this process is one more than there are ranks. On two busy
+    # cores a token of SmolLM2-135M on two ranks took 95 ms instead of 200.
+    environment = {"OMPI_MCA_mpi_yield_when_idle": "1", **launch_environment(each)}
     command = [sys.executable, "-P", *program]
     try:
         if launcher != "torchrun":
-            return "mpirun", mpirun_command(find_mpirun(), n, command, each), launch_environment(each)
+            return "mpirun", mpirun_command(find_mpirun(), n, command, each), environment
     except RunError:
         if launcher == "mpirun":
             raise
-    return "torchrun", local_torchrun(n, command), launch_environment(each)
+    return "torchrun", local_torchrun(n, command), environment
 
 
 def launch_environment(threads: str) -> dict[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.layout import DeviceMesh
@@ -34,7 +35,7 @@ class World(ABC):
     `progress` is this rank's position, `steps` the descriptions of its program's steps, and `in_run` whether it is
     running the program. Stall detection reads them from its own thread; `report` gets the error of a stall before the
     launch ends, and prints it. `ended` returns a line for each rank of this node that has exited; `announce` tells them
-    that this one ends the launch, and is called by `abort`.
+    that this one ends the launch, and is called by `abort`; `finalize` ends the use of the launcher's library.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class World(ABC):
         self.in_run = False
         self.ended: Callable[[], list[str]] = list
         self.announce: Callable[[], None] = lambda: None
+        self.finalize: Callable[[], object] = lambda: None
         self.report: Callable[[DistIRError], None] = _print_error
 
     @contextmanager
@@ -99,6 +101,17 @@ class World(ABC):
     @abstractmethod
     def close(self) -> None:
         """Shut down in good order; every rank calls this."""
+
+    def exit(self) -> NoReturn:
+        """Shut down in good order and end this process with code 0; every rank calls this.
+
+        It leaves out the interpreter's own teardown, which takes a second with torch.
+        """
+        self.close()
+        self.finalize()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
     def agree(self, error: DistIRError | None) -> None:
         """Raise the same error on every rank if any rank has one; return on every rank if none has."""

@@ -72,6 +72,11 @@ def check(session: Any, **options: float) -> None:
     )
 
 
+def repeat(act: Callable[[Any], None], value: Any) -> None:
+    while True:
+        act(value)
+
+
 def after(seconds: float, act: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(seconds, act)
     timer.start()
@@ -100,12 +105,9 @@ def test_a_rank_that_is_killed_between_calls(launched: Any) -> None:
 def test_a_killed_launcher(launched: Any) -> None:
     session = launched()
     session._processes.launch.kill()
-    # Ranks may end first, or be used until then.
-    while not session.closed:
-        try:
-            check(session)
-        except RunError as error:
-            assert "has ended" in str(error)
+    # The ranks serve until they see its end.
+    with pytest.raises(RunError, match="has ended"):
+        repeat(check, session)
 
 
 def test_ranks_that_stop_or_stall(launched: Any) -> None:
@@ -116,7 +118,8 @@ def test_ranks_that_stop_or_stall(launched: Any) -> None:
 
 
 @pytest.mark.parametrize(("stopped", "message"), [
-    ((1,), r"rank 1 does not answer: it is stopped \(process"), ((0, 1), r"rank 0 is stopped \(process \d+\)\n  rank 1"),
+    ((1,), r"rank 1 does not answer: it is stopped \(process"),
+    ((0, 1), r"rank 0 is stopped \(process \d+\)\n  rank 1 is stopped"),
 ])  # fmt: skip
 def test_stopped_ranks_are_named(
     launched: Any, stopped: tuple[int, ...], message: str, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +137,7 @@ def test_stopped_ranks_are_named(
 
 def test_an_interrupt_leaves_the_session_usable(launched: Any) -> None:
     session = launched(SLEEPS)
-    for seconds in (0.2, 0.5, 0.9):
+    for seconds in (0.2, 0.6):
         after(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             session(SLOW)
@@ -208,11 +211,11 @@ def test_what_ranks_print_is_not_on_standard_output(launched: Any, capfd: pytest
     check(launched(SUM_COLUMNS.replace("    z =", "    print('from rank', comm.rank, flush=True)\n    z =")))
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert sorted(re.findall(r"from rank \d", shown.err)) == ["from rank 0", "from rank 1"]
+    assert sorted(re.findall(r"from rank \d", shown.err)) == ["from rank 0", "from rank 1"], shown.err
 
 
 @pytest.mark.parametrize(("script", "message"), [
-    ("echo not enough slots >&2; exit 3", r"ranks 0, 1 ended before the session was ready; mpirun printed:\n  not enou"),
+    ("echo not enough >&2; exit 3", r"ranks 0, 1 ended before the session was ready; mpirun printed:\n  not enough"),
     ("exec sleep 30", r"the ranks have not connected within 1 s: ranks 0, 1 did not start"),
 ])  # fmt: skip
 def test_launchers_that_start_no_ranks(

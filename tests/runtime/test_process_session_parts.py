@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -64,8 +65,7 @@ def test_files_in_frames_and_the_end(ends: tuple[Connection, Connection]) -> Non
     with pytest.raises(Disconnected):
         other.receive()
     with pytest.raises(Disconnected):
-        for _ in range(3):
-            other.send({})
+        other.send({})
     for segment in (*segments, *copies):
         segment.close()
 
@@ -104,19 +104,20 @@ class Echo:
         self.handled: list[int] = []
         self.requests = Requests([Connection(ours) for ours, _ in pairs], [None] * ranks)
         for rank in range(ranks):
-            threading.Thread(target=self._serve, args=(rank,), daemon=True).start()
+            threading.Thread(target=self._run, args=(rank,), daemon=True).start()
+
+    def _run(self, rank: int) -> None:
+        with suppress(Disconnected):
+            self._serve(rank)
 
     def _serve(self, rank: int) -> None:
         segments: dict[str, Segment] = {}
         while True:
-            try:
-                frame = self.ends[rank].receive()
-            except Disconnected:
-                return
+            frame = self.ends[rank].receive()
             header, number = frame.header, frame.header["number"]
             segments.update((name, Segment(file)) for name, file in zip(header["segments"], frame.files, strict=True))
             tensors = unpack(header["tensors"], frame.payload, segments.get("inputs"), copy=True)
-            time.sleep(self.delay)
+            time.sleep(self.delay + 0.1 * (rank == header.get("late")))
             if rank in header.get("fails", ()):
                 error = error_to_json(RunError(f"no {header.get('word', '')}"))
                 self.ends[rank].send({"number": number, "error": error, "at": [header.get("at", [0, 0])[rank]]})
@@ -154,14 +155,15 @@ def test_requests_in_flight_keep_their_tensors(echo: Echo) -> None:
 def test_an_error_of_all_ranks_is_that_of_its_request(echo: Echo) -> None:
     requests = echo.requests
     numbers = [requests.submit("echo", values, {}, 0) for values in ({}, {"fails": [0, 1], "word": "way"}, {})]
-    with pytest.raises(RunError, match="^no way$"):
+    with pytest.raises(RunError, match=r"^no way$"):
         requests.result(numbers[1])
     requests.result(numbers[2])
     requests.result(numbers[0])
 
 
 @pytest.mark.parametrize(("values", "message"), [
-    ({"fails": [1]}, r"^no  \(on rank 1 of 2\)$"), ({"fails": [0, 1], "at": [1, 2]}, r"^no  \(on rank 0 of 2\)$"),
+    ({"fails": [1], "late": 0}, r"^no  \(on rank 1 of 2\)$"),
+    ({"fails": [0, 1], "at": [1, 2]}, r"^no  \(on rank 0 of 2\)$"),
 ])  # fmt: skip
 def test_other_errors_end_the_session(echo: Echo, values: dict[str, Any], message: str) -> None:
     requests = echo.requests
@@ -170,6 +172,14 @@ def test_other_errors_end_the_session(echo: Echo, values: dict[str, Any], messag
             requests.result(requests.submit("echo", values, {}, 0))
         with pytest.raises(RunError, match=message):
             raise caught.value.error
+
+
+def test_an_error_after_the_reply_is_that_of_later_requests(echo: Echo) -> None:
+    requests = echo.requests
+    requests.result(requests.submit("echo", {"fails": [1], "late": 1}, {}, 0))
+    time.sleep(0.2)
+    with pytest.raises(RanksLost, match="no"):
+        requests.result(requests.submit("echo", {}, {}, 0))
 
 
 def test_turns_come_in_order_and_waiting_may_be_given_up() -> None:

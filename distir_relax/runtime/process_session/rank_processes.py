@@ -22,6 +22,7 @@ from typing import Any
 from distir_relax.errors import RunError
 from distir_relax.runtime.error_messages import error_from_json
 from distir_relax.runtime.launch import end_launch, local_launch
+from distir_relax.runtime.local_ranks import has_ended
 from distir_relax.runtime.process_session.connection import Connection, Disconnected, short_path
 from distir_relax.support.units import listed
 
@@ -32,8 +33,9 @@ LOST_HINT = (
     "signal 9 often comes from the system when memory runs out (dmesg shows it), and distir simulate predicts the "
     "memory of a rank"
 )
-# Seconds: interval of looking at the launcher, for the first message of a connection, for a launch to end by itself.
-_LOOK, _HELLO, _STOP = 0.05, 5.0, 5.0
+# Seconds: interval of looking at the launcher, for the first message of a connection, for a launch to end by itself,
+# for processes to end that were killed.
+_LOOK, _HELLO, _STOP, _KILLED = 0.05, 5.0, 5.0, 2.0
 _MOST_OUTPUT = 2000
 
 
@@ -118,6 +120,9 @@ class RankProcesses:
             # A rank whose launcher was killed; psutil does not signal another process of the same number.
             with suppress(psutil.Error):
                 process.kill()
+        deadline = time.monotonic() + _KILLED
+        while not all(map(has_ended, self.processes)) and time.monotonic() < deadline:
+            time.sleep(0.005)
         for connection in self.connections:
             connection.close()
         with suppress(subprocess.TimeoutExpired):

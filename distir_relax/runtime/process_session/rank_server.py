@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from distir_relax.runtime.error_messages import error_to_json
 from distir_relax.runtime.handshake import Agreed, agreed
@@ -43,7 +43,6 @@ def main(folder: str) -> None:
     threading.Thread(target=importlib.import_module, args=("torch",), name="distir-import", daemon=True).start()
     try:
         _serve(connection, options.header)
-        return
     except Agreed as everywhere:
         error: BaseException = everywhere.error
     except Exception as raised:
@@ -64,7 +63,7 @@ def _connect(folder: str) -> Connection:
     return connection
 
 
-def _serve(connection: Connection, options: Mapping[str, Any]) -> None:
+def _serve(connection: Connection, options: Mapping[str, Any]) -> NoReturn:
     """Join the other ranks, load the bundle, and handle requests."""
     # The driver has the time-out.
     world = join_world(0)
@@ -84,6 +83,7 @@ def _serve(connection: Connection, options: Mapping[str, Any]) -> None:
                 requests = RankRequests(session.bundle, emit_request_programs(session.bundle), session.communicator)
         connection.send({"kind": "ready", "verified": Verified.of(session.bundle).to_json()})
         _Server(connection, world, detector, Served(world, session, requests)).run()
+    world.exit()
 
 
 class _Server:
@@ -102,7 +102,6 @@ class _Server:
             self._open_segments(frame)
             self._detector.timeout = frame.header["timeout"]
             self._handle(frame)
-        self._world.close()
 
     def _handle(self, frame: Frame) -> None:
         header = frame.header

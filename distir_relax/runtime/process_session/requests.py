@@ -184,8 +184,11 @@ class Requests:
             if "fatal" in frame.header:
                 self._lost = self._lost or error_from_json(frame.header["fatal"])
                 continue
-            pending = self._pending[frame.header["number"]]
-            if "error" in frame.header:
+            pending = self._pending.get(frame.header["number"])
+            if pending is None:
+                # An error after rank 0 has replied.
+                self._lost = self._lost or self._error_of(frame.header, self._ranks[file])
+            elif "error" in frame.header:
                 pending.since = pending.since or time.monotonic()
                 pending.errors[self._ranks[file]] = frame.header
             else:
@@ -200,11 +203,13 @@ class Requests:
                 continue
             if pending.errors and (len(pending.errors) == len(self._processes) or now - pending.since > _GRACE):
                 rank = min(pending.errors)
-                error = error_from_json(dict(pending.errors[rank]["error"]))
-                self._lost = self._lost or name_rank(error, rank, len(self._processes))
+                self._lost = self._lost or self._error_of(pending.errors[rank], rank)
             elif 0 < pending.timeout < now - pending.started and all(map(_is_stopped, self._processes)):
                 lines = [f"rank {r} is stopped (process {process.pid})" for r, process in enumerate(self._processes)]
                 self._lost = self._lost or stall_error(pending.timeout, lines, silent=True)
+
+    def _error_of(self, header: Mapping[str, Any], rank: int) -> Exception:
+        return name_rank(error_from_json(dict(header["error"])), rank, len(self._processes))
 
     def _drop_abandoned(self) -> None:
         ranks = len(self._processes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.arrays import as_torch
+from distir_relax.runtime.backends import find_backend
 from distir_relax.runtime.call_arguments import bind_arguments, result_names
 from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.generation import (
@@ -29,6 +31,7 @@ from distir_relax.runtime.generation import (
     whole_result,
 )
 from distir_relax.runtime.launcher_detection import check_alone
+from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, parts_of, user_outputs
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
 from distir_relax.runtime.process_session.requests import RanksLost, Reply, Requests
@@ -67,6 +70,8 @@ def launch(
     check_alone()
     if not isinstance(bundle, (str, Path)):
         raise RunError(f"expected the path of a bundle, found {bundle!r}", hint="plan.save(path) writes one")
+    find_backend(backend)
+    rank_device(device, 0)
     opened = read_bundle(bundle, verify_weights=False)
     check_size(opened.manifest.mesh, opened.manifest.mesh.size if ranks is None else ranks)
     known = Verified.of(opened)
@@ -98,6 +103,7 @@ class ProcessSession(TokenGenerator):
         self._calls = CallShapes(bundle.manifest)
         self._turns = Turns()
         self._closed = ""
+        self._ending = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         # Also at exit, and when the session is garbage.
         self._finalizer = weakref.finalize(self, processes.stop)
@@ -268,8 +274,10 @@ class ProcessSession(TokenGenerator):
     def _end(self, reason: str, end: Callable[[], None] | None = None) -> None:
         """Close the session for a reason, with its processes."""
         self._closed = self._closed or reason
-        if self._finalizer.detach() is not None:
-            (end or self._processes.end)()
-            self._requests.close()
+        with self._ending:
+            if self._finalizer.alive:
+                (end or self._processes.end)()
+                self._finalizer.detach()
+                self._requests.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)

@@ -31,6 +31,7 @@ class MPIWorld(World):
     def __init__(self) -> None:
         super().__init__()
         self._mpi = MPI = _start()
+        self.finalize = MPI.Finalize
         self._world = MPI.COMM_WORLD
         self.rank = self._world.Get_rank()
         self.size = self._world.Get_size()
