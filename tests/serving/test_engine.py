@@ -7,18 +7,21 @@ import random
 import re
 from collections.abc import Collection, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import transformers
 
 import distir_relax as dr
+from distir_relax.bundle import read_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import Sampling
 from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
-from distir_relax.serving import Engine, EngineOptions, GenerationRequest
+from distir_relax.serving import Engine, EngineOptions, GenerationRequest, start_engine
 from distir_relax.serving.drafts import PromptLookup
 from tests.incremental.test_language_models import MODELS, VOCABULARY
 
@@ -330,3 +333,39 @@ def test_a_program_that_continues_nothing_is_refused() -> None:
     plan = dr.compile(torch.nn.Linear(3, 4), (torch.randn(2, 3),), mesh=1)
     with pytest.raises(RunError, match="the program does not continue sequences"):
         Engine(ThreadRequests(plan.bundle()), plan.bundle())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    for name, strategy in (("two", "1/2/1/1"), ("stages", "1/1/2/1"), ("five", "1/5/1/1")):
+        compiled("gpt2", strategy).plan.save(folder / f"{name}.dist", backends=("torch",))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"), [("two", "mpirun"), ("stages", "mpirun"), ("stages", "torchrun"), ("five", "mpirun")]
+)
+def test_ranks_that_are_processes_give_the_same_tokens(saved: Path, name: str, launcher: str) -> None:
+    bundle = read_bundle(saved / f"{name}.dist")
+    with start_engine(bundle, EngineOptions(max_requests=3, drafts=2), launcher) as engine:
+        requests = [engine.submit(prompt, 8) for prompt in prompts(5)]
+        drawn = engine.submit(prompts(1)[0], 8, Sampling(temperature=0.7, seed=4))
+        engine.run()
+        for request in requests:
+            assert request.tokens == alone("gpt2", list(request.prompt), 8)
+        assert drawn.tokens == compiled("gpt2").generate(prompts(1)[0], 8, temperature=0.7, seed=4).tolist()
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_killed_rank_ends_the_engine(saved: Path) -> None:
+    engine = start_engine(read_bundle(saved / "two.dist"))
+    request = engine.submit([1, 2, 3], 40)
+    engine.step()
+    ranks = [p for p in psutil.Process().children(recursive=True) if "rank_server" in " ".join(p.cmdline())]
+    max(ranks, key=lambda p: p.pid).kill()
+    with pytest.raises(RunError, match=r"rank \d was ended by signal 9|rank \d has ended|rank \d was killed"):
+        engine.run()
+    assert request.ended == "error"
+    engine.close()
+    assert not psutil.Process().children(recursive=True)

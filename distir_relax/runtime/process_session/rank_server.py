@@ -16,6 +16,7 @@ from distir_relax.runtime.error_messages import error_to_json
 from distir_relax.runtime.handshake import Agreed, agreed
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.launched import load_rank
+from distir_relax.runtime.launcher_detection import detect
 from distir_relax.runtime.local_ranks import rank_in
 from distir_relax.runtime.process_session.connection import Connection, Disconnected, Frame, short_path
 from distir_relax.runtime.process_session.handlers import HANDLERS, Served
@@ -39,10 +40,13 @@ def main(folder: str) -> None:
         os.dup2(options.files[0], stream)
     os.close(options.files[0])
     threading.Thread(target=_end_with_driver, args=(connection.socket,), name="distir-driver", daemon=True).start()
-    # Open MPI waits for a second while it initializes, in C: torch is loaded meanwhile.
-    threading.Thread(target=importlib.import_module, args=("torch",), name="distir-import", daemon=True).start()
+    imported = threading.Thread(target=importlib.import_module, args=("torch",), name="distir-import", daemon=True)
+    if detect() == "mpi":
+        # Open MPI waits for a second while it initializes, in C: torch is loaded meanwhile. Under torchrun the main
+        # thread loads it at once, and parts of one package must not be loaded by two threads.
+        imported.start()
     try:
-        _serve(connection, options.header)
+        _serve(connection, options.header, imported)
     except Agreed as everywhere:
         error: BaseException = everywhere.error
     except Exception as raised:
@@ -63,11 +67,13 @@ def _connect(folder: str) -> Connection:
     return connection
 
 
-def _serve(connection: Connection, options: Mapping[str, Any]) -> NoReturn:
-    """Join the other ranks, load the bundle, and handle requests."""
+def _serve(connection: Connection, options: Mapping[str, Any], imported: threading.Thread) -> NoReturn:
+    """Join the other ranks, load the bundle, and handle requests; torch is `imported` by a thread, if it is started."""
     # The driver has the time-out.
     world = join_world(0)
     assert world is not None, "a launcher starts this program"
+    if imported.ident is not None:
+        imported.join()
     connection.send({"kind": "joined"})
     world.report = lambda error: connection.send({"fatal": error_to_json(error)})
     detector = StallDetector(world, options["timeout"])

@@ -59,7 +59,7 @@ class StateMemory:
         if made._memory is None or source._memory is None or not self._share_pages(made, source, shared):
             first = {state.tensor.name: 0 for state in self._states}
         else:
-            first = {p.name: shared * p.bytes // PAGE * PAGE // p.bytes for p in made._places}
+            first = {p.name: shared * p.bytes // PAGE * PAGE // max(p.bytes, 1) for p in made._places}
         for state in self._states:
             name, dim = state.tensor.name, state.dim
             rest = slice_of(source.tensors[name], dim, first[name], shared)
