@@ -106,8 +106,11 @@ def unlike() -> Profile:
     return replace(profile, devices=8, groups=groups)
 
 
-@pytest.mark.parametrize("tail", ["ragged", "pad"])
-@pytest.mark.parametrize("strategy", ["3/2/1/1", "2/1/1/3", "1/1/2/5", "2/2/1/1,placements=auto"])
+@pytest.mark.parametrize(
+    ("strategy", "tail"),
+    [("3/2/1/1", "ragged"), ("3/2/1/1", "pad"), ("2/1/1/3", "pad"), ("1/1/2/5", "ragged"),
+     ("2/2/1/1,placements=auto", "pad")],
+)  # fmt: skip
 def test_inference(strategy: str, tail: str) -> None:
     check_rows(compiled_rows(strategy=strategy, tail=tail))
 
