@@ -208,7 +208,9 @@ def test_a_driver_that_is_killed(tmp_path: Path, then: str) -> None:
 
 
 def test_what_ranks_print_is_not_on_standard_output(launched: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    check(launched(SUM_COLUMNS.replace("    z =", "    print('from rank', comm.rank, flush=True)\n    z =")))
+    # One after the other: pytest's file is not one to append to.
+    prints = "    import time\n    time.sleep(0.1 * comm.rank)\n    print('from rank', comm.rank, flush=True)\n    z ="
+    check(launched(SUM_COLUMNS.replace("    z =", prints)))
     shown = capfd.readouterr()
     assert shown.out == ""
     assert sorted(re.findall(r"from rank \d", shown.err)) == ["from rank 0", "from rank 1"], shown.err
