@@ -82,7 +82,7 @@ define(
 
 define(
     "append",
-    Semantics(infer=_infer_concat, torch="sequence.append({0}, {1}, {axis})", linear=all_operands),
+    Semantics(infer=_infer_concat, torch="sequence.append({0}, {1}, {axis})"),
     Split(_concat_rule),
     cost=Cost(flops=no_flops, moved=lambda types, attrs, results: 2.0 * types[1].bytes),
     code=Code(relax="R.concat([{0}, {1}], {axis})"),
