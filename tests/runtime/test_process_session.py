@@ -201,7 +201,7 @@ def test_an_error_of_all_ranks_leaves_the_session_usable(saved: Any) -> None:
     threads = generation("1/3/1/1")
     session = saved(threads.plan)
     for prompt, options, message in (
-        ([1, VOCABULARY], {"max_new_tokens": 3}, f"index {VOCABULARY}"),
+        ([1, VOCABULARY], {"max_new_tokens": 3}, "expected token ids from 0 to 60, found 61"),
         ([], {}, "expected a prompt of at least one token, found none"),
         ([1] * 60, {"max_new_tokens": 7}, "expected at most 64 tokens, found a prompt of 60 and 7 new ones"),
         ([[1]] * 5, {"max_new_tokens": 3}, "expected batch of at least 1 and at most 4, found 5"),
@@ -211,6 +211,8 @@ def test_an_error_of_all_ranks_leaves_the_session_usable(saved: Any) -> None:
             session.generate(prompt, **options)
         with pytest.raises(DistIRError, match=message):
             threads.generate(prompt, **options)
+    with pytest.raises(DistIRError, match=f"index {VOCABULARY}"):
+        session.run({"input_ids": torch.tensor([[1, VOCABULARY]])})
     with pytest.raises(RunError, match="expected to continue the sequence of the last call"):
         session.run({"input_ids": prompts(1, 2)}, past=9)
     with pytest.raises(RunError, match=r"input 'input_ids': expected int64 .* found float32"):
