@@ -78,7 +78,7 @@ def compile_generation(
     """
     texts: Mapping[str, str] = {}
     files: Sequence[Path] = ()
-    is_path = isinstance(model, (str, Path))
+    name, is_path = default_name(model), isinstance(model, (str, Path))
     if isinstance(model, (str, Path)):
         found = read_language_model(model)
         model, texts, files = found.model, found.texts, found.weight_files
@@ -94,7 +94,7 @@ def compile_generation(
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
-    plan = compile_source(Source(imported, complete(options, default_name(model))))
+    plan = compile_source(Source(imported, complete(options, name)))
     return Generation(replace(plan, texts=texts, weight_files=files), length)
 
 

@@ -48,7 +48,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.GPT2Config(n_layer=2, n_head=3, n_embd=24, vocab_size=311, n_positions=512, eos_token_id=1)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
     of_transformers(of_bytes()).save_pretrained(folder / "gpt2")
-    generation = dr.compile_generation(folder / "gpt2", strategy="1/2/1/1", name="gpt2")
+    generation = dr.compile_generation(folder / "gpt2", strategy="1/2/1/1")
     generation.plan.save(folder / "gpt2.dist", backends=("torch",))
     return folder / "gpt2.dist"
 
