@@ -42,6 +42,9 @@ def serve(
     ] = 128,
     drafts: Annotated[int, typer.Option(min=0, help="Number of tokens to draft by prompt lookup in each step.")] = 0,
     share_prefixes: Annotated[bool, typer.Option(help="Let requests that begin alike share what is computed.")] = True,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Let no request change a bit of another's logits; slower.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is ended.")] = 600.0,
     device: DeviceOption = Device.cpu,
 ) -> None:
@@ -55,7 +58,9 @@ def serve(
     from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app, run_server
 
     keys = tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
-    options = EngineOptions(max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes)
+    options = EngineOptions(
+        max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes, batch_invariant
+    )
     read = read_bundle(bundle)
     check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
     listener = bound_socket(host, port)

@@ -23,6 +23,8 @@ from distir_relax.support.units import size as size_text
 from distir_relax.text import Tokenizer
 
 _DEFAULT_MEMORY = 1 << 30
+_FILLER = -2
+"""The number of a request that only fills a step."""
 
 
 class Executor(Protocol):
@@ -51,6 +53,10 @@ class EngineOptions:
     (`PromptLookup`), which changes no token; programs whose states do not grow cannot take them back, and have none.
     With `share_prefixes` a request takes over the first tokens that another has computed: one that runs, or one that
     has ended and whose memory no other needs yet.
+
+    With `batch_invariant` the logits of a request are the same, bit for bit, whatever requests run beside it: every
+    step is filled up to ``chunk_tokens + 2 max_requests`` rows, so that products of all steps add in one order, and
+    prompts are cut alike. There are no drafts and no shared prefixes then.
     """
 
     max_requests: int = 16
@@ -59,6 +65,7 @@ class EngineOptions:
     chunk_tokens: int = 128
     drafts: int = 0
     share_prefixes: bool = True
+    batch_invariant: bool = False
 
     def check(self, manifest: Manifest) -> None:
         """Raise RunError for a program that continues no sequences, and for limits that no request fits into."""
@@ -77,8 +84,21 @@ class EngineOptions:
                 hint="give the engine more memory, or allow fewer requests",
             )
         tokens = free // token if token else (max_length or self.step_tokens) * self.max_requests
+        if self.batch_invariant:
+            return self._invariant_limits(tokens, max_length)
         bounded = self.step_tokens if max_length is None else min(self.step_tokens, max_length)
         return Limits(min(self.max_requests, bounded), tokens, bounded, min(self.chunk_tokens, bounded))
+
+    def _invariant_limits(self, tokens: int, max_length: int | None) -> Limits:
+        rows = self.chunk_tokens + 2 * self.max_requests
+        if max_length is not None and rows > max_length:
+            raise RunError(
+                f"expected at most {max_length} rows in a step, found {rows}: a chunk and two for each request",
+                hint="lower chunk_tokens or max_requests",
+            )
+        if self.drafts:
+            raise RunError("expected no drafts with batch_invariant")
+        return Limits(self.max_requests, tokens, self.chunk_tokens + self.max_requests, self.chunk_tokens, True)
 
 
 class Engine:
@@ -108,7 +128,8 @@ class Engine:
         if self._drafts and not grow:
             raise RunError("expected no drafts for a program that has states besides those that grow")
         # What a state without positions was some tokens ago is not known.
-        self._prefixes = PrefixIndex() if grow and (options or EngineOptions()).share_prefixes else None
+        shares = (options or EngineOptions()).share_prefixes and not self.limits.whole_chunks
+        self._prefixes = PrefixIndex() if grow and shares else None
         self._sources: dict[int, int] = {}
         self._depth = pipeline_depth(manifest)
         self._flight: deque[list[Slot]] = deque()
@@ -229,8 +250,17 @@ class Engine:
             if not slots and (not self._ended or self._flight):
                 return
             ended, self._ended = self._ended, []
+            if slots and self.limits.whole_chunks:
+                slots.append(self._filler(slots))
+                ended.append(_FILLER)
             self._executor.submit(slots, ended)
             self._flight.append(slots)
+
+    def _filler(self, slots: Sequence[Slot]) -> Slot:
+        """Return a request that fills a step up to a fixed number of rows, and of logits; it ends with the step."""
+        rows = self.limits.step_tokens + self.limits.requests - sum(len(slot.tokens) for slot in slots)
+        last = self.limits.requests - sum(slot.last for slot in slots)
+        return Slot(_FILLER, 0, [0] * rows, last, rows)
 
     def _next_slots(self, busy: Collection[int]) -> list[Slot]:
         drafts = self._propose(busy)

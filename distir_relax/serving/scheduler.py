@@ -19,13 +19,15 @@ from distir_relax.errors import RunError
 class Limits:
     """Bounds of a scheduler: requests at once, tokens in memory, and rows of a step.
 
-    A step has at most `step_tokens` rows, and at most `chunk_tokens` of prompts while other requests generate.
+    A step has at most `step_tokens` rows, and at most `chunk_tokens` of prompts while other requests generate. With
+    `whole_chunks` each prompt is cut into chunks of `chunk_tokens`, of which a step takes one, whatever else it has.
     """
 
     requests: int
     memory_tokens: int
     step_tokens: int
     chunk_tokens: int
+    whole_chunks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("requests", "memory_tokens", "step_tokens", "chunk_tokens"):
@@ -150,12 +152,13 @@ class Scheduler:
             if self._sequences[number].left == 1 and rows and len(counts) < share:
                 counts[number] = 1
                 rows -= 1
-        if counts:
+        if counts or self.limits.whole_chunks:
             rows = min(rows, self.limits.chunk_tokens)
         for number in idle:
             if self._sequences[number].left > 1 and len(counts) < share:
                 count = min(rows, self._sequences[number].left)
-                if count:
+                is_whole = count == min(self.limits.chunk_tokens, self._sequences[number].left)
+                if count and (is_whole or not self.limits.whole_chunks):
                     counts[number] = count
                     rows -= count
         planned = {}

@@ -19,7 +19,7 @@ import distir_relax as dr
 from distir_relax.bundle import read_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import Sampling
-from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests
+from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests, rank_requests
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
 from distir_relax.serving import Engine, EngineOptions, GenerationRequest, start_engine
 from distir_relax.serving.drafts import PromptLookup
@@ -211,6 +211,31 @@ def test_pages_are_shared_until_they_are_written_to() -> None:
     assert end[:, 5].tolist() == [1, 1, 3]
 
 
+@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1"), ("mixtral", "1/1/2/1")])
+def test_logits_do_not_depend_on_other_requests(name: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[int, list[torch.Tensor]] = {}
+    choose = rank_requests.choose_tokens
+
+    def keep(logits: torch.Tensor, slots: Sequence[Slot]) -> Any:
+        rows = iter(logits)
+        for slot in slots:
+            found.setdefault(slot.request, []).extend(next(rows) for _ in range(slot.last))
+        return choose(logits, slots)
+
+    monkeypatch.setattr(rank_requests, "choose_tokens", keep)
+    options = EngineOptions(max_requests=5, chunk_tokens=7, batch_invariant=True)
+    asked = prompts(5, seed=6)
+    with compiled(name, strategy).engine(options) as engine:
+        requests = [engine.submit(prompt, 6) for prompt in asked]
+        engine.run()
+        for prompt, request in zip(asked, requests, strict=True):
+            assert request.tokens == alone(name, prompt, 6)
+            again = engine.submit(prompt, 6)
+            assert again.result() == request.tokens
+            assert torch.equal(torch.stack(found[again.number]), torch.stack(found[request.number]))
+        assert len(found[requests[0].number]) == 6
+
+
 def test_a_stop_token_ends_a_request_and_a_cancelled_one_leaves() -> None:
     prompt = prompts(1)[0]
     expected = alone("llama", prompt, 9)
@@ -294,6 +319,8 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
     generation = compiled()
     with pytest.raises(RunError, match="expected memory for the states of 16 requests, of 256 B a token and 0 B a"):
         generation.engine(EngineOptions(memory=100))
+    with pytest.raises(RunError, match="expected at most 64 rows in a step, found 160: a chunk and two for each"):
+        generation.engine(EngineOptions(batch_invariant=True))
     with generation.engine(EngineOptions(memory=20 * 256)) as engine:
         with pytest.raises(RunError, match="expected at most 20 tokens of a request, which fit into memory, found 21"):
             engine.submit([1] * 11, 10)

@@ -70,12 +70,16 @@ class RankRequests:
         for slot in slots:
             self._prepare(slot)
         # After others have taken over what they share with them.
+        states = [self._states[slot.request].tensors for slot in slots]
         for request in ended:
             self._states.pop(request, None)
         if not slots:
             return torch.empty(0, 0) if self._comm.rank == self.root else None
         comm = self._comm
-        requests = [Request(s.past, len(s.tokens), s.last, self._states[s.request].tensors) for s in slots]
+        requests = [
+            Request(slot.past, len(slot.tokens), slot.last, tensors)
+            for slot, tensors in zip(slots, states, strict=True)
+        ]
         call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))
         ids = torch.tensor([[token for slot in slots for token in slot.tokens]], dtype=torch.int64)
         inputs = local_inputs(call.manifest, {self._language.tokens: ids}, comm.rank, comm.device)
