@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 import torch
 import transformers
@@ -268,6 +269,27 @@ def test_the_command(bundle: Path) -> None:
         assert rest[-1]["choices"][0]["finish_reason"] == "length"
         assert process.wait(30) == 128 + signal.SIGTERM
         assert "Traceback" not in process.stderr.read()
+
+
+def test_the_command_survives_a_killed_rank(bundle: Path) -> None:
+    command = [sys.executable, "-m", "distir_relax", "serve", str(bundle), "--port", "0", "-n", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        address = next(line.strip() for line in iter(process.stderr.readline, "") if line.startswith("http://"))
+        until(lambda: _is_up(address))
+        post, body = f"{address}/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+        expected = httpx.post(post, json=body, timeout=30).json()["choices"]
+        children = psutil.Process(process.pid).children(recursive=True)
+        ranks = [child for child in children if "rank_server" in " ".join(child.cmdline())]
+        max(ranks, key=lambda child: child.pid).kill()
+        broken = httpx.post(post, json=body, timeout=30)
+        assert (broken.status_code, "rank" in broken.json()["error"]["message"]) == (503, True)
+        until(lambda: httpx.get(f"{address}/status").json()["restarts"] == 1)
+        assert httpx.post(post, json=body, timeout=30).json()["choices"] == expected
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 128 + signal.SIGINT
+        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_the_command_refuses_what_cannot_be_served(bundle: Path, tmp_path: Path) -> None:
