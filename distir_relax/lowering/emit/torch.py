@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
+from distir_relax.lowering.emit.repeated_operands import without_repeats
 from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
@@ -25,6 +26,7 @@ def to_torch_requests(module: Module, entry: str, name: str, states: Mapping[str
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
+    module = _unrepeated(module)
     return _Program(module, module.function(entry), name, ranks, states).text()
 
 
@@ -37,10 +39,15 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     program is loaded, if some values depend only on weights; ``STEPS``, the op of each step number; and
     ``CALLS``, the locations in the model of each function's calls, in order, if there are functions.
     """
+    module = _unrepeated(module)
     ranks_of: dict[str, list[int]] = {}
     for rank, function in enumerate(module.ranks):
         ranks_of.setdefault(function, []).append(rank)
     return {entry: _Program(module, module.function(entry), name, ranks).text() for entry, ranks in ranks_of.items()}
+
+
+def _unrepeated(module: Module) -> Module:
+    return replace(module, functions=tuple(map(without_repeats, module.functions)))
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}

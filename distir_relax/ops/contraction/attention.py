@@ -54,7 +54,8 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 def _torch(attrs: Attrs) -> str:
     mask = "attn_mask={3}, " if attrs["masked"] else ""
     causal = "is_causal=True, " if attrs["causal"] else ""
-    return f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, {mask}{causal}scale={{scale}})"
+    grouped = ", enable_gqa=True" if attrs.get("grouped") else ""
+    return f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, {mask}{causal}scale={{scale}}{grouped})"
 
 
 def _relax(attrs: Attrs) -> str:
@@ -150,7 +151,7 @@ define(
         product=_products,
         workspace=_workspace,
     ),
-    code=Code(relax=_relax),
+    code=Code(relax=_relax, unrepeated=(1, 2)),
     gradient=Gradient(all=_attention_gradient),
     incremental=IncrementalForm(dim=lambda op: 2, compute=_continue_causal),
 )

@@ -301,6 +301,9 @@ class Code:
     """The torch expression that writes the result into operand 0, which is dead afterwards, and returns it."""
     strides: Strides | None = None
     """For a view, the strides of a result, or None for a copy."""
+    unrepeated: tuple[int, ...] = ()
+    """The operands that the torch expression takes before each element of dim 1 is repeated, with attribute `grouped`.
+    """
 
 
 PLAIN_CODE = Code()
