@@ -42,6 +42,7 @@ MOVED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "broadcast_to": ([VECTOR], {"shape": (2, 3)}),
     "strided_slice": ([MATRIX], {"axes": (1,), "begin": (0,), "end": (3,), "strides": (2,)}),
     "permute_dims": ([MATRIX], {"axes": (1, 0)}),
+    "append": ([MATRIX, np.array([[1, 2, 3]])], {"axis": 0}),
     "concat": ([MATRIX, np.array([[1, 2, 3]])], {"axis": 0}),
     "split": ([MATRIX], {"sizes": (1, 2), "axis": 1}),
     "flip": ([MATRIX], {"axis": 1}),

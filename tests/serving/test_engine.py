@@ -370,6 +370,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("name", "launcher"), [("two", "mpirun"), ("stages", "mpirun"), ("stages", "torchrun"), ("five", "mpirun")]
 )
@@ -382,17 +383,22 @@ def test_ranks_that_are_processes_give_the_same_tokens(saved: Path, name: str, l
         for request in requests:
             assert request.tokens == alone("gpt2", list(request.prompt), 8)
         assert drawn.tokens == compiled("gpt2").generate(prompts(1)[0], 8, temperature=0.7, seed=4).tolist()
-    assert not psutil.Process().children(recursive=True)
+    assert not _ranks()
 
 
+@pytest.mark.mpirun
 def test_a_killed_rank_ends_the_engine(saved: Path) -> None:
     engine = start_engine(read_bundle(saved / "two.dist"))
     request = engine.submit([1, 2, 3], 40)
     engine.step()
-    ranks = [p for p in psutil.Process().children(recursive=True) if "rank_server" in " ".join(p.cmdline())]
-    max(ranks, key=lambda p: p.pid).kill()
+    max(_ranks(), key=lambda p: p.pid).kill()
     with pytest.raises(RunError, match=r"rank \d was ended by signal 9|rank \d has ended|rank \d was killed"):
         engine.run()
     assert request.ended == "error"
     engine.close()
-    assert not psutil.Process().children(recursive=True)
+    assert not _ranks()
+
+
+def _ranks() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "rank_server" in " ".join(child.cmdline())]

@@ -250,6 +250,7 @@ def test_a_rank_that_fails_gives_503_and_is_started_again(bundle: Path, monkeypa
         assert httpx.post(f"{address}/v1/completions", json=body).json()["choices"] == expected
 
 
+@pytest.mark.mpirun
 def test_the_command(bundle: Path) -> None:
     """It says where it listens, takes a request, and ends cleanly while one is open."""
     command = [sys.executable, "-m", "distir_relax", "serve", str(bundle), "--port", "0"]
@@ -271,6 +272,7 @@ def test_the_command(bundle: Path) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.mpirun
 def test_the_command_survives_a_killed_rank(bundle: Path) -> None:
     command = [sys.executable, "-m", "distir_relax", "serve", str(bundle), "--port", "0", "-n", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
