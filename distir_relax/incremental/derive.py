@@ -18,7 +18,15 @@ from functools import partial
 from typing import ClassVar, TypeAlias
 
 from distir_relax.errors import DistIRError, UnsupportedOpError
-from distir_relax.incremental.roles import OpRoles, Positions, Roles, op_roles, restricted_attrs, result_types
+from distir_relax.incremental.roles import (
+    OpRoles,
+    Positions,
+    Roles,
+    op_roles,
+    restricted_attrs,
+    result_types,
+    window_extras,
+)
 from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize, specialize_op
 from distir_relax.layout import Guard, Symbol, is_always, size_of
@@ -190,14 +198,16 @@ class _Derivation:
         """Take the new positions of a value that depends on no input from all of them. Raises for another."""
         every = self.positions.roles(value.tensor, "all")
         dims = tuple(d for d, role in enumerate(roles) if role == "new")
-        if value.name in self._varying or not all(self.positions.is_sequence(value.tensor.shape[d]) for d in dims):
+        extras = [self.positions.extra(value.tensor.shape[d]) for d in dims]
+        if value.name in self._varying or any(extra is None or extra < 0 for extra in extras):
             raise self._mixes(op)
+        ends = tuple(self.positions.size(value.tensor.shape[d], "all") for d in dims)
 
         def emit() -> None:
             self._at(op.location, value.name)
             self.made[value.name, roles] = self.builder.emit(
                 "strided_slice", self.made[value.name, every], axes=dims, begin=(self.positions.past,) * len(dims),
-                end=(self.positions.total,) * len(dims), strides=(1,) * len(dims),
+                end=ends, strides=(1,) * len(dims),
             )  # fmt: skip
 
         return _Plan(((value.name, every),), emit)
@@ -222,7 +232,11 @@ class _Derivation:
         else:
             attrs = dict(specialize_op(op, {self.positions.sequence.name: self.positions.total}).attrs)
             past, new = self.positions.past, self.positions.new
-            step = IncrementalStep(self.builder, operands, attrs, kinds[0], past, new, self._declare, self._keep)
+            extra = self.positions.extra(op.results[0].tensor.shape[roles.dim]) or 0
+            extras = window_extras(op, roles.dim, self.positions)
+            step = IncrementalStep(
+                self.builder, operands, attrs, kinds[0], roles.dim, extra, extras, past, new, self._declare, self._keep
+            )
             results = _form(op).compute(step)
         results = results if isinstance(results, tuple) else (results,)
         for value, kind, result, several in zip(op.results, kinds, results, roles.results, strict=True):

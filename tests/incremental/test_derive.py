@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,32 @@ def windowed(x: torch.Tensor) -> torch.Tensor:
     return (distances(x) >= 0) & (distances(x) < 3)
 
 
+def weights(*shape: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
+
+
+def convolution(
+    x: torch.Tensor, kernel: int, pads: tuple[int, int], value: float = 0.0, **options: Any
+) -> torch.Tensor:
+    weight = weights(6, 6 // options.get("groups", 1), kernel)
+    return F.conv1d(F.pad(x.mT, pads, value=value), weight, **options).mT
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent layer of torch, over (batch, sequence, 6); its state begins with `begin` if there is one."""
+
+    def __init__(self, kind: str, begin: float | None = None, **options: Any) -> None:
+        super().__init__()
+        self.kind, self.begin = kind, begin
+        self.layer = getattr(torch.nn, kind)(6, 5, batch_first=True, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.begin is None:
+            return self.layer(x)[0]
+        begin = torch.full((self.layer.num_layers, x.shape[0], 5), self.begin)
+        return self.layer(x, (begin, begin * 2) if self.kind == "LSTM" else begin)[0]
+
+
 CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "pointwise": (lambda x: torch.tanh(x) * 2, 0),
     "positions": (lambda x: x + positions(x)[:, None] * 0.1, 0),
@@ -65,6 +92,29 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     ),
     "attention by hand": (
         lambda x: (x @ x.transpose(1, 2)).masked_fill(~windowed(x), -torch.inf).softmax(2) @ x, 1,
+    ),
+    "convolution of a padded sequence": (lambda x: convolution(x, 3, (2, 0)), 1),
+    "dilated": (lambda x: convolution(x, 4, (9, 0), dilation=3), 1),
+    "depthwise, cut to the sequence": (lambda x: convolution(x, 4, (0, 0), groups=6, padding=3)[:, : x.shape[1]], 1),
+    "padded with ones": (lambda x: convolution(x, 3, (2, 0), value=1.0), 1),
+    "of a convolution": (lambda x: convolution(convolution(x, 3, (2, 0)).relu(), 2, (1, 0)), 2),
+    "padded with too much": (lambda x: convolution(x, 3, (5, 0))[:, 2:-1], 1),
+    "of two dims": (
+        lambda x: F.conv2d(x[:, None], weights(1, 1, 3, 2), padding=(2, 1))[:, 0, : x.shape[1], :6], 1,
+    ),
+    "shift by padding": (lambda x: x * 0.5 + F.pad(x, (0, 0, 1, 0))[:, :-1], 1),
+    "shift by padding and cropping": (lambda x: x * 0.5 + F.pad(x, (0, 0, 3, -3)), 1),
+    "shift by concatenation": (lambda x: torch.cat([x.new_zeros(x.shape[0], 1, 6), x[:, :-1]], 1) - x, 1),
+    "shift with first positions": (
+        lambda x: torch.cat([weights(1, 2, 6).expand(x.shape[0], 2, 6), x[:, :-2]], 1) - x, 1,
+    ),
+    "a token before, and one after": (
+        lambda x: torch.cat([weights(x.shape[0], 2, 6), x, weights(x.shape[0], 1, 6)], 1)[:, 1 : x.shape[1] + 1], 1,
+    ),
+    "differences": (lambda x: F.pad((x[:, 1:] - x[:, :-1]).exp(), (0, 0, 1, 0)), 1),
+    "differences of positions": (lambda x: x + F.pad(positions(x).float(), (1, 0))[1:, None] * x, 0),
+    "attention to the token before": (
+        lambda x: attention(F.pad(x, (0, 0, 1, 0))[:, :-1], is_causal=True), 3,
     ),
     "distances to what was there": (
         lambda x: ((x[:, :, None] - x[:, None]).square() * (distances(x) >= 0)[..., None]).sum(2), 1,
@@ -88,10 +138,45 @@ def test_chunks_give_the_whole(name: str) -> None:
         torch.testing.assert_close(found["output"], expected, rtol=1e-5, atol=1e-5)
 
 
+RECURRENT: dict[str, tuple[Recurrent, int]] = {
+    "LSTM": (Recurrent("LSTM"), 2),
+    "LSTM of two layers": (Recurrent("LSTM", num_layers=2), 4),
+    "LSTM with projections": (Recurrent("LSTM", proj_size=3), 2),
+    "LSTM with an initial state": (Recurrent("LSTM", 0.3), 2),
+    "GRU": (Recurrent("GRU"), 1),
+    "GRU with an initial state": (Recurrent("GRU", -0.7, num_layers=2), 2),
+    "RNN": (Recurrent("RNN", 0.5, nonlinearity="relu"), 1),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_begin_with_the_last_state(name: str) -> None:
+    model, states = RECURRENT[name]
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.uniform_(parameter, -0.7, 0.7)
+    imported = import_torch(model, (torch.randn(2, 9, 6),), dynamic_shapes=DIMS)
+    check_causality(imported.module, imported.tensors, "sequence")
+    module = derived(imported)
+    assert [r.grows for r in module.records if isinstance(r, CachedState)] == [False] * states
+    x = torch.randn(3, LENGTH, 6)
+    for seed in range(6):
+        found = in_chunks(module, imported, {"x": x}, cuts(LENGTH, seed))
+        torch.testing.assert_close(found["output"], model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "flip": (lambda x: x.flip(1), "flip"),
     "softmax": (lambda x: x.softmax(1), "nn.softmax"),
-    "shift": (lambda x: F.pad(x, (0, 0, 1, 0))[:, :-1], "strided_slice"),
+    "roll": (lambda x: x.roll(1, 1), "split"),
+    "convolution with a stride": (
+        lambda x: F.conv1d(F.pad(x.mT, (2, 0)), torch.ones(6, 6, 3), stride=2).mT,
+        "nn.conv1d",
+    ),
+    "slice with a step": (lambda x: x[:, ::2], "strided_slice"),
+    "concatenation with itself": (lambda x: torch.cat([x, x], 1), "concat"),
+    "cumulative sum of a padded sequence": (lambda x: F.pad(x, (0, 0, 1, 0)).cumsum(1)[:, 1:], "cumsum"),
+    "LSTM in both directions": (lambda x: Recurrent("LSTM", bidirectional=True)(x), "nn.lstm"),
     "sort": (lambda x: x.sort(1).values, "argsort"),
 }
 
@@ -130,5 +215,6 @@ def test_a_program_without_the_size() -> None:
 
 def test_every_incremental_form_is_run() -> None:
     assert {entry.name for entry in TABLE.entries() if entry.incremental} == {
-        "arange", "cumsum", "nn.scaled_dot_product_attention",
+        "arange", "concat", "cumsum", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru", "nn.lstm", "nn.rnn",
+        "nn.scaled_dot_product_attention", "pad", "strided_slice",
     }  # fmt: skip

@@ -152,7 +152,7 @@ define(
     ),
     code=Code(relax=_relax),
     gradient=Gradient(all=_attention_gradient),
-    incremental=IncrementalForm(dim=lambda op: 2, compute=_continue_causal),
+    incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.ops.reduction.reduction_axes import axes_of, cast_for_reduction, infer_along_axis, relax_axes
 from distir_relax.ops.table import (
     Attrs,
@@ -44,6 +44,10 @@ def _reverse_cumsum(b: Backward, x: Value) -> Value:
     return total
 
 
+def _axis(op: Op) -> tuple[int]:
+    return (op.attrs["axis"],)  # type: ignore[return-value]
+
+
 def _continue_sum(step: IncrementalStep) -> Value:
     """Add the sum up to the last call, and keep the new one."""
     axis, shape = step.attrs["axis"], list(step.result.shape)
@@ -61,7 +65,7 @@ define(
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
     gradient=gradient_of(lambda b: _reverse_cumsum(b, b.grad)),
-    incremental=IncrementalForm(dim=lambda op: int(op.attrs["axis"]), compute=_continue_sum, carries=True),  # type: ignore[arg-type]
+    incremental=IncrementalForm(dims=_axis, compute=_continue_sum, carries=True),
 )
 
 
