@@ -85,6 +85,7 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "the sequence flattened with the batch": (lambda x: F.silu(x.reshape(-1, 6) @ torch.eye(6)).reshape(x.shape), 0),
     "cumulative sum": (lambda x: x.cumsum(1), 1),
     "cumulative sum of a cumulative sum": (lambda x: (x.cumsum(1) * x).cumsum(1).cumsum(2), 2),
+    "cumulative product": (lambda x: x.cumprod(1), 2),
     "cumulative sum of positions": (lambda x: x + positions(x).cumsum(0)[:, None], 0),
     "causal attention": (lambda x: attention(x, is_causal=True), 2),
     "masked attention": (lambda x: attention(x, attn_mask=windowed(x)), 2),
@@ -223,6 +224,6 @@ def test_a_program_without_the_size() -> None:
 
 def test_every_incremental_form_is_run() -> None:
     assert {entry.name for entry in TABLE.entries() if entry.incremental} == {
-        "arange", "concat", "cumsum", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru", "nn.lstm", "nn.rnn",
+        "arange", "concat", "cumprod", "cumsum", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru", "nn.lstm", "nn.rnn",
         "nn.scaled_dot_product_attention", "pad", "strided_slice",
     }  # fmt: skip

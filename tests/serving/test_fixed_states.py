@@ -49,7 +49,7 @@ def test_tokens_are_those_of_the_model(name: str, strategy: str) -> None:
 )
 def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: str) -> None:
     """Random chunks of five sequences, one of them past the first block of positions, in random order."""
-    ranks = ThreadRequests(compiled(name, strategy).plan.bundle())
+    ranks = ThreadRequests(compiled(name, strategy).plan.bundle(("torch",)))
     rng = random.Random(2)
     ids = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in (1, 9, 17, 30, 49)]
     expected = [fixed_state_logits(name, torch.tensor([x]))[0] for x in ids]

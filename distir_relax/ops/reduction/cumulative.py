@@ -59,6 +59,24 @@ def _continue_sum(step: IncrementalStep) -> Value:
     return sums
 
 
+def _continue_scan(name: str, combine: str) -> IncrementalForm:
+    """Return the form of a scan without a neutral state of zero: a second state says whether there is a first value."""
+
+    def compute(step: IncrementalStep) -> Value:
+        axis, shape = step.attrs["axis"], list(step.result.shape)
+        shape[axis] = 1
+        kind = TensorType(tuple(shape), step.result.dtype)
+        total, is_later = step.state(kind, "total"), step.state(TensorType(kind.shape, "bool"), "later")
+        found = step.emit(name, step.operands[0], axis=axis)
+        scan: Value = step.emit("where", is_later, step.emit(combine, found, total), found)
+        last = step.emit("strided_slice", scan, axes=(axis,), begin=(step.new - 1,), end=(step.new,), strides=(1,))
+        step.keep(total, last)
+        step.keep(is_later, step.emit("equal", is_later, is_later))
+        return scan
+
+    return IncrementalForm(dims=_axis, compute=compute, carries=True)
+
+
 define(
     "cumsum",
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
@@ -126,6 +144,7 @@ define(
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumprod({0}, {axis})"),
     gradient=gradient_of(_cumprod_gradient),
+    incremental=_continue_scan("cumprod", "multiply"),
 )
 
 

@@ -44,16 +44,15 @@ def fill_before(step: IncrementalStep, x: Value, low: int, fill: Value | float) 
     axis, rank = step.dim, len(x.tensor.shape)
     first, count = step.past + min(step.extra, 0), x.tensor.shape[axis]
     position = step.emit("arange", start=first, end=first + count, stride=1, dtype="int64")
-    if not isinstance(fill, Value):
-        fill = step.g.constant(fill, x.tensor.dtype)
-    elif low > 1:
+    filling: Value = fill if isinstance(fill, Value) else step.g.constant(fill, x.tensor.dtype)
+    if isinstance(fill, Value) and low > 1:
         place = step.emit("minimum", position, step.g.constant(low - 1, "int64"))
         if step.extra < 0:
             place = step.emit("maximum", place, step.g.constant(0, "int64"))
-        fill = step.emit("take", fill, place, axis=axis)
+        filling = step.emit("take", fill, place, axis=axis)
     is_before = step.emit("less", position, step.g.constant(low, "int64"))
     is_before = reshape_to(step.g, is_before, (count, *(1,) * (rank - 1 - axis)))
-    replaced: Value = step.emit("where", is_before, fill, x)
+    replaced: Value = step.emit("where", is_before, filling, x)
     return replaced
 
 
