@@ -85,6 +85,7 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "the sequence flattened with the batch": (lambda x: F.silu(x.reshape(-1, 6) @ torch.eye(6)).reshape(x.shape), 0),
     "cumulative sum": (lambda x: x.cumsum(1), 1),
     "cumulative sum of a cumulative sum": (lambda x: (x.cumsum(1) * x).cumsum(1).cumsum(2), 2),
+    "cumulative log-sum-exp": (lambda x: (x * 50).logcumsumexp(1), 2),
     "cumulative product": (lambda x: x.cumprod(1), 2),
     "cumulative sum of positions": (lambda x: x + positions(x).cumsum(0)[:, None], 0),
     "causal attention": (lambda x: attention(x, is_causal=True), 2),
@@ -172,6 +173,31 @@ def test_recurrent_layers_begin_with_the_last_state(name: str) -> None:
 
 
 BOTH_DIRECTIONS = Recurrent("LSTM", bidirectional=True)
+
+
+class CrossAttention(torch.nn.Module):
+    """Attends to the states of an encoder, besides the tokens before."""
+
+    def forward(self, x: torch.Tensor, encoded: torch.Tensor) -> torch.Tensor:
+        y = x + attention(x, is_causal=True).flatten(2)
+        keys = (encoded @ weights(6, 6)).unflatten(2, (2, 3)).transpose(1, 2)
+        queries = y.unflatten(2, (2, 3)).transpose(1, 2)
+        return y + F.scaled_dot_product_attention(queries, keys, keys.tanh()).transpose(1, 2).flatten(2)
+
+
+def test_an_input_of_another_length_is_the_same_in_each_call() -> None:
+    model, dims = CrossAttention(), {**DIMS, "encoded": {0: "batch", 1: dr.Dim("frames", max=99)}}
+    imported = import_torch(model, (torch.randn(2, 9, 6), torch.randn(2, 5, 6)), dynamic_shapes=dims)
+    check_causality(imported.module, imported.tensors, "sequence")
+    module = derived(imported)
+    # Keys and values of the sequence; those of the encoder's states are computed in each call.
+    assert sum(isinstance(record, CachedState) for record in module.records) == 2
+    x, encoded = torch.randn(3, LENGTH, 6), torch.randn(3, 7, 6)
+    for seed in range(4):
+        found = in_chunks(module, imported, {"x": x}, cuts(LENGTH, seed), whole={"encoded": encoded}, frames=7)
+        torch.testing.assert_close(found["output"], model(x, encoded), rtol=1e-5, atol=1e-5)
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "flip": (lambda x: x.flip(1), "flip"),
     "softmax": (lambda x: x.softmax(1), "nn.softmax"),
@@ -224,6 +250,6 @@ def test_a_program_without_the_size() -> None:
 
 def test_every_incremental_form_is_run() -> None:
     assert {entry.name for entry in TABLE.entries() if entry.incremental} == {
-        "arange", "concat", "cumprod", "cumsum", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru", "nn.lstm", "nn.rnn",
+        "arange", "concat", "cumprod", "cumsum", "logcumsumexp", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru", "nn.lstm", "nn.rnn",
         "nn.scaled_dot_product_attention", "pad", "strided_slice",
     }  # fmt: skip

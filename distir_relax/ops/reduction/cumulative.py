@@ -5,6 +5,7 @@ No placement is a partial product or a part of a cumulative op: the dim stays wh
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -59,20 +60,24 @@ def _continue_sum(step: IncrementalStep) -> Value:
     return sums
 
 
-def _continue_scan(name: str, combine: str) -> IncrementalForm:
-    """Return the form of a scan without a neutral state of zero: a second state says whether there is a first value."""
+def _continue_scan(name: str, neutral: float) -> IncrementalForm:
+    """Return the form of a scan that begins with `neutral`: states are zero at first, and a second one says so."""
 
     def compute(step: IncrementalStep) -> Value:
         axis, shape = step.attrs["axis"], list(step.result.shape)
         shape[axis] = 1
         kind = TensorType(tuple(shape), step.result.dtype)
         total, is_later = step.state(kind, "total"), step.state(TensorType(kind.shape, "bool"), "later")
-        found = step.emit(name, step.operands[0], axis=axis)
-        scan: Value = step.emit("where", is_later, step.emit(combine, found, total), found)
-        last = step.emit("strided_slice", scan, axes=(axis,), begin=(step.new - 1,), end=(step.new,), strides=(1,))
-        step.keep(total, last)
+        first = step.emit("where", is_later, total, step.g.constant(neutral, step.result.dtype))
+        scan = step.emit(name, step.emit("concat", first, step.operands[0], axis=axis), axis=axis)
+
+        def part(begin: int) -> Value:
+            end = step.new + 1
+            return step.emit("strided_slice", scan, axes=(axis,), begin=(begin,), end=(end,), strides=(1,))  # type: ignore[no-any-return]
+
+        step.keep(total, part(step.new))
         step.keep(is_later, step.emit("equal", is_later, is_later))
-        return scan
+        return part(1)
 
     return IncrementalForm(dims=_axis, compute=compute, carries=True)
 
@@ -144,7 +149,7 @@ define(
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumprod({0}, {axis})"),
     gradient=gradient_of(_cumprod_gradient),
-    incremental=_continue_scan("cumprod", "multiply"),
+    incremental=_continue_scan("cumprod", 1),
 )
 
 
@@ -193,6 +198,7 @@ define(
     cost=Cost(flops=flops_per_operand(16.0)),
     code=Code(relax="scans.logcumsumexp({0}, {axis})"),
     gradient=gradient_of(_log_sums_gradient),
+    incremental=_continue_scan("logcumsumexp", -math.inf),
 )
 
 
