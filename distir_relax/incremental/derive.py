@@ -48,7 +48,8 @@ class Incremental:
     mask: see `analysis.causality`.
 
     Raises `UnsupportedOpError` for an op that mixes positions in a way that its entry does not describe, and
-    `DistIRError` if the program has no size of this name, or has one named ``past`` or ``new``.
+    `DistIRError` if the program has no size of this name, or has one named ``past`` or ``new``, and for an input or
+    output with more or fewer positions than the sequence.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -66,6 +67,7 @@ class Incremental:
         most = sequence.high
         past = Symbol("past", 0, None if most is None else most - 1, sequence.nearest(sequence.typical) - 1)
         positions = Positions(sequence, size_of(past), size_of(Symbol("new", 1, most, 1)))
+        _check_lengths(module.main, positions)
         derivation = _Derivation(Inline().run(module).main, positions)
         guards = [r for r in specialize(module, {self.sequence: positions.total}).records if isinstance(r, Guard)]
         if most is not None and is_always(positions.total, "<=", most) is None:
@@ -266,6 +268,17 @@ class _Derivation:
             "a program that continues a sequence reads earlier positions by causal attention, or by an op whose entry"
             " in the op table says what it carries",
         )
+
+
+def _check_lengths(main: Function, positions: Positions) -> None:
+    """Raise `DistIRError` for an input or output with another number of positions than the sequence."""
+    for name, value in [*((i.value.name, i.value) for i in main.inputs), *((o.name, o.value) for o in main.outputs)]:
+        if any(positions.extra(size) for size in value.tensor.shape):
+            raise DistIRError(
+                f"expected inputs and outputs with one position for each of {positions.sequence}, found {name} "
+                f"{value.tensor}",
+                hint="pad or slice it inside of the model",
+            )
 
 
 def _form(op: Op) -> IncrementalForm:

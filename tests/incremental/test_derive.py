@@ -105,6 +105,9 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "of two dims": (
         lambda x: F.conv2d(x[:, None], weights(1, 1, 3, 2), padding=(2, 1))[:, 0, : x.shape[1], :6], 1,
     ),
+    "of three dims": (
+        lambda x: F.conv3d(x[:, None, :, None], weights(1, 1, 3, 1, 2), padding=(2, 0, 1))[:, 0, : x.shape[1], 0, :6], 1,
+    ),
     "shift by padding": (lambda x: x * 0.5 + F.pad(x, (0, 0, 1, 0))[:, :-1], 1),
     "shift by padding and cropping": (lambda x: x * 0.5 + F.pad(x, (0, 0, 3, -3)), 1),
     "shift by concatenation": (lambda x: torch.cat([x.new_zeros(x.shape[0], 1, 6), x[:, :-1]], 1) - x, 1),
@@ -240,6 +243,12 @@ def test_what_depends_on_later_positions_is_refused(name: str) -> None:
         check_causality(imported.module, imported.tensors, "sequence")
 
 
+def test_an_output_of_another_length_is_refused() -> None:
+    imported = import_torch(Uses(lambda x: F.pad(x, (0, 0, 1, 0))), (torch.randn(2, 9, 6),), dynamic_shapes=DIMS)
+    with pytest.raises(DistIRError, match=r"one position for each of sequence, found output .*sequence \+ 1, 6\]"):
+        Incremental().run(imported.module)
+
+
 def test_a_program_without_the_size() -> None:
     imported = import_torch(Uses(torch.tanh), (torch.randn(2, 9, 6),), dynamic_shapes=DIMS)
     with pytest.raises(DistIRError, match="the program has no size 'tokens'\n  hint: its sizes are batch, sequence"):
@@ -250,6 +259,6 @@ def test_a_program_without_the_size() -> None:
 
 def test_every_incremental_form_is_run() -> None:
     assert {entry.name for entry in TABLE.entries() if entry.incremental} == {
-        "arange", "concat", "cumprod", "cumsum", "logcumsumexp", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru", "nn.lstm", "nn.rnn",
-        "nn.scaled_dot_product_attention", "pad", "strided_slice",
+        "arange", "concat", "cumprod", "cumsum", "logcumsumexp", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru",
+        "nn.lstm", "nn.rnn", "nn.scaled_dot_product_attention", "pad", "strided_slice",
     }  # fmt: skip
