@@ -106,7 +106,7 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
         lambda x: F.conv2d(x[:, None], weights(1, 1, 3, 2), padding=(2, 1))[:, 0, : x.shape[1], :6], 1,
     ),
     "of three dims": (
-        lambda x: F.conv3d(x[:, None, :, None], weights(1, 1, 3, 1, 2), padding=(2, 0, 1))[:, 0, : x.shape[1], 0, :6], 1,
+        lambda x: F.conv3d(x[:, None, :, None], weights(1, 1, 3, 1, 1), padding=(2, 0, 0))[:, 0, : x.shape[1], 0], 1,
     ),
     "shift by padding": (lambda x: x * 0.5 + F.pad(x, (0, 0, 1, 0))[:, :-1], 1),
     "shift by padding and cropping": (lambda x: x * 0.5 + F.pad(x, (0, 0, 3, -3)), 1),
