@@ -48,7 +48,7 @@ class Generation(SessionGenerator):
         It holds a copy of the weights besides that of `generate`. Raises `RunError` for limits that do not suffice for
         any request.
         """
-        return start_engine(self.plan.bundle(), options, THREADS, device)
+        return start_engine(self.plan.bundle(("torch",)), options, THREADS, device)
 
 
 @documents(CompileOptions)

@@ -18,7 +18,15 @@ from functools import partial
 from typing import ClassVar, TypeAlias
 
 from distir_relax.errors import DistIRError, UnsupportedOpError
-from distir_relax.incremental.roles import OpRoles, Positions, Roles, op_roles, restricted_attrs, result_types
+from distir_relax.incremental.roles import (
+    OpRoles,
+    Positions,
+    Roles,
+    op_roles,
+    restricted_attrs,
+    result_types,
+    window_extras,
+)
 from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize, specialize_op
 from distir_relax.layout import Guard, Symbol, is_always, size_of
@@ -40,7 +48,8 @@ class Incremental:
     mask: see `analysis.causality`.
 
     Raises `UnsupportedOpError` for an op that mixes positions in a way that its entry does not describe, and
-    `DistIRError` if the program has no size of this name, or has one named ``past`` or ``new``.
+    `DistIRError` if the program has no size of this name, or has one named ``past`` or ``new``, and for an input or
+    output with more or fewer positions than the sequence.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -58,6 +67,7 @@ class Incremental:
         most = sequence.high
         past = Symbol("past", 0, None if most is None else most - 1, sequence.nearest(sequence.typical) - 1)
         positions = Positions(sequence, size_of(past), size_of(Symbol("new", 1, most, 1)))
+        _check_lengths(module.main, positions)
         derivation = _Derivation(Inline().run(module).main, positions)
         guards = [r for r in specialize(module, {self.sequence: positions.total}).records if isinstance(r, Guard)]
         if most is not None and is_always(positions.total, "<=", most) is None:
@@ -190,14 +200,16 @@ class _Derivation:
         """Take the new positions of a value that depends on no input from all of them. Raises for another."""
         every = self.positions.roles(value.tensor, "all")
         dims = tuple(d for d, role in enumerate(roles) if role == "new")
-        if value.name in self._varying or not all(self.positions.is_sequence(value.tensor.shape[d]) for d in dims):
+        extras = [self.positions.extra(value.tensor.shape[d]) for d in dims]
+        if value.name in self._varying or any(extra is None or extra < 0 for extra in extras):
             raise self._mixes(op)
+        ends = tuple(self.positions.size(value.tensor.shape[d], "all") for d in dims)
 
         def emit() -> None:
             self._at(op.location, value.name)
             self.made[value.name, roles] = self.builder.emit(
                 "strided_slice", self.made[value.name, every], axes=dims, begin=(self.positions.past,) * len(dims),
-                end=(self.positions.total,) * len(dims), strides=(1,) * len(dims),
+                end=ends, strides=(1,) * len(dims),
             )  # fmt: skip
 
         return _Plan(((value.name, every),), emit)
@@ -222,7 +234,11 @@ class _Derivation:
         else:
             attrs = dict(specialize_op(op, {self.positions.sequence.name: self.positions.total}).attrs)
             past, new = self.positions.past, self.positions.new
-            step = IncrementalStep(self.builder, operands, attrs, kinds[0], past, new, self._declare, self._keep)
+            extra = self.positions.extra(op.results[0].tensor.shape[roles.dim]) or 0
+            extras = window_extras(op, roles.dim, self.positions)
+            step = IncrementalStep(
+                self.builder, operands, attrs, kinds[0], roles.dim, extra, extras, past, new, self._declare, self._keep
+            )
             results = _form(op).compute(step)
         results = results if isinstance(results, tuple) else (results,)
         for value, kind, result, several in zip(op.results, kinds, results, roles.results, strict=True):
@@ -252,6 +268,17 @@ class _Derivation:
             "a program that continues a sequence reads earlier positions by causal attention, or by an op whose entry"
             " in the op table says what it carries",
         )
+
+
+def _check_lengths(main: Function, positions: Positions) -> None:
+    """Raise `DistIRError` for an input or output with another number of positions than the sequence."""
+    for name, value in [*((i.value.name, i.value) for i in main.inputs), *((o.name, o.value) for o in main.outputs)]:
+        if any(positions.extra(size) for size in value.tensor.shape):
+            raise DistIRError(
+                f"expected inputs and outputs with one position for each of {positions.sequence}, found {name} "
+                f"{value.tensor}",
+                hint="pad or slice it inside of the model",
+            )
 
 
 def _form(op: Op) -> IncrementalForm:

@@ -41,8 +41,17 @@ class Positions:
         """Return whether a size of the full program is the length of the sequence."""
         return size == size_of(self.sequence)
 
+    def extra(self, size: Size) -> int | None:
+        """Return how many positions more than the sequence a size of the full program has; None for other sizes."""
+        difference = size - size_of(self.sequence)
+        return difference if isinstance(difference, int) else None
+
     def size(self, size: Size, role: Role) -> Size:
         """Return the size of a dim with a role."""
+        extra = self.extra(size)
+        if role == "new" and extra is not None and extra < 0:
+            # The new positions are as many as those of a call (`IncrementalStep`).
+            return self.new
         return evaluate_size(size, {self.sequence.name: self.new if role == "new" else self.total})
 
     def type(self, kind: TensorType, roles: Roles) -> TensorType:
@@ -62,6 +71,8 @@ class OpRoles:
     results: tuple[Roles, ...]
     is_parallel: bool
     """Whether the op computes the new positions from those of its operands alone; otherwise its entry says how."""
+    dim: int = -1
+    """The dim of the result along which the entry says how."""
 
     @property
     def is_restricted(self) -> bool:
@@ -78,7 +89,7 @@ def op_roles(op: Op, result: int, roles: Roles, positions: Positions) -> OpRoles
     rule = entry.rule_for([v.tensor for v in op.operands], op.attrs, [v.tensor for v in op.results])
     along = _factors_along(op, rule, positions)
     windowed = {w.result_dim for w in rule.windows}
-    new, is_parallel = set[int](), True
+    new, continued = set[int](), list[int]()
     for dim, role in enumerate(roles):
         if role != "new":
             continue
@@ -86,24 +97,27 @@ def op_roles(op: Op, result: int, roles: Roles, positions: Positions) -> OpRoles
         factor = rule.factors[next(iter(found))] if len(found) == 1 else None
         variant = entry.split.positional | entry.split.expand.keys()
         if factor is None or factor.kind != PARALLEL or factor.name in variant or dim in windowed:
-            is_continued = entry.incremental is not None and entry.incremental.dim(op) == dim
-            if not is_continued or not positions.is_sequence(op.results[result].tensor.shape[dim]):
+            if not _is_continued(op, result, dim, positions):
                 return None
-            is_parallel = False
+            continued.append(dim)
         new |= found
+    if len(continued) > 1:
+        return None
+    is_windowed = bool(continued) and entry.incremental is not None and entry.incremental.is_windowed
 
-    def of(kind: TensorType, dims: Dims) -> Roles:
-        def role(size: Size, factors: Sequence[int]) -> Role:
+    def of(kind: TensorType, dims: Dims, window: Sequence[int] = ()) -> Roles:
+        def role(dim: int, size: Size, factors: Sequence[int]) -> Role:
             if not positions.is_along(size):
                 return ""
-            return "new" if new & set(factors) else "all"
+            return "new" if new & set(factors) or dim in window else "all"
 
-        return tuple(map(role, kind.shape, dims))
+        return tuple(map(role, range(len(dims)), kind.shape, dims))
 
-    operands = tuple(of(v.tensor, dims) for v, dims in zip(op.operands, rule.operands, strict=True))
+    window = continued if is_windowed else []
+    operands = tuple(of(v.tensor, dims, window) for v, dims in zip(op.operands, rule.operands, strict=True))
     results = [of(v.tensor, dims) for v, dims in zip(op.results, rule.results, strict=True)]
     results[result] = roles
-    return OpRoles(operands, tuple(results), is_parallel)
+    return OpRoles(operands, tuple(results), not continued, *continued)
 
 
 def restricted_attrs(op: Op, roles: OpRoles, positions: Positions, operands: Sequence[Value]) -> dict[str, Attribute]:
@@ -118,6 +132,23 @@ def restricted_attrs(op: Op, roles: OpRoles, positions: Positions, operands: Seq
 def result_types(op: Op, roles: OpRoles, positions: Positions) -> list[TensorType]:
     """Return the types of an op's results, which have their roles."""
     return [positions.type(v.tensor, r) for v, r in zip(op.results, roles.results, strict=True)]
+
+
+def window_extras(op: Op, dim: int, positions: Positions) -> list[int | None]:
+    """Return how many positions more than the sequence each operand has along `dim`; None for other sizes."""
+    return [positions.extra(v.tensor.shape[dim]) if dim < len(v.tensor.shape) else None for v in op.operands]
+
+
+def _is_continued(op: Op, result: int, dim: int, positions: Positions) -> bool:
+    """Return whether the entry of an op says how its new positions along `dim` are computed."""
+    form, size = lookup(op.name, op.location).incremental, op.results[result].tensor.shape[dim]
+    if form is None or dim not in form.dims(op):
+        return False
+    if not form.is_windowed:
+        return positions.is_sequence(size)
+    along = [v for v in op.operands if dim < len(v.tensor.shape) and positions.is_along(v.tensor.shape[dim])]
+    extras = [extra for extra in window_extras(op, dim, positions) if extra is not None]
+    return positions.extra(size) is not None and len(along) == len(extras) == 1
 
 
 def _factors_along(op: Op, rule: Rule, positions: Positions) -> set[int]:

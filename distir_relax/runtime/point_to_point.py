@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ class Messages(ABC):
         """Whether a program may overwrite a sent buffer as soon as the send returns."""
         self._has_pending_sends = False
         """Whether a started send may be incomplete."""
-        self._pending_receives: dict[tuple[int, int], Callable[[], None]] = {}
+        self._pending_receives: defaultdict[tuple[int, int], deque[Callable[[], None]]] = defaultdict(deque)
+        """By peer and step, in order: a step of several requests starts one for each before it finishes the first."""
 
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
         """Record that the rank begins a task of a pipeline."""
@@ -90,17 +92,21 @@ class Messages(ABC):
         self._check_peer(peer)
         with self._step(step, "start_recv", 0):
             target = self._receive_buffer(shape, dtype, out)
-            self._pending_receives[peer, step] = self._start_recv(target.view(-1), peer, step)
+            self._pending_receives[peer, step].append(self._start_recv(target.view(-1), peer, step))
             return target if out is None else out
 
     def finish_recv(self, x: Array, peer: int, step: int, out: Array | None = None) -> Any:
         """Return `x`, the result of `start_recv`, once it is complete."""
         with self._step(step, "finish_recv", 0):
-            self._pending_receives.pop((peer, step))()
+            self._pending_receives[peer, step].popleft()()
             # A peer that answers has mostly received earlier messages: free their buffers now, not at the next send.
             if self._has_pending_sends:
                 self._release_completed_sends()
             return x if out is None else self._write_to(as_torch(x), out)
+
+    def forget_receives(self) -> None:
+        """Forget the receives that a failed run has started and not finished."""
+        self._pending_receives.clear()
 
     def finish_sends(self) -> None:
         """Wait until all started sends are complete."""

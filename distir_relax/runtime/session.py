@@ -133,6 +133,8 @@ class Session:
         outputs: dict[str, torch.Tensor] = {}
         seconds = [0.0] * len(self.communicators)
         self._world.reset()
+        for comm in self.communicators:
+            comm.forget_receives()
         before = torch.get_num_threads()
         share = max(1, before // len(self.communicators))
         works = [self._work(rank, call, inputs, parts, share, outputs, seconds) for rank in range(len(seconds))]

@@ -8,6 +8,7 @@ depends on them. Equal stages are one function, which is differentiated and shar
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import ClassVar
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Frame
-from distir_relax.ir import Function, Module, Op, Value
+from distir_relax.ir import CachedState, Function, Module, Op, Value
 from distir_relax.ir.outline import Region, outline_regions, region_key
 from distir_relax.layout import typical_value
 from distir_relax.ops import lookup
@@ -59,7 +60,7 @@ class CutStages:
         ops = _StageOps.of(module, samples, self.microbatches > 1)
         if len(ops.body) < self.count:
             raise self._too_few(main, ops)
-        firsts = self._by_name(main, ops.body) if self.boundaries else self._by_cost(main, samples, ops.body)
+        firsts = self._by_name(main, ops.body) if self.boundaries else self._by_cost(module, samples, ops.body)
         ends = (*firsts, len(ops.body))
         stages = [
             Region(tuple(ops.body[a:b]), kind="Stage", attrs={"stage": number, "kind": "F", "microbatch": 0})
@@ -84,8 +85,12 @@ class CutStages:
             "use one microbatch, or a model that does not join samples (a batch norm does, in training)",
         )
 
-    def _by_cost(self, main: Function, samples: Samples, body: Sequence[int]) -> list[int]:
-        """Return the number in the body of the first op of each stage but the first, by cost."""
+    def _by_cost(self, module: Module, samples: Samples, body: Sequence[int]) -> list[int]:
+        """Return the number in the body of the first op of each stage but the first, by cost.
+
+        Raises `DistIRError` if stages would have to begin between the use of a state and its next value.
+        """
+        main = module.main
         size = typical_value(samples.size)
         share = Fraction(self.samples or size, size * self.microbatches * self.data)
         costs = StageCosts(self.profile, samples, self.microbatches, share, self.is_trained)
@@ -95,6 +100,15 @@ class CutStages:
         op_costs = costs.of(body)
         op_costs[-1] += sum(costs.of(rest))
         crossing = [costs.send_seconds(values) for values in _crossing(main, body)]
+        # A state is used, and its next value computed, on the same devices.
+        for number in _within_updates(module, body):
+            crossing[number] = math.inf
+        if (places := sum(map(math.isfinite, crossing[1:]))) < self.count - 1:
+            raise DistIRError(
+                f"the model has {places} places to begin a stage without a state that is used before and updated after,"
+                f" too few for {self.count} stages",
+                hint="use fewer stages",
+            )
         return balanced_cuts(op_costs, crossing, self.count, self.speeds, costs.weight_bytes(body), self.memory)
 
     def _by_name(self, main: Function, body: Sequence[int]) -> list[int]:
@@ -174,6 +188,25 @@ class _StageOps:
 def _updates_in_place(op: Op) -> bool:
     """Return whether an op updates a persistent value: the entry does it once."""
     return not op.callee and bool(lookup(op.name, op.location).code.in_place)
+
+
+def _within_updates(module: Module, body: Sequence[int]) -> set[int]:
+    """Return the numbers in the body of ops after the first use of a state, up to the one with its next value."""
+    main = module.main
+    outputs = {o.name: o.value.name for o in main.outputs}
+    states = {r.input: outputs[r.output] for r in module.records if isinstance(r, CachedState)}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, number in enumerate(body):
+        for value in main.ops[number].operands:
+            first.setdefault(value.name, index)
+        last.update((v.name, index) for v in main.ops[number].results)
+    return {
+        index
+        for state, following in states.items()
+        if state in first
+        for index in range(first[state] + 1, last.get(following, -1) + 1)
+    }
 
 
 def _crossing(main: Function, body: Sequence[int]) -> list[list[Value]]:

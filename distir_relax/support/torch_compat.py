@@ -7,7 +7,8 @@ moves one, change it here.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,8 @@ PRIVATE = {
     "torch.utils._pytree.tree_unflatten": "a model's results from named tensors",
     "torch.autograd.function._SingleLevelFunction": "refusal of custom autograd functions while a model is exported",
     "torch._subclasses.FakeTensor": "recognition of the tensors that torch.export traces with",
+    "torch._C.DispatchKey": "shapes of recurrent layers, which torch.export traces step by step",
+    "torch.ops.aten.lstm.input._dispatch_cache": "the same",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.mkldnn._linear_pointwise": "products with a weight packed by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
@@ -47,6 +50,29 @@ def private(path: str) -> Any:
         f"torch {torch.__version__} has no {path}, used for {PRIVATE[path]}",
         hint="install the version of torch that constraints.txt names",
     )
+
+
+@contextmanager
+def decomposed_as(op: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """Let `function` compute the results of an ATen op on traced tensors within the context, for their shapes alone."""
+    keys = private("torch._C.DispatchKey")
+    original = {key: op.py_kernels.get(key) for key in (keys.Autograd, keys.CompositeImplicitAutograd)}
+
+    def kernel_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        def call(x: Any, *arguments: Any) -> Any:
+            return (kernel if type(x) is torch.Tensor else function)(x, *arguments)
+
+        return call
+
+    op.py_kernels.update({key: kernel_of(kernel) for key, kernel in original.items() if kernel is not None})
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        op.py_kernels.update({key: kernel for key, kernel in original.items() if kernel is not None})
+        op._dispatch_cache.clear()
 
 
 def tree_leaves(tree: Any) -> list[Any]:

@@ -31,6 +31,7 @@ from distir_relax.frontends.torch.module_state import (
 )
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
+from distir_relax.frontends.torch.recurrent_shapes import open_recurrence_lengths
 from distir_relax.frontends.torch.special_sizes import check_special_sizes
 from distir_relax.frontends.torch.symbolic_export import (
     Decisions,
@@ -237,6 +238,7 @@ def _export(
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
             with (
                 recorder as decisions,
+                open_recurrence_lengths() if spec else nullcontext(),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
                 reject_replaced_attributes(model),

@@ -200,7 +200,7 @@ def _bundle(
 def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]) -> tuple[Symbol, ...]:
     """Return the symbols of a program, whose values a call determines by its inputs' sizes.
 
-    A program that continues a sequence may also have the size ``last``, which its caller chooses
+    A program that continues a sequence may also have the sizes ``past`` and ``last``, which its caller chooses
     (`incremental.LastPositions`).
 
     Raises `DistIRError` for a symbol that is not the size of an input.
@@ -214,7 +214,7 @@ def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]
     determined = {found[0] for n in sized if (found := multiple_of_symbol(n))}
     is_continued = any(isinstance(record, CachedState) for record in ranked.records)
     for symbol in symbols:
-        if symbol not in determined and not (is_continued and symbol.name == "last"):
+        if symbol not in determined and not (is_continued and symbol.name in ("past", "last")):
             raise DistIRError(f"expected an input with a dim of size {symbol}, found none", hint="name such a dim")
     return tuple(sorted(symbols, key=str))
 

@@ -153,7 +153,7 @@ define(
     ),
     code=Code(relax=_relax, unrepeated=(1, 2)),
     gradient=Gradient(all=_attention_gradient),
-    incremental=IncrementalForm(dim=lambda op: 2, compute=_continue_causal),
+    incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
 )
 
 

@@ -80,7 +80,7 @@ define(
     Split(lambda types, attrs, results: Rule((), (), (((),),))),
     cost=FREE,
     code=Code(relax="R.arange({start}, {end}, {stride}, {dtype})"),
-    incremental=IncrementalForm(dim=lambda op: 0, compute=_later_numbers),
+    incremental=IncrementalForm(dims=lambda op: (0,), compute=_later_numbers),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.layout import balanced_part, fixed_value, floor_divide, is_symbolic, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze, unsqueeze
@@ -18,6 +18,8 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     Gradient,
+    IncrementalForm,
+    IncrementalStep,
     OnnxOperands,
     Rule,
     Semantics,
@@ -30,8 +32,10 @@ from distir_relax.ops.table import (
     cast,
     define,
     dim_names,
+    fill_before,
     gradient_of,
     joined,
+    look_back,
     names_with,
     no_flops,
     onnx,
@@ -69,6 +73,22 @@ def _split_gradient(b: Backward) -> tuple[Value, ...]:
     return parts if isinstance(parts, tuple) else (parts,)
 
 
+def _joined_dim(op: Op) -> tuple[int]:
+    return (op.attrs["axis"],)  # type: ignore[return-value]
+
+
+def _continue_concat(step: IncrementalStep) -> Value:
+    """Read as many earlier positions as there are before the sequence, which the first ones are."""
+    (number,) = [n for n, extra in enumerate(step.extras) if extra is not None]
+    before, after = step.operands[:number], step.operands[number + 1 :]
+    low, high = (sum(part.tensor.shape[step.dim] for part in parts) for parts in (before, after))
+    x = look_back(step, number, low, -high)
+    if before:
+        first = before[0] if len(before) == 1 else step.emit("concat", *before, axis=step.dim)
+        x = fill_before(step, x, low, first)
+    return step.emit("concat", x, *after, axis=step.dim) if after else x
+
+
 define(
     "concat",
     Semantics(infer=_infer_concat, torch="torch.cat([{*}], {axis})", linear=all_operands),
@@ -76,6 +96,7 @@ define(
     cost=FREE,
     code=Code(relax="R.concat([{*}], {axis})"),
     gradient=Gradient(all=_split_gradient),
+    incremental=IncrementalForm(dims=_joined_dim, compute=_continue_concat, carries=True, is_windowed=True),
     traits={Trait.TRIVIAL, Trait.MOVES},
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distir_relax.ir import Attribute, TensorType, Value
+from distir_relax.ir import Attribute, Op, TensorType, Value
 from distir_relax.layout import is_always, is_symbolic, maximum
 from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
@@ -19,6 +19,8 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    IncrementalForm,
+    IncrementalStep,
     OnnxOperands,
     Rule,
     Semantics,
@@ -29,7 +31,9 @@ from distir_relax.ops.table import (
     axis_of,
     define,
     dim_names,
+    fill_before,
     gradient_of,
+    look_back,
     onnx,
     operands,
     parse_rule,
@@ -88,6 +92,21 @@ def _pad_gradient(b: Backward) -> Value:
     return result
 
 
+def _padded_dims(op: Op) -> list[int]:
+    widths: Any = zip(op.attrs["low"], op.attrs["high"], strict=True)  # type: ignore[arg-type]
+    return [dim for dim, width in enumerate(widths) if any(width) and not is_symbolic(width)]
+
+
+def _continue_pad(step: IncrementalStep) -> Value:
+    """Read as many earlier positions as there are at the low end; the first ones are the padding."""
+    low, extra, value = step.attrs["low"][step.dim], step.extras[0], step.attrs["value"]
+    x = look_back(step, 0, low, fill=value)
+    if low > 0 and (value or (extra is not None and extra < 0)):
+        x = fill_before(step, x, low, value)
+    others = {key: tuple(n * (d != step.dim) for d, n in enumerate(step.attrs[key])) for key in ("low", "high")}
+    return step.emit("pad", x, **others, value=value) if any(map(any, others.values())) else x
+
+
 define(
     "pad",
     Semantics(infer=_infer_pad, torch=_torch_pad, linear=lambda count, attrs: () if attrs["value"] else (operands(0),)),
@@ -95,6 +114,7 @@ define(
     cost=FREE,
     code=Code(relax=_relax_pad),
     gradient=gradient_of(_pad_gradient),
+    incremental=IncrementalForm(dims=_padded_dims, compute=_continue_pad, carries=True, is_windowed=True),
 )
 
 

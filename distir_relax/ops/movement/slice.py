@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.layout import is_always, is_symbolic, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze
@@ -14,6 +14,8 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    IncrementalForm,
+    IncrementalStep,
     OnnxOperands,
     Rule,
     Semantics,
@@ -25,6 +27,7 @@ from distir_relax.ops.table import (
     define,
     dim_names,
     gradient_of,
+    look_back,
     onnx,
     operands,
     parse_rule,
@@ -86,6 +89,22 @@ def _insert_zeros(b: Backward, x: Value, axis: int, step: int) -> Value:
     return reshape_to(b.g, x, (*shape[:axis], shape[axis] * step, *shape[axis + 1 :]))  # type: ignore[no-any-return]
 
 
+def _sliced_dims(op: Op) -> list[int]:
+    parts: Any = zip(op.attrs["axes"], op.attrs["begin"], op.attrs["strides"], strict=True)  # type: ignore[arg-type]
+    return [axis for axis, begin, step in parts if step == 1 and not is_symbolic(begin)]
+
+
+def _continue_slice(step: IncrementalStep) -> Value:
+    """Read the positions at the distance of the slice's begin, and slice the other dims."""
+    parts = list(zip(*(step.attrs[key] for key in ("axes", "begin", "end", "strides")), strict=True))
+    ((_, begin, _, _),) = [part for part in parts if part[0] == step.dim]
+    x = look_back(step, 0, -begin)
+    if others := [part for part in parts if part[0] != step.dim]:
+        axes, begins, ends, strides = zip(*others, strict=True)
+        x = step.emit("strided_slice", x, axes=axes, begin=begins, end=ends, strides=strides)
+    return x
+
+
 define(
     "strided_slice",
     Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),)),
@@ -93,6 +112,7 @@ define(
     cost=FREE,
     code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})", strides=view_strides.sliced),
     gradient=gradient_of(_slice_gradient),
+    incremental=IncrementalForm(dims=_sliced_dims, compute=_continue_slice, carries=True, is_windowed=True),
     traits={Trait.TRIVIAL, Trait.VIEW, Trait.MOVES},
 )
 

@@ -10,9 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from distir_relax.ir import TensorType
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.ops.recurrence.gradients import cell_gradient, operand_dims, state_dims
-from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
+from distir_relax.ops.table import (
+    Attrs,
+    Code,
+    Cost,
+    IncrementalForm,
+    IncrementalStep,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    define,
+    parse_rule,
+)
 
 
 def _define(name: str, gates: int, states: int, extras: Sequence[str], options: Sequence[str]) -> None:
@@ -35,7 +47,26 @@ def _define(name: str, gates: int, states: int, extras: Sequence[str], options: 
         cost=Cost(flops=_flops, product=_product, workspace=_workspace),
         code=Code(relax=expression),
         gradient=cell_gradient(cell),
+        incremental=_continuation(name, states),
     )
+
+
+def _continuation(name: str, states: int) -> IncrementalForm:
+    def dims(op: Op) -> tuple[int, ...]:
+        return () if op.attrs["reverse"] or "lengths" in op.attrs["extras"] else (0,)  # type: ignore[operator]
+
+    def compute(step: IncrementalStep) -> tuple[Value, ...]:
+        """Begin with the last states. States are zero before the first call: they are differences to the initial."""
+        gates, weight, *others = step.operands
+        initial, extras = others[:states], others[states:]
+        past = [step.state(value.tensor, "hidden") for value in initial]
+        begin = [step.emit("add", value, change) for value, change in zip(initial, past, strict=True)]
+        results: tuple[Value, ...] = step.emit(name, gates, weight, *begin, *extras, **step.attrs)
+        for state, value, last in zip(past, initial, results[1:], strict=True):
+            step.keep(state, step.emit("subtract", last, value))
+        return results
+
+    return IncrementalForm(dims=dims, compute=compute, carries=True)
 
 
 def _infer(gates: int, states: int, allowed: Sequence[str]) -> Callable[[Types, Attrs], tuple[TensorType, ...]]:

@@ -5,10 +5,11 @@ No placement is a partial product or a part of a cumulative op: the dim stays wh
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.ops.reduction.reduction_axes import axes_of, cast_for_reduction, infer_along_axis, relax_axes
 from distir_relax.ops.table import (
     Attrs,
@@ -44,6 +45,10 @@ def _reverse_cumsum(b: Backward, x: Value) -> Value:
     return total
 
 
+def _axis(op: Op) -> tuple[int]:
+    return (op.attrs["axis"],)  # type: ignore[return-value]
+
+
 def _continue_sum(step: IncrementalStep) -> Value:
     """Add the sum up to the last call, and keep the new one."""
     axis, shape = step.attrs["axis"], list(step.result.shape)
@@ -55,13 +60,35 @@ def _continue_sum(step: IncrementalStep) -> Value:
     return sums
 
 
+def _continue_scan(name: str, neutral: float) -> IncrementalForm:
+    """Return the form of a scan that begins with `neutral`: states are zero at first, and a second one says so."""
+
+    def compute(step: IncrementalStep) -> Value:
+        axis, shape = step.attrs["axis"], list(step.result.shape)
+        shape[axis] = 1
+        kind = TensorType(tuple(shape), step.result.dtype)
+        total, is_later = step.state(kind, "total"), step.state(TensorType(kind.shape, "bool"), "later")
+        first = step.emit("where", is_later, total, step.g.constant(neutral, step.result.dtype))
+        scan = step.emit(name, step.emit("concat", first, step.operands[0], axis=axis), axis=axis)
+
+        def part(begin: int) -> Value:
+            end = step.new + 1
+            return step.emit("strided_slice", scan, axes=(axis,), begin=(begin,), end=(end,), strides=(1,))  # type: ignore[no-any-return]
+
+        step.keep(total, part(step.new))
+        step.keep(is_later, step.emit("equal", is_later, is_later))
+        return part(1)
+
+    return IncrementalForm(dims=_axis, compute=compute, carries=True)
+
+
 define(
     "cumsum",
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
     gradient=gradient_of(lambda b: _reverse_cumsum(b, b.grad)),
-    incremental=IncrementalForm(dim=lambda op: int(op.attrs["axis"]), compute=_continue_sum, carries=True),  # type: ignore[arg-type]
+    incremental=IncrementalForm(dims=_axis, compute=_continue_sum, carries=True),
 )
 
 
@@ -122,6 +149,7 @@ define(
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumprod({0}, {axis})"),
     gradient=gradient_of(_cumprod_gradient),
+    incremental=_continue_scan("cumprod", 1),
 )
 
 
@@ -170,6 +198,7 @@ define(
     cost=Cost(flops=flops_per_operand(16.0)),
     code=Code(relax="scans.logcumsumexp({0}, {axis})"),
     gradient=gradient_of(_log_sums_gradient),
+    incremental=_continue_scan("logcumsumexp", -math.inf),
 )
 
 

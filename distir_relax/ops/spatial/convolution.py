@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
+from distir_relax.layout import is_symbolic
 from distir_relax.ops.spatial import convolution_workspace
 from distir_relax.ops.spatial.convolution_gradients import convolution_gradient, transposed_gradient
 from distir_relax.ops.spatial.strides import (
@@ -40,6 +41,8 @@ from distir_relax.ops.table import (
     Cost,
     Expression,
     Gradient,
+    IncrementalForm,
+    IncrementalStep,
     Localize,
     OnnxOperands,
     Rule,
@@ -51,6 +54,8 @@ from distir_relax.ops.table import (
     Work,
     aten,
     define,
+    fill_before,
+    look_back,
     onnx,
     operands,
     parse_rule,
@@ -146,6 +151,26 @@ def _relax_transposed(name: str) -> Any:
     return expression
 
 
+def _unstrided_dims(op: Op) -> list[int]:
+    count, strides = spatial_rank(op.attrs), enumerate(op.attrs["strides"])  # type: ignore[arg-type]
+    padding: Any = op.attrs["padding"]
+    return [2 + i for i, stride in strides if stride == 1 and not is_symbolic(padding[i::count])]
+
+
+def _continuation(name: str) -> IncrementalForm:
+    def compute(step: IncrementalStep) -> Value:
+        """Read the earlier positions under the kernel; the first ones are the padding, of zeros."""
+        (x, weight), index, extra = step.operands, step.dim - 2, step.extras[0]
+        (window,) = [w for w in _windows([x.tensor, weight.tensor], step.attrs, False) if w.index == index]
+        data = look_back(step, 0, window.low, window.reach)
+        if window.low > 0 and extra is not None and extra < 0:
+            data = fill_before(step, data, window.low, 0.0)
+        y: Value = step.emit(name, data, weight, **set_padding(step.attrs, {index: (0, 0)}))
+        return y
+
+    return IncrementalForm(dims=_unstrided_dims, compute=compute, carries=True, is_windowed=True)
+
+
 def _define(
     name: str, transposed: bool, torch: Expression, relax: Expression, cpu_workspace: Work, gradient: Gradient
 ) -> None:
@@ -156,6 +181,7 @@ def _define(
         cost=Cost(flops=_flops(transposed), cpu_workspace=cpu_workspace, contiguous=(0, 1)),
         code=Code(relax=relax),
         gradient=gradient,
+        incremental=None if transposed else _continuation(name),
         traits={Trait.ZERO_IF_EMPTY},
     )
 

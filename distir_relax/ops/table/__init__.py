@@ -53,6 +53,7 @@ from distir_relax.ops.table.helpers import (
     reshape_to,
 )
 from distir_relax.ops.table.incremental import IncrementalForm, IncrementalStep
+from distir_relax.ops.table.look_back import fill_before, look_back
 from distir_relax.ops.table.onnx_operands import OnnxOperands
 from distir_relax.ops.table.rule import (
     BLOCKED,
@@ -157,6 +158,7 @@ __all__ = [
     "dtype_name",
     "entries",
     "evaluate",
+    "fill_before",
     "filled",
     "flops_per_operand",
     "flops_per_result",
@@ -166,6 +168,7 @@ __all__ = [
     "is_zero",
     "joined",
     "like",
+    "look_back",
     "lookup",
     "lookup_aten",
     "lookup_onnx",

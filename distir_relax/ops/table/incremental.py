@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,12 @@ from distir_relax.ir import Attribute, Op, TensorType, Value
 
 @dataclass(frozen=True)
 class IncrementalStep:
-    """One op of an incremental program: its operands with the positions that its rule asks for, and its states."""
+    """One op of an incremental program: its operands with the positions that its rule asks for, and its states.
+
+    A dim of ``sequence + c`` elements has `c` extra positions. Its new positions are those from ``past + min(c, 0)`` up
+    to ``past + new + c``: with `c` more than zero the last ones are computed again by the next call, and with `c` less
+    than zero the first call has some before the first position, whose values are arbitrary.
+    """
 
     g: Any
     """The builder of the incremental program."""
@@ -21,6 +26,12 @@ class IncrementalStep:
     """Those of the op over all positions."""
     result: TensorType
     """The type of the new positions of the result."""
+    dim: int
+    """The dim of the result along which the form continues."""
+    extra: int
+    """The number of extra positions of the result along `dim`."""
+    extras: Sequence[int | None]
+    """The number of extra positions of each operand along `dim`; None for one that is not along the sequence there."""
     past: int
     """The number of earlier positions, symbolic."""
     new: int
@@ -42,9 +53,14 @@ class IncrementalStep:
 class IncrementalForm:
     """What an op carries from one call to the next along a dim in which it is not parallel."""
 
-    dim: Callable[[Op], int]
-    """The dim of the result along which the form continues; -1 for none."""
-    compute: Callable[[IncrementalStep], Value]
-    """Emits the new positions of the result."""
+    dims: Callable[[Op], Collection[int]]
+    """The dims of the result along which the form continues, one of them at a time."""
+    compute: Callable[[IncrementalStep], Value | tuple[Value, ...]]
+    """Emits the new positions of the result; of an op with several results, all of them."""
     carries: bool = False
     """Whether it has a state."""
+    is_windowed: bool = False
+    """Whether a position of the result reads a window of positions, at a constant distance, of one operand.
+
+    This operand has the sequence along the same dim, and its new positions too; sizes may have extra positions.
+    """
