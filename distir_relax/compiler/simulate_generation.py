@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distir_relax.analysis.footprint import footprint
 from distir_relax.analysis.op_timer import FEMTOSECONDS
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
@@ -222,11 +223,6 @@ def _result(run: VirtualRun, timer: _StepTimer, manifest: Manifest, workload: Wo
     ranks = range(manifest.mesh.size)
     token = [bytes_per_token(manifest, rank) for rank in ranks]
     each = [bytes_per_request(manifest, rank) for rank in ranks]
-    weights = [0] * len(ranks)
-    for item in timer.steps.single.main.inputs:
-        if item.role != "input":
-            for position, rank in enumerate(item.value.placed.devices):
-                weights[rank] += item.value.placed.local(position).bytes
     return GenerationSimulation(
         profile=timer.profile.name,
         prompt=workload.prompt,
@@ -237,7 +233,7 @@ def _result(run: VirtualRun, timer: _StepTimer, manifest: Manifest, workload: Wo
         simulated=len(timer.times),
         first_token=tuple(times[0] for times in run.times),
         per_token=tuple((times[-1] - times[0]) / more for times in run.times) if more else None,
-        weights=tuple(weights),
+        weights=footprint(timer.steps.single, timer.steps.ranked).weights,
         cache=tuple(max(r * each[rank] + t * token[rank] for r, t in run.held) for rank in ranks),
         memory=tuple(timer.profile.memory_of(rank) for rank in ranks),
     )

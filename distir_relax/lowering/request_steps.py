@@ -57,7 +57,8 @@ class Runs(IntEnum):
 class RequestSteps:
     """Steps of a distributed program that continues sequences. `states` maps its states to their next values' outputs.
 
-    `runs` has how often each op runs, by its first result; ops that only rename a value are not in it.
+    `single` is the program of one sequence, and `ranked` those of its ranks. `runs` has how often each op runs, by its
+    first result; ops that only rename a value are not in it.
     """
 
     def __init__(self, module: Module, states: Mapping[str, str]) -> None:
@@ -67,9 +68,9 @@ class RequestSteps:
             self.runs: dict[str, Runs] = {}
             self.joined: dict[str, Rows] = {}
             self.rows: dict[str, Rows | None] = {}
-            ranked = Project().run(self.single)
-            for name in dict.fromkeys(ranked.ranks):
-                self._classify(ranked.function(name))
+            self.ranked = Project().run(self.single)
+            for name in dict.fromkeys(self.ranked.ranks):
+                self._classify(self.ranked.function(name))
         self._symbols = module_symbols(self.single).keys()
         self._specialized: dict[Chunk, Module] = {}
 
