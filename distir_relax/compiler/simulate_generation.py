@@ -209,9 +209,10 @@ def _rounded(number: float) -> int:
 
 
 def _step_time(simulation: Simulation) -> StepTime:
+    """Return the time of a step; what is sent on a stream, besides a device's own ops, keeps it from no other step."""
     begins, ends = np.full(len(simulation.members), np.inf), np.full(len(simulation.members), -np.inf)
     for event, start in simulation.events():
-        if event.duration:
+        if event.duration and not event.stream:
             classes = list(event.classes)
             begins[classes] = np.minimum(begins[classes], start / FEMTOSECONDS)
             ends[classes] = np.maximum(ends[classes], (start + event.duration) / FEMTOSECONDS)

@@ -155,6 +155,18 @@ def test_a_pipeline_runs_at_the_pace_of_its_slowest_stage() -> None:
     assert alone.times == [[3.0, 6.0, 9.0, 12.0]]
 
 
+def test_stages_work_on_steps_of_two_requests_at_once() -> None:
+    """On a machine where only the number of ops counts, two requests take less time than one after the other."""
+    generation = compiled("gpt2", "1/1/2/1")
+    profile = machine(2, link(1e-3, 1e15), flops=1e15, overhead=1.0)
+    one, two, three = (
+        dr.simulate_generation(generation, profile=profile, prompt=5, generate=20, requests=n).seconds
+        for n in (1, 2, 3)
+    )
+    assert 1.05 * one < two < 1.4 * one
+    assert two < three < 2.0 * one
+
+
 def test_a_stage_without_a_part_in_a_step_waits_for_nothing() -> None:
     first = StepTime(2.0, np.array([0.0, np.inf]), np.array([2.0, -np.inf]))
     second = StepTime(5.0, np.array([np.inf, 0.0]), np.array([-np.inf, 5.0]))
