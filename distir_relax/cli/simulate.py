@@ -65,8 +65,9 @@ def simulate(
 ) -> None:
     """Predict time and memory of a program on a machine, without running it.
 
-    With --prompt and --generate, of generating text with a bundle of distir compile --generate: time to first token,
-    time per token, throughput and memory of states. The options of serving are those of distir serve.
+    With --prompt and --generate, of generating text with a bundle of distir compile --generate, or with the folder or
+    GGUF file of a language model: time to first token, time per token, throughput and memory of states. The options of
+    serving are those of distir serve.
     """
     if prompt is not None or generate is not None:
         others = {"--global-batch": global_batch, "--dim": dim, "--plot": plot, "--trace": trace, "--html": html}

@@ -16,11 +16,13 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Manifest, read_bundle
 from distir_relax.compiler.compile import Plan
-from distir_relax.compiler.generation import Generation
+from distir_relax.compiler.generation import Generation, compile_generation
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.virtual_engine import StepTime, VirtualRun, Workload, run_virtually
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.frontends.pretrained import is_pretrained
+from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import Module
 from distir_relax.lowering.request_steps import Chunk, RequestSteps
 from distir_relax.runtime.generation import LanguageProgram
@@ -119,12 +121,14 @@ def simulate_generation(
     """Predict an engine's run on a machine: time to first token, time per token, throughput, memory of states.
 
     `model` is a `Generation`, its plan, the path of a bundle of it, or ``file.py:function``, which returns one of the
-    first two, and receives `strategy` if it has this parameter. `requests` of `prompt` tokens arrive together, and
-    `generate` tokens are generated for each; they have no tokens in common, and nothing is drafted. `profile` is the
-    name or path of a profile, or a `Profile`; `options` are those of the engine.
+    first two, and receives `strategy` if it has this parameter. Or it is the path of a model that `compile_generation`
+    takes, which is compiled with `strategy`, by default for one device. `requests` of `prompt` tokens arrive together,
+    and `generate` tokens are generated for each; they have no tokens in common, and nothing is drafted. `profile` is
+    the name or path of a profile, or a `Profile`; `options` are those of the engine.
 
     Raises a `DistIRError`: `ProfileError` for the profile, `RunError` for a program that does not continue sequences
-    and for requests that are too long for it or for the memory, and what reading the bundle raises.
+    and for requests that are too long for it or for the memory, and what reading the bundle or compiling the model
+    raises.
     """
     machine = as_profile(profile)
     limits = {"prompt": prompt, "generate": generate, "requests": requests}
@@ -153,10 +157,12 @@ def _load(model: Any, strategy: Strategy | str | None) -> tuple[Manifest, Module
         model = call_function(find_function(target), target, arguments, ("strategy",))
         if not isinstance(model, (Generation, Plan)):
             raise DistIRError(f"expected a function that returns a Generation, found {type(model).__name__}", target)
+    elif isinstance(model, (str, Path)) and (is_gguf(model) or is_pretrained(model)):
+        model = compile_generation(model, strategy=strategy or "1/1/1/1")
     elif strategy is not None:
         raise DistIRError(
             "a strategy cannot be applied to a program that is distributed already",
-            hint="give FILE.py:FUNCTION, a function with a parameter strategy that returns a Generation",
+            hint="give the folder or GGUF file of the model, or FILE.py:FUNCTION that returns a Generation",
         )
     if isinstance(model, Generation):
         model = model.plan

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from typer.testing import CliRunner
 
 import distir_relax as dr
@@ -21,9 +23,9 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.lowering.request_steps import Chunk
 from distir_relax.serving import EngineOptions, Limits
-from tests.incremental.test_language_models import VOCABULARY
+from tests.incremental.test_language_models import MODELS, VOCABULARY
 from tests.machines import link, machine
-from tests.serving.test_engine import LENGTH, compiled
+from tests.serving.test_engine import LENGTH, compiled, model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WIDTH, LAYERS = 32, 2
@@ -216,6 +218,21 @@ def test_a_function_returns_a_generation(tmp_path: Path) -> None:
     assert "expected a function that returns a Generation, found int" in message(ran)
 
 
+def test_a_folder_of_a_model_is_compiled_by_a_strategy(tmp_path: Path) -> None:
+    model("gpt2").save_pretrained(tmp_path / "gpt2")
+    found = dr.simulate_generation(tmp_path / "gpt2", profile="cpu-local", prompt=9, generate=3, strategy="1/2/1/1")
+    expected = dr.simulate_generation(compiled("gpt2", "1/2/1/1"), profile="cpu-local", prompt=9, generate=3)
+    assert found == expected
+
+
+def test_a_model_needs_no_weights() -> None:
+    with torch.device("meta"):
+        meta = transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODELS["llama"][1]))
+    generation = dr.compile_generation(meta.eval(), strategy="1/1/1/1", max_length=LENGTH)
+    found = dr.simulate_generation(generation, profile="cpu-local", prompt=9, generate=3)
+    assert found.seconds == dr.simulate_generation(compiled("llama"), profile="cpu-local", prompt=9, generate=3).seconds
+
+
 def test_errors(bundle: Path, tmp_path: Path) -> None:
     cases = {
         ("--prompt", 9): "expected --prompt and --generate, found no --generate",
@@ -246,8 +263,6 @@ def test_errors(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_a_program_that_continues_nothing_is_refused(tmp_path: Path) -> None:
-    import torch
-
     plan = dr.compile(torch.nn.Linear(3, 5).eval(), (torch.zeros(2, 3),), mesh=dr.DeviceMesh((1,), ("d",)))
     with pytest.raises(RunError, match="does not continue sequences"):
         dr.simulate_generation(plan, profile="cpu-local", prompt=9, generate=1)
