@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
     from distir_relax.compiler.generation import Generation, compile_generation
     from distir_relax.compiler.simulate import simulate
+    from distir_relax.compiler.simulate_generation import GenerationSimulation, simulate_generation
     from distir_relax.compiler.source import NothingSplit
     from distir_relax.compiler.training import Training, TrainingStep, compile_training
     from distir_relax.cost.profile import load_profile
@@ -38,6 +39,7 @@ __all__ = [
     "Dim",
     "DistIRError",
     "Generation",
+    "GenerationSimulation",
     "Linear",
     "NothingSplit",
     "Optimizer",
@@ -62,6 +64,7 @@ __all__ = [
     "load_profile",
     "search",
     "simulate",
+    "simulate_generation",
 ]
 
 # Imported lazily: a rank that runs a bundle imports this package too, and must not load the compiler.
@@ -84,6 +87,7 @@ _HOMES = {
     "bind": "distir_relax.compiler.compile",
     "compile": "distir_relax.compiler.compile",
     "Generation": "distir_relax.compiler.generation",
+    "GenerationSimulation": "distir_relax.compiler.simulate_generation",
     "compile_generation": "distir_relax.compiler.generation",
     "compile_training": "distir_relax.compiler.training",
     "Training": "distir_relax.compiler.training",
@@ -97,6 +101,7 @@ _HOMES = {
     "ProgramBuilder": "distir_relax.lowering.program_builder",
     "search": "distir_relax.strategy_search.search",
     "simulate": "distir_relax.compiler.simulate",
+    "simulate_generation": "distir_relax.compiler.simulate_generation",
     "Strategy": "distir_relax.strategies",
 }
 # Public names that differ from those in their modules.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,6 +57,11 @@ class OpEffect:
     stream: int
     devices: int
     joined_classes: tuple[int, ...] = ()
+
+    def repeated(self, count: int) -> OpEffect:
+        """Return the effect of `count` equal ops in turn, with the results of one."""
+        steps = (replace(s, duration=count * s.duration, blocked=count * s.blocked) for s in self.steps)
+        return replace(self, steps=tuple(steps), devices=count * self.devices)
 
 
 @dataclass

@@ -10,7 +10,7 @@ an equivalent position in the topology (`SimulationPlan.topology_key`), with cla
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.copies import Copies, layout_copies
@@ -33,11 +33,14 @@ from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, gc_disabled
 
 
-def simulate_module(module: Module, profile: Profile, plan: SimulationPlan | None = None) -> Simulation:
+def simulate_module(
+    module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None
+) -> Simulation:
     """Simulate a program of the distributed stage on the machine of a profile.
 
     `plan` is that of another program for the same profile, if available, which may differ only in sizes that are equal
-    on all devices.
+    on all devices. `repeats` has how often in turn an op runs that is not to run once, by its first result; this takes
+    time, but no more memory than one.
 
     Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
     more devices than the machine has.
@@ -54,7 +57,7 @@ def simulate_module(module: Module, profile: Profile, plan: SimulationPlan | Non
                 f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
                 hint="give a profile of more devices or nodes",
             )
-        return _Simulator(module, profile, plan).run()
+        return _Simulator(module, profile, plan, repeats or {}).run()
 
 
 ASSEMBLY_NOTE = "the outputs, assembled on rank 0"
@@ -80,6 +83,7 @@ class _Simulator(Domain[Handle]):
     module: Module
     profile: Profile
     plan: SimulationPlan
+    repeats: Mapping[str, int]
     timer: OpTimer = field(init=False)
     streams: int = field(init=False)
     frames: list[Frame] = field(default_factory=list)
@@ -178,7 +182,10 @@ class _Simulator(Domain[Handle]):
             resident = (*[h.category in RESIDENT for h in operands], *[v.name in frame.gradients for v in op.results])
         key = (id(op), resident)
         if (effect := frame.effects.get(key)) is None:
-            effect = frame.effects[key] = self.timer.effect(op, frame.devices, frame.stream_of, resident, frame.copies)
+            effect = self.timer.effect(op, frame.devices, frame.stream_of, resident, frame.copies)
+            if op.results and op.results[0].name in self.repeats:
+                effect = effect.repeated(self.repeats[op.results[0].name])
+            frame.effects[key] = effect
         results = []
         for value, bytes_ in zip(op.results, effect.allocates, strict=True):
             if bytes_ is None:

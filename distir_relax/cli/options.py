@@ -75,6 +75,12 @@ TaskOption = Annotated[
     typer.Option(metavar="NAME", help="Task of a DIR: causal-lm, feature-extraction, ...; by default the saved class."),
 ]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size for the model of a DIR; 1 by default.")]
+MaxRequestsOption = Annotated[int, typer.Option(min=1, help="Number of requests that run at once.")]
+StateMemoryOption = Annotated[float, typer.Option(min=0, metavar="GB", help="Memory of a rank for states of requests.")]
+StepTokensOption = Annotated[int, typer.Option(min=1, help="Maximum number of rows of a step.")]
+ChunkTokensOption = Annotated[
+    int, typer.Option(min=1, help="Maximum number of rows of prompts in a step in which others generate.")
+]
 SequenceOption = Annotated[
     int | None, typer.Option(min=1, help="Tokens per sample; by default 128, or the model's maximum if smaller.")
 ]

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import BundleArgument, Device, DeviceOption
+from distir_relax.cli.options import (
+    BundleArgument,
+    ChunkTokensOption,
+    Device,
+    DeviceOption,
+    MaxRequestsOption,
+    StateMemoryOption,
+    StepTokensOption,
+)
 
 
 class Launchers(StrEnum):
@@ -33,13 +41,11 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 chooses one.")] = 8000,
-    max_requests: Annotated[int, typer.Option(min=1, help="Number of requests that run at once.")] = 16,
+    max_requests: MaxRequestsOption = 16,
     max_waiting: Annotated[int, typer.Option(min=0, help="Number of requests that wait; others get 429.")] = 64,
-    memory: Annotated[float, typer.Option(min=0, metavar="GB", help="Memory of a rank for states of requests.")] = 1.0,
-    step_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of rows of a step.")] = 512,
-    chunk_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of rows of prompts in a step in which others generate.")
-    ] = 128,
+    memory: StateMemoryOption = 1.0,
+    step_tokens: StepTokensOption = 512,
+    chunk_tokens: ChunkTokensOption = 128,
     drafts: Annotated[int, typer.Option(min=0, help="Number of tokens to draft by prompt lookup in each step.")] = 0,
     share_prefixes: Annotated[bool, typer.Option(help="Let requests that begin alike share what is computed.")] = True,
     batch_invariant: Annotated[

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import (
+    ChunkTokensOption,
     Device,
     DeviceOption,
     JsonOption,
+    MaxRequestsOption,
     PassesOption,
+    StateMemoryOption,
+    StepTokensOption,
+    flag_of,
     read_size_ranges,
     with_options,
 )
 from distir_relax.compiler.options import ImportOptions, LayoutOptions
 from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.compiler.simulate_generation import GenerationSimulation
+    from distir_relax.strategies.strategy import Strategy
 
 
 @app.command()
@@ -42,9 +52,32 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Plot time and memory over --dim to this .svg.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
+    prompt: Annotated[
+        int | None, typer.Option(min=1, help="Predict generation, after prompts of so many tokens.")
+    ] = None,
+    generate: Annotated[int | None, typer.Option(min=1, help="Number of tokens to generate for each prompt.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Number of prompts that arrive together.")] = 1,
+    max_requests: MaxRequestsOption = 16,
+    memory: StateMemoryOption = 1.0,
+    step_tokens: StepTokensOption = 512,
+    chunk_tokens: ChunkTokensOption = 128,
     json: JsonOption = False,
 ) -> None:
-    """Predict time and memory of a program on a machine, without running it."""
+    """Predict time and memory of a program on a machine, without running it.
+
+    With --prompt and --generate, of generating text with a bundle of distir compile --generate, or with the folder or
+    GGUF file of a language model: time to first token, time per token, throughput and memory of states. The options of
+    serving are those of distir serve.
+    """
+    if prompt is not None or generate is not None:
+        others = {"--global-batch": global_batch, "--dim": dim, "--plot": plot, "--trace": trace, "--html": html}
+        others |= {flag_of(name): value for name, value in options.items() if name != "strategy"}
+        limits = max_requests, round(memory * 1e9), step_tokens, chunk_tokens
+        found = _simulate_generation(
+            model, profile, (prompt, generate, requests), limits, import_, options.get("strategy"), others
+        )
+        typer.echo(dumps(found.as_json()) if json else str(found))
+        return
     from distir_relax.compiler.simulate import simulate as predict
     from distir_relax.report.size_study import SizeStudy, write_size_plot
     from distir_relax.report.trace import write_trace
@@ -78,6 +111,36 @@ def simulate(
 
         write_page(simulation, html, title=f"{model} on {simulation.profile.name}")
     typer.echo(dumps(simulation.as_json()) if json else str(simulation))
+
+
+def _simulate_generation(
+    model: str,
+    profile: str,
+    workload: tuple[int | None, int | None, int],
+    limits: tuple[int, int, int, int],
+    files: Sequence[Path] | None,
+    strategy: Strategy | None,
+    others: Mapping[str, object],
+) -> GenerationSimulation:
+    """Simulate generation; `others` are options by name that are for other simulations."""
+    from distir_relax.compiler.simulate_generation import simulate_generation
+    from distir_relax.serving import EngineOptions
+    from distir_relax.support.user_function import import_file
+
+    prompt, generate, requests = workload
+    if prompt is None or generate is None:
+        raise DistIRError(
+            f"expected --prompt and --generate, found no --{'prompt' if prompt is None else 'generate'}",
+            hint="for example: --prompt 512 --generate 128 --requests 16",
+        )
+    if unused := [name for name, value in others.items() if value]:
+        raise DistIRError(f"expected no {' and '.join(unused)} with --prompt and --generate")
+    for file in files or ():
+        import_file(file)
+    return simulate_generation(
+        model, profile=profile, prompt=prompt, generate=generate, requests=requests,
+        options=EngineOptions(*limits), strategy=strategy,
+    )  # fmt: skip
 
 
 @app.command()

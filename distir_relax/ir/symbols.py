@@ -114,6 +114,7 @@ class _Binding:
         self.values = values
         self._sizes: dict[SymbolicSize, int] = {}
         self._types: dict[int, tuple[Any, Any]] = {}
+        self._equal: dict[Any, Any] = {}
 
     def function(self, function: Function) -> Function:
         inputs = tuple(replace(i, value=self.value(i.value), layout=self.item(i.layout)) for i in function.inputs)
@@ -129,7 +130,9 @@ class _Binding:
         # Values share types, which are kept so that their ids stay theirs.
         key = id(value.type)
         if key not in self._types:
-            self._types[key] = value.type, self.item(value.type)
+            kind = self.item(value.type)
+            # Analyses tell types by their id, so those of equal layers are made one.
+            self._types[key] = value.type, self._equal.setdefault(kind, kind)
         kind = self._types[key][1]
         return value if kind is value.type else Value(value.name, kind)
 

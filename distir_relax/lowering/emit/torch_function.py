@@ -84,7 +84,9 @@ class TorchFunction:
         self._name_weights()
         self._choose_packed(self.fixed)
         self.prepare = self._prepare(self.fixed)
-        self.sized = self._sized_values() if self.name == "main" and self.symbols else set()
+        self.sized = (
+            sized_values(self.function, self.fixed, self.mutated) if self.name == "main" and self.symbols else set()
+        )
         self.prepare_sizes = self._prepare_sizes(self.sized)
         self.body = self._body(self.fixed | self.sized)
 
@@ -163,17 +165,6 @@ class TorchFunction:
             + "".join(f"    {line}\n" for line in lines)
             + "    return weights\n\n\n"
         )
-
-    def _sized_values(self) -> set[str]:
-        sized: set[str] = set()
-        for op in self.function.ops:
-            names = {v.name for v in op.results}
-            if op.callee or names & self.fixed or names & set(self.mutated):
-                continue
-            is_local = Trait.COMMUNICATES not in lookup(op.name, op.location).traits
-            if is_local and all(v.name in self.fixed or v.name in sized for v in op.operands):
-                sized |= names
-        return sized
 
     def _prepare_sizes(self, sized: set[str]) -> str:
         """Generate the function `prepare_sizes`; empty if no value depends on sizes alone."""
@@ -356,6 +347,19 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
         if not is_late and all(v.name in constant for v in op.operands):
             constant.update(v.name for v in op.results)
     return constant
+
+
+def sized_values(function: Function, fixed: Collection[str], mutated: Collection[str] = ()) -> set[str]:
+    """Return the values that depend on sizes and `fixed` values only, without communication, and are not `mutated`."""
+    sized: set[str] = set()
+    for op in function.ops:
+        names = {v.name for v in op.results}
+        if op.callee or not names.isdisjoint(fixed) or not names.isdisjoint(mutated):
+            continue
+        is_local = Trait.COMMUNICATES not in lookup(op.name, op.location).traits
+        if is_local and all(v.name in fixed or v.name in sized for v in op.operands):
+            sized |= names
+    return sized
 
 
 def _needs_list(arguments: Sequence[object]) -> bool:

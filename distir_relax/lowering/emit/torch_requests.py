@@ -24,7 +24,7 @@ SIZES = ("last", "new", "past")
 
 
 def single_sequence(module: Module) -> Module:
-    """Return a ranked program that continues sequences for batches of one; functions are inlined, equal ops merged."""
+    """Return a program that continues sequences for batches of one; functions are inlined, equal ops merged."""
     others = module_symbols(module).keys() - set(SIZES)
     single = specialize(inline(module), dict.fromkeys(others, 1))
     return replace(single, functions=tuple(map(_merge_equal, single.functions)))
