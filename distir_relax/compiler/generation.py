@@ -18,8 +18,10 @@ from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops, snapshot
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import Incremental, LastPositions
+from distir_relax.ir import Value, fresh_name, value_names
 from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.serving import THREADS, Engine, EngineOptions, start_engine
+from distir_relax.strategies.strategy import as_strategy
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +96,36 @@ def compile_generation(
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
+    strategy = options.get("strategy")
+    if strategy is not None and as_strategy(strategy).pipeline > 1:
+        imported = _untied(imported)
     plan = compile_source(Source(imported, complete(options, name)))
     return Generation(replace(plan, texts=texts, weight_files=files), length)
+
+
+def _untied(imported: Imported) -> Imported:
+    """Give the second of two uses of a weight an input of its own: a classifier that shares the table of embeddings.
+
+    In a pipeline they are in different stages, and a stage would send the weight to the other at every step.
+    """
+    main = imported.module.main
+    weights = {item.value.name: item for item in main.inputs if item.role != "input"}
+    users: dict[str, list[int]] = {name: [] for name in weights}
+    for number, op in enumerate(main.ops):
+        for value in op.operands:
+            if value.name in weights:
+                users[value.name].append(number)
+    ops, inputs, tensors = list(main.ops), list(main.inputs), dict(imported.tensors)
+    names = value_names(main)
+    for name, numbers in users.items():
+        if len(numbers) == 2 and name in tensors:
+            own = Value(fresh_name(name, names), weights[name].value.type)
+            inputs.append(replace(weights[name], value=own))
+            tensors[own.name] = tensors[name]
+            op = ops[numbers[1]]
+            ops[numbers[1]] = replace(op, operands=tuple(own if v.name == name else v for v in op.operands))
+    changed = replace(main, inputs=tuple(inputs), ops=tuple(ops))
+    return replace(imported, module=replace(imported.module, functions=(changed,)), tensors=tensors)
 
 
 def _read(model: Any, length: int, batch: int | None) -> Imported:
