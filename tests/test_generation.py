@@ -16,6 +16,7 @@ import distir_relax as dr
 from distir_relax.bundle import Manifest, read_bundle
 from distir_relax.cli.app import app
 from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError
+from distir_relax.layout import is_symbolic
 from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, generated_tokens, next_tokens
 from distir_relax.runtime.session import Session
 from tests.runtime.processes import mpirun
@@ -67,6 +68,14 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, strategy: str, tail:
     for batch, length, count in ((1, 1, 12), (3, 7, 30)):
         ids = prompts(batch, length)
         assert torch.equal(generation.generate(ids, count), of_transformers(kind, ids, count))
+
+
+def test_stages_send_no_weight() -> None:
+    """The table of embeddings is the classifier's weight too: both stages have it."""
+    module = compiled("gpt2", "1/1/2/1").plan.modules["ranked"]
+    sent = [op.operands[0] for f in module.functions for op in f.ops if op.name == "start_send"]
+    assert sent
+    assert all(is_symbolic(value.tensor.shape) for value in sent)
 
 
 def test_two_hundred_tokens() -> None:
