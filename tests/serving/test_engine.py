@@ -236,6 +236,20 @@ def test_logits_do_not_depend_on_other_requests(name: str, strategy: str, monkey
         assert len(found[requests[0].number]) == 6
 
 
+def test_prefixes_are_copied_where_no_more_ranges_can_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distir_relax.runtime.requests.page_memory.MOST_SHARED", 1)
+    prompt = [n % VOCABULARY for n in range(700)]
+    with large().engine() as engine:
+        requests = [engine.submit([*prompt[:690], n], 6) for n in (1, 2)]
+        found = []
+        for request in requests:
+            engine.run()
+            found.append(request.tokens)
+        again = [engine.submit([*prompt[:690], n], 6).result() for n in (1, 2)]
+        assert again == found
+        assert engine.shared_tokens >= 2 * 690
+
+
 def test_a_stop_token_ends_a_request_and_a_cancelled_one_leaves() -> None:
     prompt = prompts(1)[0]
     expected = alone("llama", prompt, 9)

@@ -7,12 +7,15 @@ the pages of the original privately: both read the same memory, and a page that 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
 from typing import Any
 
 PAGE = mmap.PAGESIZE
+MOST_SHARED = 16_000
+"""Most ranges of pages that a process shares: each splits a mapping in two, of which Linux allows 65,530."""
 _FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -20,6 +23,9 @@ _FAILED = ctypes.c_void_p(-1).value
 def is_available() -> bool:
     """Whether this system has such memory: Linux."""
     return hasattr(os, "memfd_create")
+
+
+_SHARED: weakref.WeakKeyDictionary[PageMemory, list[Any]] = weakref.WeakKeyDictionary()
 
 
 class PageMemory:
@@ -36,6 +42,7 @@ class PageMemory:
             raise
         # Pages that are another's: their first page here, their number, and where they are there.
         self._shared: list[tuple[int, int, PageMemory, int]] = []
+        _SHARED[self] = self._shared
         # Copies keep it open, also after the memory itself is gone.
         weakref.finalize(self, os.close, self._file)
 
@@ -48,8 +55,11 @@ class PageMemory:
     def share(self, start: int, other: PageMemory, other_start: int, count: int) -> None:
         """Let the `count` pages from `start` be those of another memory, until they are written to here.
 
-        The other must not change them any more. Raises OSError if the system has no room for the mapping.
+        The other must not change them any more. Raises OSError if there is no room for the mapping, in the system or
+        below `MOST_SHARED`.
         """
+        if sum(map(len, _SHARED.values())) >= MOST_SHARED:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         for first, pages, owner, place in other._pieces(other_start, count):
             here = start + first - other_start
             _map(self._start + here * PAGE, pages * PAGE, mmap.MAP_PRIVATE | _FIXED, owner._file, place * PAGE)
