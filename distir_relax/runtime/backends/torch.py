@@ -29,14 +29,20 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     module = _load_module(bundle, rank)
     weights = load_weights(bundle, rank, device)
     state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
-    prepare = getattr(module, "prepare", None)
-    if prepare is not None:
-        import torch
-
-        with torch.inference_mode():
-            weights = prepare(weights)
+    weights = prepare_weights(module, weights)
     prepare_sizes = getattr(module, "prepare_sizes", None)
     return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes)
+
+
+def prepare_weights(module: types.ModuleType, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights as a program's module takes them: the result of its `prepare`, if it has one."""
+    prepare: Callable[..., dict[str, torch.Tensor]] | None = getattr(module, "prepare", None)
+    if prepare is None:
+        return weights
+    import torch
+
+    with torch.inference_mode():
+        return prepare(weights)
 
 
 def _steps(module: types.ModuleType) -> Steps:

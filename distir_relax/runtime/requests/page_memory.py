@@ -10,7 +10,10 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 import weakref
+from collections.abc import Sized
+from functools import cache
 from typing import Any
 
 PAGE = mmap.PAGESIZE
@@ -23,9 +26,6 @@ _FAILED = ctypes.c_void_p(-1).value
 def is_available() -> bool:
     """Whether this system has such memory: Linux."""
     return hasattr(os, "memfd_create")
-
-
-_SHARED: weakref.WeakKeyDictionary[PageMemory, list[Any]] = weakref.WeakKeyDictionary()
 
 
 class PageMemory:
@@ -42,9 +42,9 @@ class PageMemory:
             raise
         # Pages that are another's: their first page here, their number, and where they are there.
         self._shared: list[tuple[int, int, PageMemory, int]] = []
-        _SHARED[self] = self._shared
         # Copies keep it open, also after the memory itself is gone.
         weakref.finalize(self, os.close, self._file)
+        weakref.finalize(self, _ranges.forget, self._shared)
 
     def buffer(self) -> Any:
         """Return the bytes, for `torch.frombuffer`. Called once; the memory is unmapped with the result."""
@@ -58,12 +58,13 @@ class PageMemory:
         The other must not change them any more. Raises OSError if there is no room for the mapping, in the system or
         below `MOST_SHARED`.
         """
-        if sum(map(len, _SHARED.values())) >= MOST_SHARED:
+        if _ranges.number >= MOST_SHARED:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         for first, pages, owner, place in other._pieces(other_start, count):
             here = start + first - other_start
             _map(self._start + here * PAGE, pages * PAGE, mmap.MAP_PRIVATE | _FIXED, owner._file, place * PAGE)
             self._shared.append((here, pages, owner, place))
+            _ranges.add(1)
 
     def _pieces(self, start: int, count: int) -> list[tuple[int, int, PageMemory, int]]:
         """Return the owners of a range of pages: pages of its own are this memory's."""
@@ -81,6 +82,26 @@ class PageMemory:
         return found
 
 
+class _Ranges:
+    """The number of shared ranges of this process."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        # Reentrant: memory may be collected, and forgotten, while another range is added.
+        self._lock = threading.RLock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.number += count
+
+    def forget(self, shared: Sized) -> None:
+        self.add(-len(shared))
+
+
+_ranges = _Ranges()
+
+
+@cache
 def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p

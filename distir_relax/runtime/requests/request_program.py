@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
-from distir_relax.errors import RunError
 from distir_relax.kernels.requests import Request
-from distir_relax.runtime.backends.torch import load_text
+from distir_relax.runtime.backends.torch import load_text, prepare_weights
 from distir_relax.runtime.backends.weights import load_weights
+from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests.sized_values import SizedValues
 from distir_relax.runtime.verification import read_stage
 from distir_relax.runtime.watchdog import Steps
@@ -50,11 +50,7 @@ def emit_request_programs(bundle: Bundle) -> dict[str, str]:
     from distir_relax.lowering.emit.torch_requests import single_sequence
 
     manifest = bundle.manifest
-    if not manifest.states:
-        raise RunError(
-            "the program does not continue sequences", manifest.name,
-            "compile the model with dr.compile_generation, and save its plan",
-        )  # fmt: skip
+    LanguageProgram.of(manifest)
     ranked = read_stage(bundle, "ranked")
     with assuming(ranked.guards):
         single = single_sequence(ranked)
@@ -66,14 +62,9 @@ def load_request_program(
     bundle: Bundle, texts: dict[str, str], rank: int, comm: Communicator, max_length: int | None
 ) -> RequestProgram:
     """Load the program of a rank, with its weights, on the device of its communicator."""
-    import torch
-
     name = bundle.manifest.program_of(rank).name
     module = load_text(texts[name], f"{name}.requests", f"<{bundle.manifest.name}/{name}.requests.py>")
-    weights = load_weights(bundle, rank, comm.device)
-    with torch.inference_mode():
-        if hasattr(module, "prepare"):
-            weights = module.prepare(weights)
+    weights = prepare_weights(module, load_weights(bundle, rank, comm.device))
     program = RequestProgram(module.main, comm, weights, module.STEPS)
     if hasattr(module, "prepare_sizes"):
 

@@ -7,8 +7,8 @@ all requests that are within it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,10 +32,9 @@ class SizedValues:
         self, prepare: Callable[[int, int, int], Sequence[torch.Tensor]], dims: Sequence[Sequence[str]] | None,
         max_length: int | None,
     ) -> None:  # fmt: skip
-        self._prepare = prepare
+        self._compute = lru_cache(_MAX_BLOCKS)(prepare)
         self._dims = dims
         self._max_length = max_length
-        self._computed: OrderedDict[tuple[int, int, int], Sequence[torch.Tensor]] = OrderedDict()
 
     def of(self, past: int, new: int, last: int) -> Sequence[torch.Tensor]:
         """Return the values for a request of these sizes."""
@@ -51,12 +50,3 @@ class SizedValues:
             if kind:
                 x = x.narrow(dim, start, new) if kind == "new" else x.narrow(dim, 0, total)
         return x
-
-    def _compute(self, past: int, new: int, last: int) -> Sequence[torch.Tensor]:
-        key = (past, new, last)
-        if key not in self._computed:
-            self._computed[key] = self._prepare(past, new, last)
-            if len(self._computed) > _MAX_BLOCKS:
-                self._computed.popitem(last=False)
-        self._computed.move_to_end(key)
-        return self._computed[key]

@@ -62,8 +62,8 @@ class StateMemory:
             first = {p.name: shared * p.bytes // PAGE * PAGE // max(p.bytes, 1) for p in made._places}
         for state in self._states:
             name, dim = state.tensor.name, state.dim
-            rest = slice_of(source.tensors[name], dim, first[name], shared)
-            slice_of(made.tensors[name], dim, first[name], shared).copy_(rest)
+            rest = (dim, first[name], shared - first[name])
+            made.tensors[name].narrow(*rest).copy_(source.tensors[name].narrow(*rest))
         return made
 
     def _made(self, length: int, filled: int) -> RequestStates:
@@ -142,11 +142,6 @@ class _Place:
     def page(self, run: int) -> int:
         """Return the first page of a run."""
         return (self.start + run * self.run_bytes) // PAGE
-
-
-def slice_of(x: torch.Tensor, dim: int, start: int, stop: int) -> torch.Tensor:
-    """Return the elements from `start` to `stop` along `dim`."""
-    return x.narrow(dim, start, stop - start)
 
 
 def bytes_per_token(manifest: Manifest, rank: int) -> int:
