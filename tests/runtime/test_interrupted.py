@@ -16,6 +16,7 @@ import distir_relax as dr
 from distir_relax import annotate_sharding
 from distir_relax.errors import RunError
 from distir_relax.runtime.session import Session
+from tests.runtime.counting import Counting
 from tests.runtime.processes import python
 
 pytestmark = pytest.mark.timeout(60)
@@ -77,20 +78,6 @@ def test_a_time_out_for_one_call() -> None:
     with pytest.raises(RunError, match=r"waited for more than 0\.3 s"):
         session({"x": example_input()}, timeout=0.3)
     assert time.monotonic() - start < 5
-
-
-class Counting(torch.nn.Module):
-    """Counts its calls in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(7, 5))
-        self.register_buffer("count", torch.zeros(7))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count.add_(1)
-        y = x @ annotate_sharding(self.weight, dr.DeviceMesh((3,), ("tp",)), "S[0]")
-        return y + self.count.sum()
 
 
 def test_state_that_a_failed_run_has_torn_is_not_used() -> None:

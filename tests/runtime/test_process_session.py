@@ -17,10 +17,10 @@ import transformers
 from handmade import RAISES_ON_1, SUM_COLUMNS, example_input, expected_outputs, mlp_bundle
 
 import distir_relax as dr
-from distir_relax import annotate_sharding
 from distir_relax.bundle import write_bundle
 from distir_relax.errors import BundleError, DistIRError, RunError
 from distir_relax.runtime.session import Session, SessionClosed
+from tests.runtime.counting import Counting
 
 pytestmark = [
     pytest.mark.mpirun, pytest.mark.timeout(90), pytest.mark.usefixtures("quick_launches"),
@@ -167,20 +167,6 @@ def test_large_tensors_are_shared_and_results_are_the_callers(saved: Any) -> Non
     np.testing.assert_allclose(second["z"].numpy(), expected_outputs(session.bundle, -x)["z"], rtol=1e-4, atol=1e-4)
     assert [*session.run({"x": x}, outputs=["z"])] == ["z"]
     assert session.seconds > 0
-
-
-class Counting(torch.nn.Module):
-    """Counts its calls in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(7, 5))
-        self.register_buffer("count", torch.zeros(7))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count.add_(1)
-        y = x @ annotate_sharding(self.weight, dr.DeviceMesh((3,), ("tp",)), "S[0]")
-        return y + self.count.sum()
 
 
 def test_state_stays_on_the_ranks(saved: Any) -> None:

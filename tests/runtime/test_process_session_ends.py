@@ -52,7 +52,11 @@ def ranks_of(session: Any) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        # It may end between two looks at it.
+        return False
 
 
 @pytest.fixture(autouse=True)
