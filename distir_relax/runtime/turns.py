@@ -26,11 +26,12 @@ class _Turn:
 class Turns:
     """A lock that a thread waits for with `taken`, and a coroutine with `taken_async`.
 
-    Raises RunError for a wait that could not end: of a caller that has the turn itself, in a stream that it has not
-    closed.
+    Raises RunError with the message `own` for a wait that could not end: of a caller that has the turn itself, in a
+    stream that it has not closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: str) -> None:
+        self._own = own
         self._guard = threading.Lock()
         self._waiting: deque[_Turn] = deque()
         self._holder: _Turn | None = None
@@ -45,7 +46,7 @@ class Turns:
         """Wait for the turn, and have it while the block runs."""
         turn, holder = _Turn(), self._holder
         if holder is not None and holder.thread == turn.thread:
-            raise _own_turn()
+            raise self._own_turn()
         try:
             self._request(turn)
             turn.granted.result()
@@ -58,13 +59,16 @@ class Turns:
         """Wait for the turn without blocking the event loop, and have it while the block runs."""
         turn, holder = _Turn(), self._holder
         if holder is not None and (holder.thread, holder.task) == (turn.thread, turn.task):
-            raise _own_turn()
+            raise self._own_turn()
         try:
             self._request(turn)
             await asyncio.wrap_future(turn.granted)
             yield
         finally:
             self._leave(turn)
+
+    def _own_turn(self) -> RunError:
+        return RunError(self._own, hint="exhaust or close() the iterator first")
 
     def _request(self, turn: _Turn) -> None:
         with self._guard:
@@ -87,13 +91,6 @@ class Turns:
             if following.granted.set_running_or_notify_cancel():
                 self._holder = following
                 following.granted.set_result(None)
-
-
-def _own_turn() -> RunError:
-    return RunError(
-        "this session is in use by a stream or call that is not finished, of the same caller",
-        hint="exhaust or close() the iterator first",
-    )
 
 
 def _current_task() -> Any:

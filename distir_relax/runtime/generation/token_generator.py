@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -15,6 +14,7 @@ from distir_relax.runtime.generation.prompt import Prompt
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
 from distir_relax.runtime.generation.sampling import Sampling
 from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
+from distir_relax.runtime.turns import Turns
 from distir_relax.text import Message, Tokenizer
 
 if TYPE_CHECKING:
@@ -126,22 +126,10 @@ class SessionGenerator(TokenGenerator):
     ) -> None:
         super().__init__(texts, path, name)
         self._session = session
-        self._exclusive = threading.Lock()
-        self._holder: int | None = None
+        self._turns = Turns("the model is in use by a stream of the same thread that is not finished")
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if self._holder == threading.get_ident():
-            raise RunError(
-                "the model is in use by a stream of the same thread that is not finished",
-                hint="exhaust or close() the iterator first",
-            )
-        with self._exclusive:
-            self._holder = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._holder = None
+    def _turn(self) -> AbstractContextManager[None]:
+        return self._turns.taken()
 
     def _tokens(
         self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None

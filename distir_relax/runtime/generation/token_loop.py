@@ -80,9 +80,13 @@ class LanguageProgram:
             )
         if count < 0:
             raise RunError(f"expected a number of new tokens of at least 0, found {count}")
-        if self.max_length is not None and prompt.shape[1] + count > self.max_length:
+        self.check_length(prompt.shape[1], count)
+
+    def check_length(self, prompt: int, count: int) -> None:
+        """Raise RunError for a prompt of so many tokens that so many new ones are too many for a sequence."""
+        if self.max_length is not None and prompt + count > self.max_length:
             raise RunError(
-                f"expected at most {self.max_length} tokens, found a prompt of {prompt.shape[1]} and {count} new ones",
+                f"expected at most {self.max_length} tokens, found a prompt of {prompt} and {count} new ones",
                 hint="compile with a larger max_length, or ask for fewer tokens",
             )
 

@@ -106,7 +106,7 @@ class Connection:
             os.close(self._files.popleft())
 
     def _send_some(self, data: memoryview) -> int:
-        """Send some bytes; while the other end does not read, since it sends itself, read what it sends."""
+        """Send some bytes; while the other end does not read, since it sends itself, read its data."""
         while True:
             try:
                 return self.socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -37,7 +37,7 @@ class RanksLost(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """What rank 0 answers: values of JSON's types, and tensors that the receiver owns."""
+    """The answer of one rank: values of JSON's types, and tensors that the receiver owns."""
 
     values: Mapping[str, Any]
     tensors: dict[str, torch.Tensor]
@@ -55,7 +55,7 @@ class _Pending:
     is_abandoned: bool = False
 
     def is_done(self, ranks: int) -> bool:
-        """Whether rank 0 has replied, or all ranks have the same error."""
+        """Whether a rank has replied, or all ranks have the same error."""
         errors = [
             (error["error"].get("fields"), error["error"].get("text"), error["at"]) for error in self.errors.values()
         ]
@@ -67,8 +67,8 @@ class _Pending:
 class Requests:
     """Requests to the ranks of a session, which handle them in order. Several may be in flight; thread-safe.
 
-    Each rank gets each request, and rank 0 replies. An error that all ranks have alike leaves them usable, and is that
-    of the request; any other error of a rank, and its end, raises `RanksLost`, now and for all further requests.
+    Each rank gets each request, and one of them replies. An error that all ranks have alike leaves them usable, and is
+    that of the request; any other error of a rank, and its end, raises `RanksLost`, now and for all further requests.
     """
 
     def __init__(self, connections: Sequence[Connection], processes: Sequence[Any]) -> None:
@@ -157,7 +157,7 @@ class Requests:
         return new
 
     def _drain(self) -> None:
-        """Take what has arrived, unless another thread does."""
+        """Take the messages that have arrived, unless another thread does."""
         if self._reading.acquire(blocking=False):
             try:
                 self._read(0)

@@ -36,9 +36,9 @@ from distir_relax.runtime.microbatch_io import in_parts, parts_of, user_outputs
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
 from distir_relax.runtime.process_session.requests import RanksLost, Reply, Requests
 from distir_relax.runtime.process_session.tensor_frames import shared_size, size_of_value
-from distir_relax.runtime.process_session.turns import Turns
 from distir_relax.runtime.session import SessionClosed
 from distir_relax.runtime.state import changing, checked_source
+from distir_relax.runtime.turns import Turns
 from distir_relax.runtime.verification import Verified
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import check_size
@@ -101,7 +101,7 @@ class ProcessSession(TokenGenerator):
         self._processes = processes
         self._requests = Requests(processes.connections, processes.processes)
         self._calls = CallShapes(bundle.manifest)
-        self._turns = Turns()
+        self._turns = Turns("this session is in use by a stream or call that is not finished, of the same caller")
         self._closed = ""
         self._ending = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None

@@ -69,7 +69,7 @@ class RankRequests:
 
         for slot in slots:
             self._prepare(slot)
-        # After others have taken over what they share with them.
+        # After others have taken over the tokens that they share with them.
         states = [self._states[slot.request].tensors for slot in slots]
         for request in ended:
             self._states.pop(request, None)
