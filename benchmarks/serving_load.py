@@ -96,7 +96,7 @@ def percentiles(values: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Run the load, and print what was found."""
+    """Run the load, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("--clients", type=int, default=64)

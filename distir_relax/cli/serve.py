@@ -47,7 +47,7 @@ def serve(
     step_tokens: StepTokensOption = 512,
     chunk_tokens: ChunkTokensOption = 128,
     drafts: Annotated[int, typer.Option(min=0, help="Number of tokens to draft by prompt lookup in each step.")] = 0,
-    share_prefixes: Annotated[bool, typer.Option(help="Let requests that begin alike share what is computed.")] = True,
+    share_prefixes: Annotated[bool, typer.Option(help="Compute the common beginning of requests once.")] = True,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Let no request change a bit of another's logits; slower.")
     ] = False,

@@ -20,7 +20,7 @@ from distir_relax.compiler.generation import Generation, compile_generation
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.virtual_engine import StepTime, VirtualRun, Workload, run_virtually
 from distir_relax.cost.profile import Profile, as_profile
-from distir_relax.errors import DistIRError, RunError
+from distir_relax.errors import DistIRError
 from distir_relax.frontends.pretrained import is_pretrained
 from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import Module
@@ -136,12 +136,9 @@ def simulate_generation(
         if number < 1:
             raise DistIRError(f"expected {name} of at least 1, found {number}")
     manifest, module = _load(model, strategy)
-    longest = LanguageProgram.of(manifest).max_length
-    if longest is not None and prompt + generate > longest:
-        raise RunError(
-            f"expected at most {longest} tokens, found a prompt of {prompt} and {generate} new ones",
-            hint="compile with a larger max_length, or ask for fewer tokens",
-        )
+    language = LanguageProgram.of(manifest)
+    language.check_length(prompt, generate)
+    longest = language.max_length
     steps = RequestSteps(fuse_for_ranks(module), {state.tensor.name: state.output for state in manifest.states})
     timer = _StepTimer(steps, machine, longest)
     engine = (options or EngineOptions()).limits(manifest, longest)
@@ -215,7 +212,7 @@ def _rounded(number: float) -> int:
 
 
 def _step_time(simulation: Simulation) -> StepTime:
-    """Return the time of a step; what is sent on a stream, besides a device's own ops, keeps it from no other step."""
+    """Return the time of a step; transfers on a stream, besides a device's own ops, keep it from no other step."""
     begins, ends = np.full(len(simulation.members), np.inf), np.full(len(simulation.members), -np.inf)
     for event, start in simulation.events():
         if event.duration and not event.stream:

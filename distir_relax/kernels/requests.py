@@ -1,4 +1,4 @@
-"""Steps of several requests: the rows of all of them in one tensor, and what each has of its own."""
+"""Steps of several requests: the rows of all of them in one tensor, and the sizes and states of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributed programs of steps of several requests, for simulation: what ranks run in a step of the engine.
+"""Distributed programs of steps of several requests, for simulation: the ops of a step of the engine.
 
 Ops that are parallel along the new positions are there once, with the rows of all requests; the others for each
 request, with its own sizes (`request_rows`). Where the two meet, rows are joined by a `concat`, and taken apart by a

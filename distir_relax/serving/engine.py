@@ -54,7 +54,7 @@ class EngineOptions:
     With `share_prefixes` a request takes over the first tokens that another has computed: one that runs, or one that
     has ended and whose memory no other needs yet.
 
-    With `batch_invariant` the logits of a request are the same, bit for bit, whatever requests run beside it: every
+    With `batch_invariant` the logits of a request are the same, bit for bit, whatever requests run with it: every
     step is filled up to ``chunk_tokens + 2 max_requests`` rows, so that products of all steps add in one order, and
     prompts are cut alike. There are no drafts and no shared prefixes then.
     """
@@ -106,7 +106,7 @@ class Engine:
 
     Steps run in the thread that iterates over a request, calls `step`, or `run`; several threads may do so. Requests
     can be added and cancelled during a step. A request gets the tokens that it would get alone, whatever others run
-    beside it, up to rounding: a product of more rows may add in another order.
+    at the same time, up to rounding: a product of more rows may add in another order.
     """
 
     def __init__(self, executor: Executor, bundle: Bundle, options: EngineOptions | None = None) -> None:
@@ -114,7 +114,8 @@ class Engine:
         self._bundle = bundle
         manifest = bundle.manifest
         self._language = LanguageProgram.of(manifest)
-        self.limits = (options or EngineOptions()).limits(manifest, self._language.max_length)
+        options = options or EngineOptions()
+        self.limits = options.limits(manifest, self._language.max_length)
         self._scheduler = Scheduler(self.limits, self._find_prefix)
         self._requests: dict[int, GenerationRequest] = {}
         self._ended: list[int] = []
@@ -123,12 +124,12 @@ class Engine:
         self._exclusive = threading.Lock()
         self._lock = threading.RLock()
         self._error: BaseException | None = None
-        self._drafts = (options or EngineOptions()).drafts
+        self._drafts = options.drafts
         grow = all(state.grows for state in manifest.states)
         if self._drafts and not grow:
             raise RunError("expected no drafts for a program that has states besides those that grow")
         # What a state without positions was some tokens ago is not known.
-        shares = (options or EngineOptions()).share_prefixes and not self.limits.whole_chunks
+        shares = options.share_prefixes and not self.limits.whole_chunks
         self._prefixes = PrefixIndex() if grow and shares else None
         self._sources: dict[int, int] = {}
         self._depth = pipeline_depth(manifest)

@@ -141,7 +141,7 @@ class Scheduler:
         self._admit()
         idle = [number for number in self._running if number not in busy]
         for number in idle:
-            # What is kept may change until the request takes part.
+            # The requests that are kept may change until this one takes part.
             if not self._sequences[number].has_begun:
                 self._sequences[number].computed = self.find_prefix(number)
         # A step takes its share of all requests, not of those that other steps have left.

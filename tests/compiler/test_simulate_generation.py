@@ -34,7 +34,7 @@ ATTENTION = "nn.scaled_dot_product_attention"
 
 
 def products_only(devices: int = 1) -> Profile:
-    """A machine on which only products take time, a second an operation, and what is sent."""
+    """A machine on which only products take time, a second an operation, and transfers."""
     made = machine(devices, link(1e3, 1.0), flops=1.0)
     rates = dict.fromkeys(made.vector, NEVER)
     return replace(made, vector=rates, ops={dtype: {ATTENTION: NEVER} for dtype in rates})

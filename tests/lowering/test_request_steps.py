@@ -47,7 +47,7 @@ def local_tensors(value: Value, name: str, most: int) -> LocalTensors:
 
 
 def alone(steps: RequestSteps, chunk: Chunk, number: int) -> tuple[dict[str, LocalTensors], dict[str, LocalTensors]]:
-    """The inputs and all values of a request that runs alone; what is a request's own is drawn by its number."""
+    """The inputs and all values of a request that runs alone; a request's own inputs are drawn by its number."""
     module = steps.specialized(chunk)
     main = module.main
     inputs = {

@@ -32,7 +32,7 @@ class Browser:
         self.base += "/" + made["sessionId"]
 
     def open(self, page: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
-        """Show a file, or what is at an address, in a window of this size and wait until it is drawn."""
+        """Show a file, or the page at an address, in a window of this size and wait until it is drawn."""
         phone = width < 640
         self.devtools(
             "Emulation.setDeviceMetricsOverride",

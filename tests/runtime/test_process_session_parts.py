@@ -21,7 +21,7 @@ from distir_relax.runtime.process_session.connection import Connection, Disconne
 from distir_relax.runtime.process_session.requests import RanksLost, Requests
 from distir_relax.runtime.process_session.shared_memory import Segment
 from distir_relax.runtime.process_session.tensor_frames import pack, shared_size, unpack
-from distir_relax.runtime.process_session.turns import Turns
+from distir_relax.runtime.turns import Turns
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -183,7 +183,7 @@ def test_an_error_after_the_reply_is_that_of_later_requests(echo: Echo) -> None:
 
 
 def test_turns_come_in_order_and_waiting_may_be_given_up() -> None:
-    turns, order = Turns(), []
+    turns, order = Turns("in use by a stream, of the same caller"), []
 
     def thread(name: str) -> None:
         with turns.taken():

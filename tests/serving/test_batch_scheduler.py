@@ -1,4 +1,4 @@
-"""Continuous batching: what takes part in a step, in which order, and within which bounds."""
+"""Continuous batching: the requests of a step, their order, and the bounds."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Rows: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True)
 class RowOps:
-    """The values of a program by what they depend on.
+    """The values of a program by their dependence on requests.
 
     `shared` values are the same for all requests, `joined` ones have the rows of all of them; all others belong to one
     request. `once` are the first results of the ops that run once for all requests.

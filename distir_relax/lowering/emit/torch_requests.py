@@ -72,7 +72,7 @@ class RequestsFunction:
     """The functions that run for each request."""
     statements: list[_Statement] = field(default_factory=list)
     lists: dict[str, str] = field(default_factory=dict)
-    """The list of what each request has of a value, as an expression of `main`."""
+    """The list of each request's part of a value, as an expression of `main`."""
     joined: set[str] = field(default_factory=set)
     """The values that are variables of `main`."""
     used_sizes: set[str] = field(default_factory=set)
@@ -150,7 +150,8 @@ class RequestsFunction:
             is_alone = not runs_once and Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
             produced = {v.name for other in waiting for v in other.results}
             if is_alone or (runs_once and any(v.name in produced for v in op.operands)):
-                waiting = self._region(waiting)
+                self._region(waiting)
+                waiting.clear()
             if runs_once:
                 reads = [name for value in op.operands if (name := self._variable(value))]
                 writes = [emitted.names[v.name] for v in op.results]
@@ -160,7 +161,8 @@ class RequestsFunction:
                 continue
             waiting.append(op)
             if is_alone:
-                waiting = self._region(waiting)
+                self._region(waiting)
+                waiting.clear()
         self._region(waiting)
         self._region([], self._stores(self.lists.keys() | self.joined | set(self.states)))
         for output in self._outputs():
@@ -186,12 +188,12 @@ class RequestsFunction:
             by_output[o.name]: o.value for o in outputs if o.value.name in values and o.value.name != by_output[o.name]
         }
 
-    def _region(self, ops: Sequence[Op], stores: Mapping[str, Value] | None = None) -> list[Op]:
-        """Generate the function that runs ops for each request, and its call; return an empty list."""
+    def _region(self, ops: Sequence[Op], stores: Mapping[str, Value] | None = None) -> None:
+        """Generate the function that runs ops for each request, and its call."""
         produced = {v.name: v for op in ops for v in op.results}
         stores = self._stores(produced) if stores is None else stores
         if not ops and not stores:
-            return []
+            return
         emitted = self.emitted
         inner = {op.results[0].name for op in ops}
         used = dict.fromkeys(v for op in ops for v in op.operands if v.name not in produced)
@@ -233,7 +235,6 @@ class RequestsFunction:
             line = f"{each[0]} = [{call}]" if each else f"[{call}]"
         self.statements.append(_Statement([line], reads, each))
         self.lists |= {v.name: name for v, name in zip(results, each, strict=True)}
-        return []
 
 
 def _dim_kind(size: Size) -> str | None:

@@ -64,7 +64,8 @@ def create_app(service: EngineService, bundle: Bundle, options: ServerOptions | 
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
-    handlers = _Handlers(service, bundle, options or ServerOptions())
+    options = options or ServerOptions()
+    handlers = _Handlers(service, bundle, options)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -80,7 +81,7 @@ def create_app(service: EngineService, bundle: Bundle, options: ServerOptions | 
         Route("/status", handlers.status),
         Route("/", handlers.page),
     ]
-    keys = Middleware(Guard, keys=(options or ServerOptions()).api_keys, max_body=(options or ServerOptions()).max_body)
+    keys = Middleware(Guard, keys=options.api_keys, max_body=options.max_body)
     return Starlette(routes=routes, lifespan=lifespan, middleware=[keys])
 
 

@@ -1,4 +1,4 @@
-"""Requests and responses of OpenAI's completions and chat completions, as far as the engine has what they ask for."""
+"""Requests and responses of OpenAI's completions and chat completions, as far as the engine supports them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class CompletionRequest:
 
 
 def parse_request(body: object, is_chat: bool) -> CompletionRequest:
-    """Return a request from its JSON. Raises `InvalidRequest` for what is missing, of another type, or unsupported."""
+    """Return a request from its JSON.
+
+    Raises `InvalidRequest` for fields that are missing, of another type, or unsupported.
+    """
     fields = Fields.of(body, InvalidRequest)
     for name in _UNSUPPORTED:
         value = fields.table.get(name)

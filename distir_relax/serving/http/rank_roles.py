@@ -1,4 +1,4 @@
-"""What each rank of a bundle has: its place on the mesh, weights, and cache."""
+"""Roles of the ranks of a bundle: place on the mesh, weights, and cache."""
 
 from __future__ import annotations
 
