@@ -114,15 +114,29 @@ def tensor() -> None:
 
 def pipeline() -> None:
     """Two stages, as processes: with two steps in flight, and with one."""
-    asked = prompts(16)
-    with start_engine(bundle("1/1/2/1"), EngineOptions(share_prefixes=False)) as engine:
+    for count in (16, 64):
+        asked = prompts(count)
+        options = EngineOptions(max_requests=count, share_prefixes=False)
+        with start_engine(bundle("1/1/2/1"), options) as engine:
+            compare_depths(engine, asked)
 
-        def at_depth(depth: int) -> float:
-            engine._depth = depth
-            return together(engine, asked)[0]
 
-        rates = [(f"2 stages, {depth} steps in flight, 16 requests", lambda d=depth: at_depth(d)) for depth in (1, 2)]
-        medians(rates, "tokens/s")
+def compare_depths(engine: Engine, asked: Sequence[list[int]]) -> None:
+    """Throughput with one step in flight and with two, and the share of the time in which stages are idle."""
+    idle: dict[int, list[float]] = {}
+
+    def at_depth(depth: int) -> float:
+        engine._depth = depth
+        before, active = engine._executor.busy(), engine._active
+        rate = together(engine, asked)[0]
+        seconds = engine._active - active
+        idle[depth] = [1 - (b - a) / seconds for a, b in zip(before, engine._executor.busy(), strict=True)]
+        return rate
+
+    names = {depth: f"2 stages, {depth} in flight, {len(asked)} requests" for depth in (1, 2)}
+    medians([(name, lambda d=depth: at_depth(d)) for depth, name in names.items()], "tokens/s")
+    for depth, name in names.items():
+        print(f"{name}: bubble {', '.join(f'{share:.0%}' for share in idle[depth])}", flush=True)
 
 
 def drafts() -> None:

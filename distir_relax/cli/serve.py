@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -39,6 +40,9 @@ def serve(
     launcher: Annotated[
         Launchers | None, typer.Option(help="Start ranks with it; by default mpirun if there is one.")
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Number of copies of the model, each on ranks of its own, that share requests.")
+    ] = 1,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 chooses one.")] = 8000,
     max_requests: MaxRequestsOption = 16,
@@ -60,8 +64,8 @@ def serve(
     """
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.world import check_size
-    from distir_relax.serving import EngineOptions, start_engine
-    from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app, run_server
+    from distir_relax.serving import Engine, EngineOptions, Replica, start_engine
+    from distir_relax.serving.http import EngineService, Replicas, ServerOptions, bound_socket, create_app, run_server
 
     keys = tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
     options = EngineOptions(
@@ -71,8 +75,18 @@ def serve(
     check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
     listener = bound_socket(host, port)
     by = None if launcher is None else launcher.value
-    service = EngineService(lambda: start_engine(read, options, by, device.value))
-    application = create_app(service, read, ServerOptions(max_waiting, timeout, api_keys=keys))
+
+    def start(number: int) -> Engine:
+        return start_engine(read, options, by, device.value, replica=Replica(number, replicas))
+
+    services: list[EngineService] = []
+    try:
+        for number in range(replicas):
+            services.append(EngineService(partial(start, number)))
+    except BaseException:
+        Replicas(services).close()
+        raise
+    application = create_app(Replicas(services), read, ServerOptions(max_waiting, timeout, api_keys=keys))
     address = f"[{host}]" if ":" in host else host
     typer.echo(f"http://{address}:{listener.getsockname()[1]}", err=True)
     run_server(application, listener)

@@ -40,8 +40,9 @@ class GenerationSimulation:
 
     `first_token` has for each request the time from its arrival to its first token, `per_token` the mean time between
     the next ones, None for requests of one token. `steps` is the number of steps of the engine, and `simulated` that of
-    different ones. For each rank, `weights` are its weights, `cache` the most that states of requests take, and
-    `memory` what the device has. It prints as a summary of four or five lines.
+    different ones. For each rank, `idle` is the share of the time between its steps, the bubble of a pipeline,
+    `weights` are its weights, `cache` the most that states of requests take, and `memory` what the device has. It
+    prints as a summary of four or five lines.
     """
 
     profile: str
@@ -53,6 +54,7 @@ class GenerationSimulation:
     simulated: int
     first_token: tuple[float, ...]
     per_token: tuple[float, ...] | None
+    idle: tuple[float, ...]
     weights: tuple[int, ...]
     cache: tuple[int, ...]
     memory: tuple[float, ...]
@@ -79,10 +81,13 @@ class GenerationSimulation:
                 f"first token  {seconds(fmean(self.first_token))} on average, at most {seconds(max(self.first_token))}",
                 *self._per_token_line(),
                 f"memory       weights {size(self.weights[rank])}, cache {size(self.cache[rank])}{where}",
-                f"steps        {self.steps:,}, {self.simulated:,} of them simulated",
+                f"steps        {self.steps:,}, {self.simulated:,} of them simulated{self._idle_text()}",
                 *([] if self.fits else [f"does not fit: {size(need)} of {size(self.memory[rank])}{where}"]),
             ]
         )
+
+    def _idle_text(self) -> str:
+        return f"; devices are idle {fmean(self.idle):.0%} of the time" if max(self.idle) >= 0.005 else ""
 
     def _per_token_line(self) -> list[str]:
         times = self.per_token
@@ -101,6 +106,7 @@ class GenerationSimulation:
             "simulated": self.simulated,
             "first_token_s": list(self.first_token),
             "per_token_s": None if self.per_token is None else list(self.per_token),
+            "idle": list(self.idle),
             "weight_bytes": list(self.weights),
             "cache_bytes": list(self.cache),
             "memory_bytes": list(self.memory),
@@ -227,16 +233,19 @@ def _result(run: VirtualRun, timer: _StepTimer, manifest: Manifest, workload: Wo
     ranks = range(manifest.mesh.size)
     token = [bytes_per_token(manifest, rank) for rank in ranks]
     each = [bytes_per_request(manifest, rank) for rank in ranks]
+    total = max(times[-1] for times in run.times)
+    busy = np.broadcast_to(np.asarray(run.busy), manifest.mesh.size)
     return GenerationSimulation(
         profile=timer.profile.name,
         prompt=workload.prompt,
         generate=workload.generate,
         requests=workload.requests,
-        seconds=max(times[-1] for times in run.times),
+        seconds=total,
         steps=run.steps,
         simulated=len(timer.times),
         first_token=tuple(times[0] for times in run.times),
         per_token=tuple((times[-1] - times[0]) / more for times in run.times) if more else None,
+        idle=tuple(float(1 - seconds / total) if total else 0.0 for seconds in busy),
         weights=footprint(timer.steps.single, timer.steps.ranked).weights,
         cache=tuple(max(r * each[rank] + t * token[rank] for r, t in run.held) for rank in ranks),
         memory=tuple(timer.profile.memory_of(rank) for rank in ranks),

@@ -43,11 +43,13 @@ class Workload:
 class VirtualRun:
     """A run of the engine: the times of each request's tokens in seconds, and its number of steps.
 
-    `held` has, for each step, the requests that have joined by its end, and the tokens that their states have then.
+    `busy` has the seconds that each device is in a step, from its first op to its last. `held` has, for each step, the
+    requests that have joined by its end, and the tokens that their states have then.
     """
 
     times: list[list[float]]
     steps: int = 0
+    busy: _Array | float = 0.0
     held: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -74,6 +76,7 @@ def run_virtually(
             step = time_of([_chunk(span, workload.prompt + len(run.times[n])) for n, span in spans.items()])
             start = max(now, float(np.max(free - step.begins)))
             free = np.maximum(free, start + step.ends)
+            run.busy += np.maximum(step.ends - step.begins, 0.0)
             flight.append((spans, start + step.seconds))
             computed |= {number: span.stop for number, span in spans.items()}
             run.held.append((len(computed), sum(computed.values())))

@@ -45,6 +45,8 @@ class Progress:
         self.current: Point | None = None
         self.last: Point | None = None
         self.since = time.monotonic()
+        self.waited = 0.0
+        """Seconds in communication that has finished: its transfers, and waiting for peers."""
         self.finished = False
         self.task = ""
         """The current or last pipeline task of the rank: ``1F0`` is a forward of stage 1."""
@@ -62,6 +64,7 @@ class Progress:
     def leave(self) -> None:
         """Record that the communication has finished."""
         self.last, self.current = self.current, None
+        self.waited += time.monotonic() - self.since
 
     def start(self) -> None:
         """Record that the rank starts its program."""

@@ -3,7 +3,7 @@
 from distir_relax.serving.engine import Engine, EngineOptions, Executor
 from distir_relax.serving.request import GenerationRequest
 from distir_relax.serving.scheduler import Limits, Scheduler, Span
-from distir_relax.serving.start import THREADS, start_engine
+from distir_relax.serving.start import THREADS, Replica, start_engine
 
 __all__ = [
     "THREADS",
@@ -12,6 +12,7 @@ __all__ = [
     "Executor",
     "GenerationRequest",
     "Limits",
+    "Replica",
     "Scheduler",
     "Span",
     "start_engine",

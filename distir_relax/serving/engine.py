@@ -38,6 +38,10 @@ class Executor(Protocol):
         """Wait for the first step in flight; return the tokens for each of its slots. Raises what a rank has raised."""
         ...
 
+    def busy(self) -> list[float]:
+        """Return the seconds that each rank has computed. Raises what a rank has raised."""
+        ...
+
     def close(self) -> None:
         """Release the ranks, and all states."""
         ...
@@ -134,6 +138,7 @@ class Engine:
         self._sources: dict[int, int] = {}
         self._depth = pipeline_depth(manifest)
         self._flight: deque[list[Slot]] = deque()
+        self._active = self._since = 0.0
         self.steps = 0
         self.accepted_drafts = 0
         self.shared_tokens = 0
@@ -224,9 +229,22 @@ class Engine:
                 raise
             with self._lock:
                 slots = self._flight.popleft()
+                if not self._flight:
+                    self._active += time.perf_counter() - self._since
                 self.steps += bool(slots)
                 self._advance(slots, tokens)
             return bool(slots)
+
+    def idle(self) -> list[float]:
+        """Return for each rank the share of the time with steps in flight in which it did not compute.
+
+        That is the bubble of a pipeline, waiting for other ranks, and communication; 0 before the first step. It waits
+        for the steps in flight. Raises what a rank raised.
+        """
+        busy = self._executor.busy()
+        with self._lock:
+            active = self._active + (time.perf_counter() - self._since if self._flight else 0.0)
+        return [max(0.0, 1 - seconds / active) if active else 0.0 for seconds in busy]
 
     def run(self) -> None:
         """Run steps until all requests have ended."""
@@ -254,6 +272,8 @@ class Engine:
             if slots and self.limits.whole_chunks:
                 slots.append(self._filler(slots))
                 ended.append(_FILLER)
+            if not self._flight:
+                self._since = time.perf_counter()
             self._executor.submit(slots, ended)
             self._flight.append(slots)
 

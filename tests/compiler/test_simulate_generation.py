@@ -153,6 +153,7 @@ def test_a_pipeline_runs_at_the_pace_of_its_slowest_stage() -> None:
         found = run_virtually(Workload(2, 5, tokens), Limits(4, 100, 8, 8), 2, lambda chunks: step)
         assert found.steps == 2 * tokens
         assert max(times[-1] for times in found.times) == 3.0 + 2.0 * (2 * tokens - 1)
+        assert np.array_equal(found.busy, [2 * tokens, 4 * tokens])
     alone = run_virtually(Workload(1, 5, 4), Limits(4, 100, 8, 8), 2, lambda chunks: step)
     assert alone.times == [[3.0, 6.0, 9.0, 12.0]]
 
@@ -162,11 +163,13 @@ def test_stages_work_on_steps_of_two_requests_at_once() -> None:
     generation = compiled("gpt2", "1/1/2/1")
     profile = machine(2, link(1e-3, 1e15), flops=1e15, overhead=1.0)
     one, two, three = (
-        dr.simulate_generation(generation, profile=profile, prompt=5, generate=20, requests=n).seconds
-        for n in (1, 2, 3)
+        dr.simulate_generation(generation, profile=profile, prompt=5, generate=20, requests=n) for n in (1, 2, 3)
     )
-    assert 1.05 * one < two < 1.4 * one
-    assert two < three < 2.0 * one
+    assert 1.05 * one.seconds < two.seconds < 1.4 * one.seconds
+    assert two.seconds < three.seconds < 2.0 * one.seconds
+    # Of one request's steps each stage does its part, and waits for the other.
+    assert sum(one.idle) == pytest.approx(1.0, abs=0.05)
+    assert f"devices are idle {sum(two.idle) / 2:.0%} of the time" in str(two)
 
 
 def test_a_stage_without_a_part_in_a_step_waits_for_nothing() -> None:

@@ -364,7 +364,7 @@ def test_an_error_of_a_rank_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(RankRequests, "step", fails)
     for use in (engine.run, requests[0].result, lambda: engine.submit([1], 1)):
-        with pytest.raises(RunError, match="no memory left"):
+        with pytest.raises(RunError, match=r"no memory left \(on rank 1 of 3\)"):
             use()
     assert [request.ended for request in requests] == ["error", "error"]
     engine.close()
@@ -398,6 +398,17 @@ def test_ranks_that_are_processes_give_the_same_tokens(saved: Path, name: str, l
             assert request.tokens == alone("gpt2", list(request.prompt), 8)
         assert drawn.tokens == compiled("gpt2").generate(prompts(1)[0], 8, temperature=0.7, seed=4).tolist()
     assert not _ranks()
+
+
+@pytest.mark.mpirun
+def test_stages_are_idle_while_the_others_compute(saved: Path) -> None:
+    """With one request, of two stages at most one computes at any time."""
+    with start_engine(read_bundle(saved / "stages.dist"), EngineOptions(max_requests=1)) as engine:
+        assert engine.idle() == [0.0, 0.0]
+        engine.submit([1, 2, 3], 20).result()
+        idle = engine.idle()
+    assert all(0.1 < share < 1.0 for share in idle)
+    assert sum(idle) >= 0.95
 
 
 @pytest.mark.mpirun

@@ -33,7 +33,7 @@ from distir_relax.cli.app import app as commands
 from distir_relax.errors import RunError
 from distir_relax.runtime.requests import RankRequests, ThreadRequests
 from distir_relax.serving import Engine, EngineOptions
-from distir_relax.serving.http import EngineService, ServerOptions, bound_socket, create_app
+from distir_relax.serving.http import EngineService, Replicas, ServerOptions, bound_socket, create_app
 from tests.tokenizers_of_tests import of_bytes, of_transformers
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
@@ -55,17 +55,20 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(path: Path, options: EngineOptions | None = None, **limits: Any) -> Iterator[tuple[str, EngineService]]:
+def server(
+    path: Path, options: EngineOptions | None = None, count: int = 1, **limits: Any
+) -> Iterator[tuple[str, EngineService]]:
     """A server in a thread, at a free port."""
     bundle = read_bundle(path)
-    service = EngineService(lambda: Engine(ThreadRequests(bundle), bundle, options))
+    services = [EngineService(lambda: Engine(ThreadRequests(bundle), bundle, options)) for _ in range(count)]
+    app = create_app(Replicas(services), bundle, ServerOptions(**limits))
     listener = bound_socket("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(service, bundle, ServerOptions(**limits)), log_config=None, access_log=False)
+    config = uvicorn.Config(app, log_config=None, access_log=False)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", services[0]
     finally:
         running.should_exit = True
         thread.join(30)
@@ -185,6 +188,7 @@ def test_other_bad_requests(running: str) -> None:
     assert (named.json(), named.headers["x-request-id"]) == ({"status": "ok"}, "a-1")
     status = httpx.get(f"{running}/status").json()
     assert [rank["place"] for rank in status["ranks"]] == ["tensor 1 of 2", "tensor 2 of 2"]
+    assert all(0 <= int(rank["idle"].rstrip("%")) <= 100 for rank in status["ranks"])
     page = httpx.get(running)
     assert "text/html" in page.headers["content-type"]
 
@@ -218,6 +222,21 @@ def test_limits_of_requests(bundle: Path) -> None:
         assert codes <= {200, 504}
         assert 504 in codes
         assert not service.engine.running
+
+
+def test_replicas_share_requests(bundle: Path) -> None:
+    """Each runs one request at once; a third waits for the one with the fewest."""
+    with server(bundle, EngineOptions(max_requests=1), count=2) as (address, first), ThreadPoolExecutor(3) as pool:
+        body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+        asked = [pool.submit(httpx.post, f"{address}/v1/completions", json=body, timeout=60) for _ in range(3)]
+        until(lambda: httpx.get(f"{address}/status").json()["running"] == 2)
+        texts = {answer.result().json()["choices"][0]["text"] for answer in asked}
+        assert len(texts) == 1
+        ended = httpx.get(f"{address}/metrics").text
+        assert 'distir_requests_total{end="length"} 3.0' in ended
+        assert 0 < first.engine.steps < 180
+        places = [rank["place"] for rank in httpx.get(f"{address}/status").json()["ranks"]]
+        assert places == [f"replica {replica} of 2, tensor {rank} of 2" for replica in (1, 2) for rank in (1, 2)]
 
 
 def test_keys_are_required(bundle: Path) -> None:
@@ -269,7 +288,9 @@ def test_the_command(bundle: Path) -> None:
             rest = [json.loads(line[6:]) for line in events if line.startswith("data: {")]
         assert rest[-1]["choices"][0]["finish_reason"] == "length"
         assert process.wait(30) == 128 + signal.SIGTERM
-        assert "Traceback" not in process.stderr.read()
+        log = process.stderr.read()
+        assert "Traceback" not in log
+        assert "idle while requests ran: rank 0" in log
 
 
 @pytest.mark.mpirun

@@ -95,7 +95,13 @@ def step(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
     return {"tokens": tokens}, {}
 
 
+def busy(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
+    """Reply with the seconds that each rank has computed in steps."""
+    assert served.requests is not None, "the ranks were started for steps"
+    return {"seconds": served.requests.collect_busy()}, {}
+
+
 HANDLERS: dict[str, Handler] = {
     "ping": ping, "call": call, "next_token": next_token, "state": state, "load_state": load_state,
-    "step": step,
+    "step": step, "busy": busy,
 }  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from distir_relax.bundle import Bundle
@@ -20,15 +21,15 @@ from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 class ProcessRequests:
     """All ranks of a saved bundle as processes. As `ThreadRequests`: steps run in the order of `submit`.
 
-    `launcher` and `threads` are as for `dr.launch`. A rank that waits for others for more than `timeout` seconds (0:
-    never), or ends, is an error of all further calls.
+    `launcher` and `threads` are as for `dr.launch`, and `variables` are added to the ranks' environment. A rank that
+    waits for others for more than `timeout` seconds (0: never), or ends, is an error of all further calls.
 
     Raises `RunError` for a bundle that is not in a file, and if the ranks do not start; no process is left then.
     """
 
     def __init__(
         self, bundle: Bundle, device: str = "cpu", launcher: str | None = None, timeout: float = DEFAULT_TIMEOUT,
-        threads: int | None = None,
+        threads: int | None = None, variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         check_alone()
         if bundle.path is None:
@@ -36,7 +37,7 @@ class ProcessRequests:
         path = str(Path(bundle.path).absolute())
         options = ServeOptions(path, "torch", device, timeout, [], requests=True)
         self._timeout = timeout
-        self._processes = RankProcesses.start(bundle.manifest.mesh.size, options, launcher, threads)
+        self._processes = RankProcesses.start(bundle.manifest.mesh.size, options, launcher, threads, variables)
         self._requests = Requests(self._processes.connections, self._processes.processes)
         self._flight: deque[int] = deque()
 
@@ -56,6 +57,15 @@ class ProcessRequests:
         except RanksLost as lost:
             raise lost.error from None
         return tokens
+
+    def busy(self) -> list[float]:
+        """Return the seconds that each rank has computed, after the steps in flight. Raises what a rank has raised."""
+        try:
+            number = self._requests.submit("busy", {}, {}, self._timeout)
+            seconds: list[float] = self._requests.result(number).values["seconds"]
+        except RanksLost as lost:
+            raise lost.error from None
+        return seconds
 
     def close(self) -> None:
         """End the ranks."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from distir_relax.errors import RunError
@@ -69,8 +70,11 @@ class RankProcesses:
     owner: int = field(default_factory=os.getpid)
 
     @classmethod
-    def start(cls, size: int, options: ServeOptions, launcher: str | None, threads: int | None) -> RankProcesses:
-        """Start the ranks, and wait until all are loaded.
+    def start(
+        cls, size: int, options: ServeOptions, launcher: str | None, threads: int | None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> RankProcesses:  # fmt: skip
+        """Start the ranks, with more environment `variables`, and wait until all are loaded.
 
         Raises the error of a rank; RunError if one ends, or if not all have connected to each other within the options'
         time-out. No process is left then.
@@ -83,8 +87,9 @@ class RankProcesses:
             (Path(folder) / TOKEN).write_text(token, encoding="ascii")
             with _listening(folder) as listener:
                 output = tempfile.TemporaryFile()  # noqa: SIM115
+                environment = _importing({**environment, **variables})
                 launch = subprocess.Popen(
-                    command, env=_importing(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                     # Ctrl-C in a terminal is for the driver alone.
                     start_new_session=True,
                 )  # fmt: skip

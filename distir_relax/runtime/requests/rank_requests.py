@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ class RankRequests:
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: dict[int, RequestStates] = {}
         self.steps = self._program.steps
+        self.busy = 0.0
+        """Seconds of steps, without those in communication."""
         # The lowest rank that has some of the logits: in a pipeline, others go on with the next step meanwhile.
         self.root = min(owners(bundle.manifest.mesh, bundle.manifest.outputs[0]))
 
@@ -65,6 +68,26 @@ class RankRequests:
 
     def logits(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
         """Run a step as `step` does; return its logits, (rows, vocabulary) in the order of the slots."""
+        progress = self._comm.progress
+        began, waited = time.monotonic(), progress.waited
+        found = self._logits(slots, ended)
+        self.busy += time.monotonic() - began - (progress.waited - waited)
+        return found
+
+    def collect_busy(self) -> list[float] | None:
+        """Return `busy` of each rank, None on ranks but `root`. All ranks call this alike."""
+        import torch
+
+        comm = self._comm
+        mine = torch.tensor([self.busy], dtype=torch.float64)
+        if comm.rank != self.root:
+            comm.send(mine, self.root)
+            return None
+        return [
+            float(mine if rank == self.root else comm.recv((1,), "float64", rank)) for rank in range(comm.world_size)
+        ]
+
+    def _logits(self, slots: Sequence[Slot], ended: Collection[int]) -> torch.Tensor | None:
         import torch
 
         for slot in slots:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.bundle import Bundle
+from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.requests.rank_requests import RankRequests, Slot
 from distir_relax.runtime.requests.request_program import emit_request_programs
@@ -57,6 +58,10 @@ class ThreadRequests:
         found: torch.Tensor = self._result()
         return found
 
+    def busy(self) -> list[float]:
+        """Return the seconds that each rank has computed; while a step runs, without it."""
+        return [rank.busy for rank in self._ranks]
+
     def close(self) -> None:
         """End the threads, and free all states."""
         for each in self._steps:
@@ -91,7 +96,7 @@ class ThreadRequests:
             except RankReleased:
                 result = None
             except BaseException as error:
-                self._world.abort(error)
+                self._world.abort(name_rank(error, rank, len(self._ranks)))
                 # The root may be waiting for this rank, or have ended the step already.
                 self._results.put(None)
                 continue

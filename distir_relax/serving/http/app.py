@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.runtime.generation import bundle_tokenizer
 from distir_relax.serving.http.metrics import Metrics
 from distir_relax.serving.http.openai_api import (
     CompletionRequest,
@@ -24,8 +25,8 @@ from distir_relax.serving.http.openai_api import (
     parse_request,
 )
 from distir_relax.serving.http.rank_roles import rank_roles
+from distir_relax.serving.http.replicas import Replicas
 from distir_relax.serving.http.security import Guard
-from distir_relax.serving.http.service import EngineService
 from distir_relax.serving.request import GenerationRequest
 from distir_relax.text import StopStrings, Tokenizer
 
@@ -55,8 +56,8 @@ class _Refused(Exception):
         self.status, self.message, self.kind, self.retry = status, message, kind, retry
 
 
-def create_app(service: EngineService, bundle: Bundle, options: ServerOptions | None = None) -> Starlette:
-    """Return the application for an engine, which it closes when it ends.
+def create_app(replicas: Replicas, bundle: Bundle, options: ServerOptions | None = None) -> Starlette:
+    """Return the application for engines of a bundle, which it closes when it ends.
 
     Raises `RunError` for a bundle without a tokenizer.
     """
@@ -65,12 +66,12 @@ def create_app(service: EngineService, bundle: Bundle, options: ServerOptions | 
     from starlette.routing import Route
 
     options = options or ServerOptions()
-    handlers = _Handlers(service, bundle, options)
+    handlers = _Handlers(replicas, bundle, options)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.close)
+        await asyncio.to_thread(replicas.close)
 
     routes = [
         Route("/v1/completions", handlers.route(handlers.completions), methods=["POST"]),
@@ -86,11 +87,11 @@ def create_app(service: EngineService, bundle: Bundle, options: ServerOptions | 
 
 
 class _Handlers:
-    def __init__(self, service: EngineService, bundle: Bundle, options: ServerOptions) -> None:
-        self.service, self.bundle, self.options = service, bundle, options
-        self.metrics = Metrics(service)
+    def __init__(self, replicas: Replicas, bundle: Bundle, options: ServerOptions) -> None:
+        self.replicas, self.bundle, self.options = replicas, bundle, options
+        self.metrics = Metrics(replicas)
         self.name = bundle.manifest.name
-        self.tokenizer: Tokenizer = service.engine.tokenizer
+        self.tokenizer: Tokenizer = bundle_tokenizer(bundle.texts, bundle.path, self.name)
         self._started = int(time.time())
 
     def route(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -122,9 +123,9 @@ class _Handlers:
     async def health(self, http: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        if self.service.is_ready:
+        if self.replicas.is_ready:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "starting", "reason": self.service.failure}, 503, {"Retry-After": "2"})
+        return JSONResponse({"status": "starting", "reason": self.replicas.failure}, 503, {"Retry-After": "2"})
 
     async def metrics_text(self, http: Request) -> Response:
         from starlette.responses import Response
@@ -135,12 +136,14 @@ class _Handlers:
     async def status(self, http: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        engine = self.service.engine if self.service.is_ready else None
-        load = {"running": engine.running, "waiting": engine.waiting} if engine else {}
+        replicas = self.replicas
+        # It waits for the steps in flight.
+        idle = await asyncio.gather(*(asyncio.to_thread(service.idle) for service in replicas.services))
         return JSONResponse(
             {
-                "model": self.name, "ready": self.service.is_ready, "restarts": self.service.restarts, **load,
-                "chat": self.tokenizer.template is not None, "ranks": rank_roles(self.bundle.manifest),
+                "model": self.name, "ready": replicas.is_ready, "restarts": replicas.restarts,
+                "running": replicas.running, "waiting": replicas.waiting,
+                "chat": self.tokenizer.template is not None, "ranks": rank_roles(self.bundle.manifest, idle),
             }
         )  # fmt: skip
 
@@ -184,14 +187,13 @@ class _Handlers:
         """Submit all prompts of a request, or none."""
         choices: list[_Choice] = []
         try:
-            engine = self.service.engine
-            if engine.waiting + len(parsed.prompts) > self.options.max_waiting:
+            if self.replicas.waiting + len(parsed.prompts) > self.options.max_waiting:
                 raise _Refused(429, "too many requests wait; try again later", "rate_limit_error", retry=1)
             for prompt in parsed.prompts:
                 choice = _Choice(self.tokenizer, parsed.stop, self.options.timeout, identifier)
                 # Text and chats have their own; token ids are those of a text.
                 stop = self.tokenizer.stop if isinstance(prompt, list) and not parsed.is_chat else None
-                choice.request = self.service.submit(
+                choice.request = self.replicas.submit(
                     prompt, parsed.count, sampling=parsed.sampling, stop=stop, on_token=choice.wake
                 )
                 choices.append(choice)
@@ -200,7 +202,7 @@ class _Handlers:
         except RunError as error:
             for choice in choices:
                 choice.request.cancel()
-            if not self.service.is_ready:
+            if not self.replicas.is_ready:
                 raise _Refused(503, error.message, "server_error", retry=2) from None
             raise _Refused(400, str(error)) from None
         return choices

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from distir_relax.serving.engine import Engine
-from distir_relax.serving.http.service import EngineService
+from distir_relax.serving.http.replicas import Replicas
 from distir_relax.serving.request import GenerationRequest
 
 _LATENCIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Counters and distributions of requests, and the load of the engine when it is read."""
+    """Counters and distributions of requests, and the load of the engines when it is read."""
 
-    def __init__(self, service: EngineService) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
@@ -39,9 +39,9 @@ class Metrics:
         }
         for name, (text, read) in gauges.items():
             gauge = Gauge(name, text, **made)
-            gauge.set_function(partial(_read, service, read))
-        Gauge("ready", "Whether requests are taken", **made).set_function(lambda: float(service.is_ready))
-        Gauge("restarts", "Restarts of the engine", **made).set_function(lambda: float(service.restarts))
+            gauge.set_function(partial(_total, replicas, read))
+        Gauge("ready", "Whether requests are taken", **made).set_function(lambda: float(replicas.is_ready))
+        Gauge("restarts", "Restarts of the engine", **made).set_function(lambda: float(replicas.restarts))
 
     def refused(self, status: int) -> None:
         """Count a request that was refused."""
@@ -65,5 +65,5 @@ class Metrics:
         return body, CONTENT_TYPE_LATEST
 
 
-def _read(service: EngineService, read: Callable[[Engine], int]) -> float:
-    return float(read(service.engine)) if service.is_ready else 0.0
+def _total(replicas: Replicas, read: Callable[[Engine], int]) -> float:
+    return float(replicas.total(read))

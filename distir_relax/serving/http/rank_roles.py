@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.bundle import Manifest, local_bytes
@@ -9,8 +10,25 @@ from distir_relax.runtime.requests import bytes_per_token
 from distir_relax.support.units import size
 
 
-def rank_roles(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return a row for each rank: its index along each mesh axis of more than one device, weights, and cache."""
+def rank_roles(manifest: Manifest, idle: Sequence[Sequence[float]] = ((),)) -> list[dict[str, Any]]:
+    """Return a row for each rank of each replica: its index along each mesh axis of several devices, weights, cache.
+
+    `idle` has for each replica the share of the time in which its ranks are idle, or nothing.
+    """
+    return [
+        {**row, "place": _place(row["place"], replica, len(idle)), "idle": f"{shares[rank]:.0%}" if shares else ""}
+        for replica, shares in enumerate(idle)
+        for rank, row in enumerate(_roles(manifest))
+    ]
+
+
+def _place(place: str, replica: int, count: int) -> str:
+    if count == 1:
+        return place or "the whole model"
+    return ", ".join(filter(None, (f"replica {replica + 1} of {count}", place)))
+
+
+def _roles(manifest: Manifest) -> list[dict[str, Any]]:
     mesh = manifest.mesh
     rows = []
     for rank in range(mesh.size):
@@ -23,7 +41,7 @@ def rank_roles(manifest: Manifest) -> list[dict[str, Any]]:
         rows.append(
             {
                 "rank": rank,
-                "place": ", ".join(place) or "the whole model",
+                "place": ", ".join(place),
                 "weights": size(weights),
                 "cache_per_token": size(bytes_per_token(manifest, rank)),
             }

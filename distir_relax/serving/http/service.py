@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from distir_relax.errors import RunError
@@ -37,15 +38,27 @@ class EngineService:
         return self._engine
 
     @property
+    def ready_engine(self) -> Engine | None:
+        """The engine; None while it is being started or closed."""
+        return None if self._closing else self._engine
+
+    @property
     def is_ready(self) -> bool:
         """Whether requests can be submitted."""
-        return self._engine is not None and not self._closing
+        return self.ready_engine is not None
 
     def submit(self, prompt: Any, count: int, **options: Any) -> Any:
         """Submit a request to the engine, as `Engine.submit`, and wake its thread."""
         request = self.engine.submit(prompt, count, **options)
         self._wake.set()
         return request
+
+    def idle(self) -> list[float]:
+        """Return `Engine.idle`, empty if the engine does not answer: what has happened is an error of requests."""
+        engine = self._engine
+        with suppress(RunError):
+            return engine.idle() if engine is not None else []
+        return []
 
     def close(self) -> None:
         """Cancel all requests and release the ranks."""
@@ -67,6 +80,9 @@ class EngineService:
                 _LOG.exception("the engine failed and is started again")
                 self._engine = None
         if self._engine is not None:
+            if self._engine.steps:
+                shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in enumerate(self.idle()))
+                _LOG.info("idle while requests ran: %s", shares)
             self._engine.close()
 
     def _restart(self) -> None:
