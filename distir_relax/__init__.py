@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.strategies import Strategy
+    from distir_relax.strategy_search.generation import search_generation
     from distir_relax.strategy_search.search import search
     from distir_relax.support.learning_rate import Constant, Cosine, Linear, Schedule, StepDecay
 
@@ -63,6 +64,7 @@ __all__ = [
     "load",
     "load_profile",
     "search",
+    "search_generation",
     "simulate",
     "simulate_generation",
 ]
@@ -100,6 +102,7 @@ _HOMES = {
     "ProcessSession": "distir_relax.runtime.process_session.session",
     "ProgramBuilder": "distir_relax.lowering.program_builder",
     "search": "distir_relax.strategy_search.search",
+    "search_generation": "distir_relax.strategy_search.generation",
     "simulate": "distir_relax.compiler.simulate",
     "simulate_generation": "distir_relax.compiler.simulate_generation",
     "Strategy": "distir_relax.strategies",

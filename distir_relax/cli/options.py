@@ -157,6 +157,21 @@ _SIZES = re.compile(
 _MAX_SIZES = 256
 
 
+def read_workload(prompt: int | None, generate: int | None, others: Mapping[str, object]) -> tuple[int, int]:
+    """Return --prompt and --generate, of which one is given. Raise `DistIRError` without the other, or with `others`.
+
+    These are the values of options, by their flags, that a workload of generation has no use for.
+    """
+    if prompt is None or generate is None:
+        raise DistIRError(
+            f"expected --prompt and --generate, found no --{'prompt' if prompt is None else 'generate'}",
+            hint="for example: --prompt 512 --generate 128 --requests 16",
+        )
+    if unused := [flag for flag, value in others.items() if value]:
+        raise DistIRError(f"expected no {' and '.join(unused)} with --prompt and --generate")
+    return prompt, generate
+
+
 def flag_of(name: str) -> str:
     """Return the flag of an option or parameter: ``--input-shape`` for `input_shapes`."""
     option = (declared(CompileOptions) | declared(ImportOptions)).get(name)

@@ -5,13 +5,25 @@ from __future__ import annotations
 import json as json_
 import re
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import JsonOption, SizesOption, read_sizes, with_options
+from distir_relax.cli.options import (
+    ChunkTokensOption,
+    JsonOption,
+    MaxRequestsOption,
+    SizesOption,
+    StateMemoryOption,
+    StepTokensOption,
+    flag_of,
+    read_sizes,
+    read_workload,
+    with_options,
+)
 from distir_relax.cli.signals import Interrupted
 from distir_relax.compiler.options import LayoutOptions, Option
 from distir_relax.errors import DistIRError
@@ -20,6 +32,14 @@ from distir_relax.support.units import rate
 
 if TYPE_CHECKING:
     from distir_relax.strategy_search import Outcome, Search
+
+
+class Objective(StrEnum):
+    """What a search for generation ranks by."""
+
+    throughput = "throughput"
+    first_token = "first-token"
+    per_token = "per-token"
 
 
 def _search_options() -> dict[str, Option]:
@@ -36,7 +56,7 @@ def _search_options() -> dict[str, Option]:
 @app.command()
 @with_options(LayoutOptions, only=("stages",), more=_search_options())
 def search(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION or FILE.onnx.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION, FILE.onnx, or a language model.")],
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
     options: dict[str, Any],
@@ -61,6 +81,18 @@ def search(
     resume: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Record results in this file, and resume from it.")
     ] = None,
+    prompt: Annotated[
+        int | None, typer.Option(min=1, help="Search for generation, after prompts of so many tokens.")
+    ] = None,
+    generate: Annotated[int | None, typer.Option(min=1, help="Number of tokens to generate for each prompt.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Number of prompts that arrive together.")] = 16,
+    objective: Annotated[
+        Objective, typer.Option(help="What is best in generation: tokens per second, or the time to a token.")
+    ] = Objective.throughput,
+    max_requests: MaxRequestsOption = 16,
+    memory: StateMemoryOption = 1.0,
+    step_tokens: StepTokensOption = 512,
+    chunk_tokens: ChunkTokensOption = 128,
     execute: Annotated[int, typer.Option(min=0, metavar="N", help="Run the N best on this machine's ranks.")] = 0,
     csv: Annotated[Path | None, typer.Option(help="Write all configurations to this .csv.")] = None,
     html: Annotated[
@@ -71,7 +103,21 @@ def search(
     """Search for the fastest strategy that fits into memory, by simulating all candidates.
 
     Under mpirun all ranks except the first simulate, and the first prints the results.
+
+    With --prompt and --generate, MODEL is the folder or GGUF file of a language model, or FILE.py:FUNCTION that returns
+    a compiled one for a strategy. Replicas, tensor and pipeline parallelism are combined in all ways, and the strategy
+    is searched that serves --requests best.
     """
+    if prompt is not None or generate is not None:
+        others = {
+            "--global-batch": global_batch, "--dim": dim, "--microbatches": microbatches, "--try": try_,
+            "--by-steps": by_steps, "--workers": workers, "--resume": resume, "--execute": execute, "--csv": csv,
+            "--html": html,
+        } | {flag_of(name): value for name, value in options.items()}  # fmt: skip
+        workload = read_workload(prompt, generate, others)
+        limits = max_requests, round(memory * 1e9), step_tokens, chunk_tokens
+        _search_generation(model, devices, profile, (*workload, requests), objective, limits, top, json)
+        return
     options |= {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch), "dims": read_sizes(dim),
         **dict(map(_read_values, try_ or ())), "by_steps": by_steps, "workers": workers,
@@ -100,6 +146,34 @@ def _search(model: str, options: dict[str, Any], top: int) -> Search:
             if progress.seen:
                 typer.echo(outcomes_table(progress.seen, top), err=True)
             raise
+
+
+def _search_generation(
+    model: str,
+    devices: int,
+    profile: str,
+    workload: tuple[int, int, int],
+    objective: Objective,
+    limits: tuple[int, int, int, int],
+    top: int,
+    as_json: bool,
+) -> None:
+    """Search for a strategy that generates text, and print the best ones."""
+    from distir_relax.report.generation_search import table
+    from distir_relax.serving import EngineOptions
+    from distir_relax.strategy_search.generation import search_generation
+
+    prompt, generate, requests = workload
+    found = search_generation(
+        model, devices=devices, profile=profile, prompt=prompt, generate=generate, requests=requests,
+        objective=objective.value, options=EngineOptions(*limits),
+    )  # fmt: skip
+    if as_json:
+        best = [outcome.as_json() for outcome in found.ranked[:top]]
+        discarded = len(found.outcomes) - len(found.ranked)
+        typer.echo(json_.dumps({"configurations": len(found.outcomes), "discarded": discarded, "best": best}))
+        return
+    typer.echo(table(found, top))
 
 
 def _write(model: str, profile: str, result: Search, csv: Path | None, html: Path | None) -> None:

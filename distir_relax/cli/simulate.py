@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from distir_relax.cli.options import (
     StepTokensOption,
     flag_of,
     read_size_ranges,
+    read_workload,
     with_options,
 )
 from distir_relax.compiler.options import ImportOptions, LayoutOptions
@@ -72,10 +73,9 @@ def simulate(
     if prompt is not None or generate is not None:
         others = {"--global-batch": global_batch, "--dim": dim, "--plot": plot, "--trace": trace, "--html": html}
         others |= {flag_of(name): value for name, value in options.items() if name != "strategy"}
+        workload = *read_workload(prompt, generate, others), requests
         limits = max_requests, round(memory * 1e9), step_tokens, chunk_tokens
-        found = _simulate_generation(
-            model, profile, (prompt, generate, requests), limits, import_, options.get("strategy"), others
-        )
+        found = _simulate_generation(model, profile, workload, limits, import_, options.get("strategy"))
         typer.echo(dumps(found.as_json()) if json else str(found))
         return
     from distir_relax.compiler.simulate import simulate as predict
@@ -116,25 +116,17 @@ def simulate(
 def _simulate_generation(
     model: str,
     profile: str,
-    workload: tuple[int | None, int | None, int],
+    workload: tuple[int, int, int],
     limits: tuple[int, int, int, int],
     files: Sequence[Path] | None,
     strategy: Strategy | None,
-    others: Mapping[str, object],
 ) -> GenerationSimulation:
-    """Simulate generation; `others` are options by name that are for other simulations."""
+    """Simulate generation for a workload: tokens of a prompt, new ones, requests."""
     from distir_relax.compiler.simulate_generation import simulate_generation
     from distir_relax.serving import EngineOptions
     from distir_relax.support.user_function import import_file
 
     prompt, generate, requests = workload
-    if prompt is None or generate is None:
-        raise DistIRError(
-            f"expected --prompt and --generate, found no --{'prompt' if prompt is None else 'generate'}",
-            hint="for example: --prompt 512 --generate 128 --requests 16",
-        )
-    if unused := [name for name, value in others.items() if value]:
-        raise DistIRError(f"expected no {' and '.join(unused)} with --prompt and --generate")
     for file in files or ():
         import_file(file)
     return simulate_generation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -78,6 +78,40 @@ def compile_generation(
     Raises as `compile` does, `ImportModelError` for a model without such an input and output and for a larger
     `max_length` than its config allows, and `UnsupportedOpError` for one that is not causal.
     """
+    source = read_generation(model, max_length=max_length, max_batch=max_batch, tokenizer=tokenizer)
+    return source.compile(complete(options, source.name))
+
+
+@dataclass(frozen=True)
+class GenerationSource:
+    """A language model that has been read: its program that continues sequences, before it is distributed.
+
+    `texts` are those of its tokenizer, and `weight_files` the files that it was read from, if any.
+    """
+
+    imported: Imported
+    name: str
+    max_length: int
+    texts: Mapping[str, str]
+    weight_files: Sequence[Path]
+
+    def compile(self, options: CompileOptions) -> Generation:
+        """Compile it, as `compile_generation` does."""
+        strategy = options["strategy"]
+        stages = 1 if strategy is None else as_strategy(strategy).pipeline
+        imported = _untied(self.imported) if stages > 1 else self.imported
+        plan = compile_source(Source(imported, options))
+        return Generation(replace(plan, texts=self.texts, weight_files=self.weight_files), self.max_length)
+
+
+def read_generation(
+    model: torch.nn.Module | str | Path,
+    *,
+    max_length: int | None = None,
+    max_batch: int | None = None,
+    tokenizer: Any = None,
+) -> GenerationSource:
+    """Read a language model, for one or more compilations. Arguments and errors are those of `compile_generation`."""
     texts: Mapping[str, str] = {}
     files: Sequence[Path] = ()
     name, is_path = default_name(model), isinstance(model, (str, Path))
@@ -96,11 +130,7 @@ def compile_generation(
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
     imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
-    strategy = options.get("strategy")
-    if strategy is not None and as_strategy(strategy).pipeline > 1:
-        imported = _untied(imported)
-    plan = compile_source(Source(imported, complete(options, name)))
-    return Generation(replace(plan, texts=texts, weight_files=files), length)
+    return GenerationSource(imported, name, length, texts, files)
 
 
 def _untied(imported: Imported) -> Imported:
