@@ -1,0 +1,40 @@
+"""Linear layers with packed weights against `F.linear`, for processors that pack one row, and that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distir_relax.kernels import packing
+from distir_relax.kernels.packing import pack_linear
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD", ""])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float64, 1e-12), (torch.float16, 2e-3)],
+)
+def test_products_are_those_of_the_layer(
+    vendor: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_vendor", lambda: vendor)
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((127, 65), (1, 3), (64, 1), (5, 0), (0, 7)):
+        weight = torch.randn(shape, generator=generator).to(dtype)
+        for bias in (None, torch.randn(shape[0], generator=generator).to(dtype)):
+            for rows in (1, 3, 128):
+                layer = pack_linear(weight, bias, rows=rows)
+                for sizes in ((0,), (1,), (2, 1), (3, 5), (131,)):
+                    x = torch.randn(*sizes, shape[1], generator=generator).to(dtype)
+                    found, expected = layer(x), F.linear(x, weight, bias)
+                    assert (found.shape, found.dtype) == (expected.shape, dtype)
+                    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * 10)
+
+
+def test_one_row_is_packed_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(31, 17)
+    for vendor, packs in {"GenuineIntel": False, "AuthenticAMD": True, "": False}.items():
+        monkeypatch.setattr(packing, "_vendor", lambda name=vendor: name)
+        assert pack_linear(weight, rows=1).packed is packs
+        assert pack_linear(weight, rows=2).packed
