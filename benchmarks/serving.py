@@ -1,17 +1,20 @@
 """Generation with SmolLM2-135M, trained weights, float32: one request, many together, pipelines, drafts, prefixes.
 
-``PYTHONPATH=build/smollm python benchmarks/serving.py [one] [tensor] [pipeline] [drafts] [prefixes]``; by default all.
+``PYTHONPATH=build/smollm python benchmarks/serving.py [one] [tensor] [unlike] [pipeline] [drafts] [prefixes]``; by
+default all.
 Each line is the median of three runs that take turns. The bundles are written to build/serving.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ import transformers
 
 import distir_relax as dr
 from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.cost.heterogeneous import Group
+from distir_relax.cost.profile import Profile
 from distir_relax.serving import Engine, EngineOptions, start_engine
 from tests.smollm import FILE, folder, trained
 
@@ -30,13 +35,15 @@ NEW, RUNS = 32, 3
 SYSTEM = "You answer questions about the text below in one sentence. " + "The river rises every spring. " * 60
 
 
-def bundle(strategy: str) -> Bundle:
+def bundle(strategy: str, profile: Profile | None = None, suffix: str = "") -> Bundle:
     """Compile the model under a strategy, unless it is in build/serving, and read it."""
-    path = Path("build/serving") / f"{strategy.replace('/', '-')}.dist"
+    path = Path("build/serving") / f"{strategy.replace('/', '-')}{suffix}.dist"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder(), gguf_file=FILE)
-        generation = dr.compile_generation(trained(), max_length=2048, strategy=strategy, tokenizer=tokenizer)
+        generation = dr.compile_generation(
+            trained(), max_length=2048, strategy=strategy, tokenizer=tokenizer, profile=profile
+        )
         generation.plan.save(path, backends=("torch",))
     return read_bundle(path)
 
@@ -112,6 +119,40 @@ def tensor() -> None:
         medians(rates, "tokens/s")
 
 
+def unlike() -> None:
+    """Two tensor-parallel ranks, each on a core of its own, of which one is half as fast: a loop keeps it busy."""
+    even = dr.load_profile("cpu-local")
+    slow = replace(even, groups=(Group(((1, 1),), 0.5),))
+    asked = prompts(16)
+    loop = multiprocessing.get_context("spawn").Process(target=spin, args=(1,), daemon=True)
+    loop.start()
+    try:
+        engines = {
+            "even shards": start_engine(bundle("1/2/1/1"), EngineOptions(share_prefixes=False)),
+            "by speed": start_engine(bundle("1/2/1/1", slow, "-unlike"), EngineOptions(share_prefixes=False)),
+        }
+        for engine in engines.values():
+            for rank, process in enumerate(engine._executor._processes.processes):
+                process.cpu_affinity([rank])
+        for count in (1, 16):
+            rates = [
+                (f"one of 2 ranks slow, {name}, {count}", lambda e=engine, n=count: together(e, asked[:n])[0])
+                for name, engine in engines.items()
+            ]
+            medians(rates, "tokens/s")
+        for engine in engines.values():
+            engine.close()
+    finally:
+        loop.kill()
+
+
+def spin(core: int) -> None:
+    """Keep a core busy."""
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
+
+
 def pipeline() -> None:
     """Two stages, as processes: with two steps in flight, and with one."""
     for count in (16, 64):
@@ -179,7 +220,7 @@ def main(names: Sequence[str]) -> None:
     """Run the parts named, or all."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    parts = {"one": one, "tensor": tensor, "pipeline": pipeline, "drafts": drafts, "prefixes": prefixes}
+    parts = {f.__name__: f for f in (one, tensor, unlike, pipeline, drafts, prefixes)}
     for name in names or parts:
         parts[name]()
 
