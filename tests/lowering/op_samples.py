@@ -100,6 +100,7 @@ def _movement() -> list[Sample]:
         ("reshape", [f32(1, 0, 4, 8)], {"shape": (1, 4, 0)}),
         ("permute_dims", [f32(2, 3, 5)], {"axes": (2, 0, 1)}),
         ("broadcast_to", [f32(3, 1)], {"shape": (2, 3, 5)}),
+        ("keep", [f32(3, 5), f32(3, 5)], {}),
         ("append", [f32(3, 2), f32(3, 5)], {"axis": 1}),
         ("concat", [f32(3, 2), f32(3, 5)], {"axis": 1}),
         ("concat", [f32(3, 0), f32(3, 5)], {"axis": 1}),
