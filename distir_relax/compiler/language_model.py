@@ -114,8 +114,8 @@ def _ids(model: Any, shape: tuple[int, int]) -> torch.Tensor:
 
 
 def _encoder_example(
-    model: Any, encoder: EncoderInput, limits: LengthLimits, batch: Dim, example: Any
-) -> tuple[torch.Tensor, dict[int, Dim]]:
+    model: Any, encoder: EncoderInput, limits: LengthLimits, batch: Any, example: Any
+) -> tuple[torch.Tensor, dict[int, Any]]:
     """Return an example of an encoder's input, and its dims of any size. Raises ImportModelError if it needs one."""
     import torch
 

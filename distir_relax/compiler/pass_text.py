@@ -55,9 +55,10 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 
 
 for _kind in (
-    Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, Outline, MasterWeights, ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence,
-    HoistPositions, CutStages, Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters,
-    Optimize, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal,
+    Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, Outline, MasterWeights, ApplyShardings,
+    ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, Differentiate, ShardGradients,
+    Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions, PlaceBySearch, ToDistIR,
+    ToPlaces, Pipeline, Project, Inline, FuseLocal,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -25,9 +25,9 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A language model in float32, decoder-only or an encoder-decoder, and the files of its tokenizer in a bundle, by name; none without one.
+    """A language model in float32, decoder-only or an encoder-decoder.
 
-    `weight_files` are the safetensors files of its folder.
+    `texts` are the files of its tokenizer in a bundle, by name; none without one. `weight_files` are the safetensors files of its folder.
     """
 
     model: Any
@@ -43,7 +43,9 @@ def is_gguf(target: str | Path) -> bool:
 def read_language_model(path: str | Path) -> LanguageModel:
     """Load a language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
 
-    An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to float32. Nothing is downloaded, and no code of the folder runs.
+    An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to float32.
+    Nothing is downloaded, and no code of the folder runs.
+
     Raises ImportModelError if there is no such folder or file, as `read_pretrained` does, and for a tokenizer that
     transformers cannot read.
     """

@@ -55,8 +55,9 @@ def to_bundle(
 ) -> format_.Bundle:
     """Build a bundle in memory. `tensors` are the global weights, which are shared, not copied.
 
-    The distributed program may be a part of the sharded one, with some of its inputs and outputs. Without `backends` it has only the texts of the stages. `fast_math` is as for `to_relax`. Raises `DistIRError` for
-    an unknown backend and for weights without data, and the errors of the backends' code generation.
+    The distributed program may be a part of the sharded one, with some of its inputs and outputs. Without `backends`
+    the bundle has only the texts of the stages. `fast_math` is as for `to_relax`. Raises `DistIRError` for an unknown
+    backend and for weights without data, and the errors of the backends' code generation.
     """
     mesh = distributed.meshes[0]
     texts = {"sharded.txt": print_module(sharded, layout_comments(sharded)), "distir.txt": print_module(distributed)}

@@ -162,7 +162,7 @@ class LanguageProgram:
     def step(
         self, session: RankSession, inputs: Mapping[str, torch.Tensor], past: int, sampling: Sampling
     ) -> torch.Tensor | None:
-        """Feed `inputs` on a rank of a launch; return the next token of each row, (batch,), on rank 0, None elsewhere."""
+        """Feed `inputs` on a rank of a launch; return the next tokens, (batch,), on rank 0, None elsewhere."""
         outputs = session(inputs, [self.logits], past)
         if not outputs:
             return None
