@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
@@ -136,6 +137,7 @@ def _encoder_example(
 
 
 def _with_logits_only(imported: Imported) -> Imported:
+    """Return the model with its logits as the only output, which calls return if there were others."""
     main = imported.module.main
     by_name = {output.name: output for output in main.outputs}
     found = by_name.get("logits") or (main.outputs[0] if len(main.outputs) == 1 else None)
@@ -146,4 +148,7 @@ def _with_logits_only(imported: Imported) -> Imported:
             hint="wrap the model in a module that returns its logits alone",
         )
     only = eliminate_dead_ops(replace(main, outputs=(found,)))
-    return replace(imported, module=replace(imported.module, functions=(only,)))
+    imported = replace(imported, module=replace(imported.module, functions=(only,)))
+    if len(main.outputs) == 1:
+        return imported
+    return replace(imported, results=(found.name,), rebuild=itemgetter(found.name))
