@@ -1,9 +1,9 @@
 """Language models cut into random chunks: incremental programs on several ranks give the logits of the whole sequence.
 
-``python -m tests.chunk_acceptance [--ways N] [WORD ...]`` takes all models, or those whose name has one of the words, on
-1, 2, 3 and 5 ranks, by tensor and by pipeline, and cuts a sequence in N random ways, 200 by default. It prints a line
-for each layout, and exits 1 if the logits of one differ from the model's. `tests/incremental/test_encoder_decoders.py`
-does so for a few layouts and ways.
+``python -m tests.chunk_acceptance [--ways N] [WORD ...]`` takes all models, or those whose name has one of the words,
+on 1, 2, 3 and 5 ranks, by tensor and by pipeline, and cuts a sequence in N random ways, 200 by default. It prints a
+line for each layout, and exits 1 if the logits of one differ from the model's.
+`tests/incremental/test_encoder_decoders.py` does so for a few layouts and ways.
 """
 
 from __future__ import annotations

@@ -73,6 +73,18 @@ def test_stages_send_no_weight() -> None:
         assert all(is_symbolic(value.tensor.shape) for value in sent)
 
 
+def test_what_plans_say() -> None:
+    plan = compiled("t5", "1/3/1/1").plan
+    assert plan.encoder is not None
+    assert "inputs   decoder_input_ids: i64[batch, new] R, R, linear" in str(plan)
+    assert "inputs   input_ids: i64[batch, source] R, R\n" in str(plan.encoder)
+    model = encoder_decoder("t5")
+    numbers = [(parameter.ndim, parameter.numel()) for parameter in model.parameters()]
+    # All three ranks have the weights of norms; the encoder and the decoder have the table of embeddings.
+    copied = sum(2 * size for ndim, size in numbers if ndim == 1) + model.shared.weight.numel()
+    assert sum(plan.footprint.weights) == 4 * (sum(size for _, size in numbers) + copied)
+
+
 def test_a_plan_of_fixed_sizes() -> None:
     plan = compiled("bart", "1/5/1/1").plan.at(batch=2, source=7)
     ids, source = torch.tensor([[2, 9, 4]] * 2), encoder_input("bart", 2, 7)
@@ -90,6 +102,7 @@ def test_a_saved_bundle(tmp_path: Path) -> None:
     compiled("t5", "1/3/1/1").plan.save(path, backends=("torch",))
     source = encoder_input("t5", 2, 9)
     loaded = dr.load(path)
+    assert "inputs   input_ids: int64 (batch, source), decoder_input_ids: int64 (batch, new)" in repr(loaded)
     assert torch.equal(loaded.generate(source, 6), expected_tokens("t5", source, 6))
     ids = torch.zeros(2, 1, dtype=torch.int64)
     assert loaded(input_ids=source, decoder_input_ids=ids, use_cache=False).shape == (2, 1, VOCABULARY)
@@ -173,11 +186,12 @@ def test_bad_input_is_one_message(name: str, prompt: Any, options: dict[str, Any
     assert torch.equal(generation.generate(source, 2), expected_tokens(name, source, 2))
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_what_is_refused() -> None:
     generation = compiled("bart", "1/5/1/1")
-    for start in (generation.engine, lambda: dr.simulate_generation(generation, prompt=3, generate=2, profile="cpu-local")):
-        with pytest.raises(RunError, match="expected a decoder-only model .* found an encoder-decoder"):
-            start()
+    with pytest.raises(RunError, match=r"expected a decoder-only model .* found an encoder-decoder"):
+        generation.engine()
+    with pytest.raises(RunError, match=r"expected a decoder-only model .* found an encoder-decoder"):
+        dr.simulate_generation(generation, prompt=3, generate=2, profile="cpu-local")
     config = transformers.GPT2Config(n_layer=1, n_head=3, n_embd=24, vocab_size=VOCABULARY, n_positions=64)
     plain = dr.compile_generation(transformers.GPT2LMHeadModel(config).eval(), strategy="1/1/1/1")
     with pytest.raises(RunError, match="expected no decoder_prompt for a model without encoder"):

@@ -89,7 +89,8 @@ class Bundle:
 def _check_encoder(manifest: Manifest, encoder: Manifest) -> None:
     """Raise BundleError unless the outputs of an encoder are states, placed alike, and both have the same ranks."""
     assert manifest.encoder is not None, "the manifest of a bundle with an encoder"
-    if encoder.mesh != manifest.mesh or encoder.states or encoder.encoder or encoder.inputs != (manifest.encoder.input,):
+    has_states = bool(encoder.states) or encoder.encoder is not None
+    if has_states or encoder.mesh != manifest.mesh or encoder.inputs != (manifest.encoder.input,):
         raise BundleError(
             f"expected an encoder of {manifest.encoder.input.name} on {manifest.mesh}, found {encoder!r}", manifest.name
         )

@@ -89,8 +89,12 @@ class Plan:
 
     @property
     def footprint(self) -> Footprint:
-        """Number of programs, weights of each rank, and bytes that each rank sends in a run."""
-        return footprint(self.modules["distributed"], self.modules["ranked"])
+        """Number of programs, weights of each rank, with those of the encoder, and bytes that each sends in a run."""
+        own = footprint(self.modules["distributed"], self.modules["ranked"])
+        if self.encoder is None:
+            return own
+        weights = zip(own.weights, self.encoder.footprint.weights, strict=True)
+        return replace(own, weights=tuple(map(sum, weights)))
 
     @property
     def mesh(self) -> DeviceMesh:

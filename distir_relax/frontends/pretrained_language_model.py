@@ -27,7 +27,8 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 class LanguageModel:
     """A language model in float32, decoder-only or an encoder-decoder.
 
-    `texts` are the files of its tokenizer in a bundle, by name; none without one. `weight_files` are the safetensors files of its folder.
+    `texts` are the files of its tokenizer in a bundle, by name; none without one. `weight_files` are the safetensors
+    files of its folder.
     """
 
     model: Any

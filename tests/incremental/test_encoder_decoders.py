@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers, unmodified: random chunks on several ranks give the logits of the whole sequence."""
+"""Encoder-decoders of transformers, unmodified: random chunks on several ranks give the logits of the whole."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_session_takes_the_input_of_the_encoder_in_the_first_call() -> None:
     session, sequence = compiled("bart", "1/2/1/1").session(), whole("bart")
     ids, source = sequence.inputs["decoder_input_ids"], sequence.inputs["input_ids"]
     session({"input_ids": source, "decoder_input_ids": ids[:, :4]})
-    with pytest.raises(RunError, match="the program has no such input\n.*decoder_input_ids"):
+    with pytest.raises(RunError, match=r"the program has no such input\n.*decoder_input_ids"):
         session({"input_ids": source, "decoder_input_ids": ids[:, 4:]}, past=4)
     with pytest.raises(RunError, match="batch is 1 in the input of the encoder, found 2"):
         session({"input_ids": source[:1], "decoder_input_ids": ids[:, :4]})
@@ -75,7 +75,7 @@ def test_an_encoder_that_does_not_fit_is_refused() -> None:
         bundle.with_encoder(other.encoder, 2)
     elsewhere = compiled("bart", "1/3/1/1").bundle(("torch",)).encoder
     assert elsewhere is not None
-    with pytest.raises(BundleError, match="expected an encoder of input_ids on .*, found <manifest"):
+    with pytest.raises(BundleError, match=r"expected an encoder of input_ids on .*, found <manifest"):
         bundle.with_encoder(elsewhere, 2)
     assert Session(bundle).bundle is bundle
 
