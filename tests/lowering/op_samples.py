@@ -100,7 +100,6 @@ def _movement() -> list[Sample]:
         ("reshape", [f32(1, 0, 4, 8)], {"shape": (1, 4, 0)}),
         ("permute_dims", [f32(2, 3, 5)], {"axes": (2, 0, 1)}),
         ("broadcast_to", [f32(3, 1)], {"shape": (2, 3, 5)}),
-        ("keep", [f32(3, 5), f32(3, 5)], {}),
         ("append", [f32(3, 2), f32(3, 5)], {"axis": 1}),
         ("concat", [f32(3, 2), f32(3, 5)], {"axis": 1}),
         ("concat", [f32(3, 0), f32(3, 5)], {"axis": 1}),
@@ -329,6 +328,7 @@ def _recurrences() -> list[Sample]:
         ("nn.rnn", plain_cell, rnn),
         ("nn.recurrence_grad", [f32(3, 4, 20), f32(20, 2), *states, *ends], lstm | extras | {"cell": "lstm"}),
         ("nn.recurrence_weight_grad", [*plain_cell, plain_cell[0], plain_cell[2]], rnn | {"cell": "rnn"}),
+        ("keep", [f32(3, 5), f32(3, 5)], {}),
     ]
 
 
