@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train test quick lint docs fuzz validate schedules shapes bench paper regret browser coverage clean
+.PHONY: demo chat train test quick lint docs fuzz validate schedules chunks shapes bench paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -57,6 +57,10 @@ schedules: $(READY)
 shapes: $(READY) $(SMOLLM)
 	$(BIN)/python -m tests.symbolic_acceptance
 	PYTHONPATH=build/smollm $(BIN)/python -m tests.smollm
+
+# Language models cut into chunks in 200 ways, on up to 5 ranks.
+chunks: $(READY)
+	$(BIN)/python -m tests.chunk_acceptance
 
 # The model libraries lie apart: with them, others import what they find there.
 coverage: $(READY)

@@ -8,6 +8,7 @@ from distir_relax.bundle.manifest import (
     BACKENDS,
     FORMAT,
     Division,
+    Encoder,
     Manifest,
     Program,
     Shard,
@@ -18,7 +19,7 @@ from distir_relax.bundle.manifest import (
     local_intervals,
     local_shape,
 )
-from distir_relax.bundle.read import check_weights, read_bundle
+from distir_relax.bundle.read import check_weights, read_bundle, weights_identity
 from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.bundle.weight_files import StoredWeights
 from distir_relax.bundle.weights import TensorWeights, WeightSource
@@ -35,6 +36,7 @@ __all__ = [
     "Bundle",
     "CallManifest",
     "Division",
+    "Encoder",
     "FileWeights",
     "Manifest",
     "Program",
@@ -51,5 +53,6 @@ __all__ = [
     "local_intervals",
     "local_shape",
     "read_bundle",
+    "weights_identity",
     "write_bundle",
 ]

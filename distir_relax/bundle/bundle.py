@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distir_relax.bundle.call_signature import CallManifest
-from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.manifest import Encoder, Manifest
 from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.bundle.weights import WeightSource
 from distir_relax.errors import BundleError
@@ -24,8 +24,9 @@ class Bundle:
 
     `programs` maps the manifest's paths to program texts, `texts` other file names to texts: those of the stages
     (`distir.txt`, `sharded.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer (`tokenizer.json`).
-    `path` is the folder the bundle was read from, if any. Raises BundleError when a program of the manifest has no
-    text.
+    `path` is the folder the bundle was read from, if any. `encoder` is the bundle whose outputs are states of this
+    one: its ranks run it once for each sequence. Raises BundleError when a program of the manifest has no text, and
+    when the two do not fit.
     """
 
     manifest: Manifest
@@ -33,6 +34,7 @@ class Bundle:
     weights: WeightSource
     texts: Mapping[str, str] = field(default_factory=dict)
     path: Path | None = None
+    encoder: Bundle | None = None
 
     def __repr__(self) -> str:
         return f"<bundle{f' {self.path}' if self.path is not None else ''}: {self.manifest!r}>"
@@ -42,6 +44,10 @@ class Bundle:
             for path in program.paths:
                 if path not in self.programs:
                     raise BundleError(f"the manifest names the program {path!r}, but the bundle does not hold it")
+        if (self.encoder is None) != (self.manifest.encoder is None):
+            raise BundleError("expected an encoder if the manifest names one", self.manifest.name)
+        if self.encoder is not None:
+            _check_encoder(self.manifest, self.encoder.manifest)
 
     def for_training(self, training: TrainingManifest) -> Bundle:
         """Return the bundle as a training step. Raises BundleError for names that the manifest does not have."""
@@ -54,6 +60,14 @@ class Bundle:
     def with_texts(self, texts: Mapping[str, str]) -> Bundle:
         """Return the bundle with additional texts, by file name."""
         return replace(self, texts={**self.texts, **texts})
+
+    def with_encoder(self, encoder: Bundle, start: int) -> Bundle:
+        """Return the bundle with one that computes some of its states, for a decoder that begins with a token.
+
+        Raises BundleError if they do not fit.
+        """
+        (taken,) = encoder.manifest.inputs
+        return replace(self, manifest=replace(self.manifest, encoder=Encoder(taken, start)), encoder=encoder)
 
     def stage(self, name: str) -> str:
         """Return the program text of stage `sharded`, `distributed` or `ranked`. Raises BundleError without one."""
@@ -70,3 +84,20 @@ class Bundle:
         if file not in self.texts:
             raise BundleError(f"the bundle holds no {file}", str(self.path or self.manifest.name))
         return self.texts[file]
+
+
+def _check_encoder(manifest: Manifest, encoder: Manifest) -> None:
+    """Raise BundleError unless the outputs of an encoder are states, placed alike, and both have the same ranks."""
+    assert manifest.encoder is not None, "the manifest of a bundle with an encoder"
+    has_states = bool(encoder.states) or encoder.encoder is not None
+    if has_states or encoder.mesh != manifest.mesh or encoder.inputs != (manifest.encoder.input,):
+        raise BundleError(
+            f"expected an encoder of {manifest.encoder.input.name} on {manifest.mesh}, found {encoder!r}", manifest.name
+        )
+    states = {state.output: state for state in manifest.states}
+    for output in encoder.outputs:
+        state = states.get(output.name)
+        if state is None or state.grows or replace(state.tensor, name=output.name) != output:
+            raise BundleError(
+                f"expected outputs of the encoder that are states, found {output.name} {output.dtype} {output.shape} "
+                f"placed as {output.placement}", manifest.name)  # fmt: skip

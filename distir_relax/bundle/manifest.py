@@ -33,7 +33,7 @@ from distir_relax.layout import (
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 7
+FORMAT = 8
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can contain programs for."""
 
@@ -127,6 +127,18 @@ class State:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """What an encoder-decoder model has besides: the encoder's `input`, and the token that its decoder begins with.
+
+    The encoder is a bundle of its own, within the other. Its outputs are the next values of states that are the same in
+    each call for a sequence.
+    """
+
+    input: Tensor
+    start: int
+
+
+@dataclass(frozen=True)
 class Program:
     """One distinct rank program: the paths of its texts, and the order of the Relax function's arguments."""
 
@@ -175,8 +187,9 @@ class Manifest:
     `updates` maps each weight that the programs update to the output with its new value. `divided_inputs` and
     `divided_outputs` are those split into microbatches. `states` are those of a program that continues a sequence.
     `symbols` are those of the sizes of inputs and outputs, and `guards` the comparisons of them that every call must
-    meet. `training` is set if the programs are a training step, `call` if they are a model with arguments by position
-    and by name. `weight_files` hold weights that the bundle does not.
+    meet. `encoder` is set if an encoder computes some of the states, `training` if the programs are a training step,
+    `call` if they are a model with arguments by position and by name. `weight_files` hold weights that the bundle does
+    not.
     """
 
     name: str
@@ -195,6 +208,7 @@ class Manifest:
     symbols: tuple[Symbol, ...] = ()
     guards: tuple[Guard, ...] = ()
     states: tuple[State, ...] = ()
+    encoder: Encoder | None = None
     training: TrainingManifest | None = None
     call: CallManifest | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -324,10 +338,18 @@ class Manifest:
                 State(_tensor(row.fields("tensor"), symbols), row.whole("dim"), row.flag("grows"))
                 for row in top.rows("states", [])
             ),
+            encoder=_encoder(top, symbols),
             training=_training(top),
             call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
             checksums=top.by_name("checksums"),
         )
+
+
+def _encoder(top: Fields, symbols: Mapping[str, Symbol]) -> Encoder | None:
+    if top.table.get("encoder") is None:
+        return None
+    encoder = top.fields("encoder")
+    return Encoder(_tensor(encoder.fields("input"), symbols), encoder.whole("start"))
 
 
 def _division(row: Fields) -> Division:

@@ -9,10 +9,11 @@ from distir_relax.bundle.bundle import Bundle
 from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weight_files import StoredWeights, open_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE
-from distir_relax.bundle.write import MANIFEST_FILE, manifest_checksum
+from distir_relax.bundle.write import ENCODER_FOLDER, MANIFEST_FILE, manifest_checksum
 from distir_relax.errors import BundleError
 from distir_relax.support import file_within, parse_json, read_bytes
 
+_ENCODER = f"{ENCODER_FOLDER}/{MANIFEST_FILE}"
 _AGAIN = "compile the model again, or copy the whole bundle again"
 
 
@@ -31,12 +32,17 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
     programs = {path for program in manifest.programs for path in program.paths}
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
     weights = open_weights(file, manifest.checksums.get(WEIGHTS_FILE, ""), manifest.weights, manifest.weight_files)
+    encoder = None
+    if manifest.encoder is not None:
+        _read_text(folder, _ENCODER, manifest)
+        encoder = read_bundle(folder / ENCODER_FOLDER, False)
     bundle = Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name in programs},
         weights=weights,
         texts={name: text for name, text in texts.items() if name not in programs},
         path=folder,
+        encoder=encoder,
     )
     if verify_weights:
         check_weights(bundle)
@@ -45,8 +51,19 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
 
 def check_weights(bundle: Bundle) -> None:
     """Hash the whole weights files of a bundle that was read from disk. Raises BundleError when one was damaged."""
-    if isinstance(bundle.weights, StoredWeights):
-        bundle.weights.check()
+    for stored in _stored_weights(bundle):
+        stored.check()
+
+
+def weights_identity(bundle: Bundle) -> tuple[int, ...]:
+    """Return the identity of the weights files of a bundle, as `StoredWeights.identity`; empty without files."""
+    return tuple(number for stored in _stored_weights(bundle) for number in stored.identity)
+
+
+def _stored_weights(bundle: Bundle) -> list[StoredWeights]:
+    """Return the weights in files of a bundle and its encoder."""
+    inner = [] if bundle.encoder is None else _stored_weights(bundle.encoder)
+    return [bundle.weights, *inner] if isinstance(bundle.weights, StoredWeights) else inner
 
 
 def _read_manifest(folder: Path) -> Manifest:
@@ -72,7 +89,7 @@ def _read_manifest(folder: Path) -> Manifest:
 def _read_text(folder: Path, name: str, manifest: Manifest) -> str:
     file = file_within(folder, name, BundleError, "missing from the bundle")
     content = read_bytes(file, BundleError)
-    if hashlib.sha256(content).hexdigest() != manifest.checksums[name]:
+    if hashlib.sha256(content).hexdigest() != manifest.checksums.get(name):
         raise BundleError("damaged: its checksum is not the manifest's", str(file), _AGAIN)
     try:
         return content.decode("utf-8")
@@ -81,4 +98,4 @@ def _read_text(folder: Path, name: str, manifest: Manifest) -> str:
 
 
 def _is_text(name: str) -> bool:
-    return name not in (MANIFEST_FILE, WEIGHTS_FILE)
+    return name not in (MANIFEST_FILE, WEIGHTS_FILE, _ENCODER)

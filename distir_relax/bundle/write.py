@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle
-from distir_relax.bundle.manifest import Manifest, WeightFile
+from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weight_files import find_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
 from distir_relax.errors import BundleError
 from distir_relax.support import check_name, shown_path
 
 MANIFEST_FILE = "manifest.json"
+ENCODER_FOLDER = "encoder"
+"""The folder of the bundle of an encoder, within that of its decoder."""
 
 
 def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, weight_files: Sequence[Path] = ()) -> Path:
@@ -42,7 +44,7 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, weig
     draft = folder / "new"
     try:
         draft.mkdir()
-        _fill(bundle, draft, find_weights(bundle.manifest.weights, bundle.weights, weight_files, target))
+        _fill(bundle, draft, target, weight_files)
         _replace(draft, target, overwrite)
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
@@ -99,7 +101,9 @@ def _is_bundle(target: Path) -> bool | None:
         return _is_bundle(target)
 
 
-def _fill(bundle: Bundle, folder: Path, weight_files: Sequence[WeightFile]) -> None:
+def _fill(bundle: Bundle, folder: Path, target: Path, files: Sequence[Path]) -> None:
+    """Write the files of a bundle to `folder`, which becomes `target`; `files` may hold its weights."""
+    weight_files = find_weights(bundle.manifest.weights, bundle.weights, files, target)
     checksums = {}
     elsewhere = {name for file in weight_files for name in file.tensors}
     for name, text in {**bundle.programs, **bundle.texts}.items():
@@ -114,7 +118,12 @@ def _fill(bundle: Bundle, folder: Path, weight_files: Sequence[WeightFile]) -> N
     # setting it, which other threads would see.
     weights.chmod(folder.stat().st_mode & 0o666)
     checksums[WEIGHTS_FILE] = file_checksum(weights)
-    manifest = replace(bundle.manifest, checksums=checksums, weight_files=tuple(weight_files))
+    if bundle.encoder is not None:
+        encoder = folder / ENCODER_FOLDER
+        encoder.mkdir()
+        _fill(bundle.encoder, encoder, target / ENCODER_FOLDER, files)
+        checksums[f"{ENCODER_FOLDER}/{MANIFEST_FILE}"] = file_checksum(encoder / MANIFEST_FILE)
+    manifest = replace(bundle.manifest, checksums=checksums, weight_files=weight_files)
     manifest = replace(manifest, checksums={**checksums, MANIFEST_FILE: manifest_checksum(manifest)})
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
 

@@ -55,6 +55,10 @@ def compile_command(
     max_batch: Annotated[
         int | None, typer.Option(min=1, help="With --generate: sequences at once; by default any number.")
     ] = None,
+    max_source: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --generate: tokens of an encoder's input; by default the model's maximum."),
+    ] = None,
     weights: Annotated[
         Weights | None,
         typer.Option(help="With --generate: refer to the safetensors files of a DIR, as by default, or copy weights."),
@@ -74,6 +78,7 @@ def compile_command(
 
     pretrained = {"task": task, "batch": batch, "sequence": sequence}
     generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch,
+                  "max_source": max_source,
                   "weights": None if weights is None else weights.value}  # fmt: skip
     backends = tuple(choice.value for choice in backend or Backend)
     _compile(Target(target, options, auto, train, ranks, pretrained, generation), output, backends, times, json)

@@ -41,6 +41,12 @@ def generate(
     stop_text: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the generated text; repeatable.")
     ] = None,
+    decoder_prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,ID,...", help="Tokens that the decoder of an encoder-decoder begins with; by default one."
+        ),
+    ] = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
@@ -66,7 +72,8 @@ def generate(
             options = GenerateOptions(
                 bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
                 Sampling(temperature, top_k, top_p, seed), None if stop is None else frozenset(_ids(stop, "--stop")),
-                tuple(stop_text or ()), backend.value, device.value, timeout,
+                tuple(stop_text or ()), None if decoder_prompt is None else _ids(decoder_prompt, "--decoder-prompt"),
+                backend.value, device.value, timeout,
             )  # fmt: skip
             done = generate_threads(options, show) if world is None else generate_rank(world, options, show)
         except DistIRError as error:

@@ -53,8 +53,9 @@ class Plan:
 
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
     of the passes (`Module.records`); `seconds` is the time of each pass. `texts` are further files of the bundle, those
-    of a tokenizer, and `weight_files` safetensors files that its weights come from. `plan(x)` runs it with ranks as
-    threads of this process, and returns the model's results.
+    of a tokenizer, and `weight_files` safetensors files that its weights come from. `encoder` computes the states that
+    the calls for a sequence share, and `start` is the token that the decoder begins with. `plan(x)` runs it with ranks
+    as threads of this process, and returns the model's results.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Plan:
     seconds: Mapping[str, float] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     weight_files: Sequence[Path] = ()
+    encoder: Plan | None = None
+    start: int = 0
     _passes: Sequence[Pass] = ()
     _source: Source | None = None
     _sessions: Sessions = field(init=False)
@@ -86,8 +89,12 @@ class Plan:
 
     @property
     def footprint(self) -> Footprint:
-        """Number of programs, weights of each rank, and bytes that each rank sends in a run."""
-        return footprint(self.modules["distributed"], self.modules["ranked"])
+        """Number of programs, weights of each rank, with those of the encoder, and bytes that each sends in a run."""
+        own = footprint(self.modules["distributed"], self.modules["ranked"])
+        if self.encoder is None:
+            return own
+        weights = zip(own.weights, self.encoder.footprint.weights, strict=True)
+        return replace(own, weights=tuple(map(sum, weights)))
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -107,7 +114,16 @@ class Plan:
         check_symbols(sizes, self.symbols)
         modules = {stage: specialize(module, sizes) for stage, module in self.modules.items()}
         imported = replace(self.imported, module=specialize(self.imported.module, sizes))
-        return replace(self, imported=imported, modules=modules)
+        encoder = self.encoder
+        if encoder is not None:
+            encoder = encoder.at(**{name: size for name, size in sizes.items() if name in encoder.symbols})
+        return replace(self, imported=imported, modules=modules, encoder=encoder)
+
+    def part(self, step: Pass) -> Plan:
+        """Return the plan of a part of its program: the pass `step` selects one of the distributed program."""
+        module = self.modules["distributed"]
+        run_passes(module, [step, *RANK_PASSES], [stages := Stages(), *self.source.checks])
+        return replace(self, modules={**self.modules, **stages.modules}, seconds={**self.seconds, **stages.seconds})
 
     @property
     def symbols(self) -> dict[str, Symbol]:
@@ -135,6 +151,8 @@ class Plan:
         if self.imported.arguments:
             bundle = bundle.called(CallManifest.of(self.imported.arguments, self.imported.constants))
         bundle = bundle.with_texts(self.texts)
+        if self.encoder is not None:
+            bundle = bundle.with_encoder(self.encoder.bundle(backends), self.start)
         search = self._search
         return bundle if search is None else bundle.with_texts(print_search(search, self.modules["global"]))
 

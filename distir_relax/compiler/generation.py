@@ -1,8 +1,7 @@
-"""Compilation of causal language models to programs that continue a sequence, and generation of text with them."""
+"""Compilation of language models to programs that continue a sequence, and generation of text with them."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +9,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
 from distir_relax.compiler.compile import Plan, compile_source, default_name
+from distir_relax.compiler.language_model import (
+    EncoderInput,
+    LengthLimits,
+    encoder_input,
+    import_language_model,
+    max_positions,
+)
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
-from distir_relax.errors import ImportModelError
-from distir_relax.frontends.dynamic_shapes import Dim
-from distir_relax.frontends.import_model import import_model
-from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops, snapshot
+from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
-from distir_relax.incremental import Incremental, LastPositions
+from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
 from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.serving import THREADS, Engine, EngineOptions, start_engine
@@ -26,8 +29,8 @@ from distir_relax.strategies.strategy import as_strategy
 if TYPE_CHECKING:
     import torch
 
-_EXAMPLE = (2, 9)
-_LENGTH = 2048
+
+_MOST_USES = 3
 
 
 class Generation(SessionGenerator):
@@ -59,10 +62,12 @@ def compile_generation(
     *,
     max_length: int | None = None,
     max_batch: int | None = None,
+    max_source: int | None = None,
+    encoder_example: Any = None,
     tokenizer: Any = None,
     **options: Unpack[CompileOptions],
 ) -> Generation:
-    """Compile a causal language model, such as ``LlamaForCausalLM``, to generate text.
+    """Compile a language model, such as ``LlamaForCausalLM`` or ``T5ForConditionalGeneration``, to generate text.
 
     `model` is the path of a folder that ``save_pretrained`` of transformers wrote, or of a GGUF file: the model, in
     float32, and its tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers.
@@ -72,13 +77,23 @@ def compile_generation(
     `Incremental` derives the program that continues one (``docs/incremental.md``): keys and values, and whatever else
     it keeps, stay on the ranks, sharded as the program is. Logits are computed for the last token of a call alone.
 
-    `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
-    `max_batch` that of sequences at once, by default any. The plan holds a copy of the weights as they are now.
+    An encoder-decoder of transformers takes ``decoder_input_ids`` besides the input of its encoder, tokens or features.
+    Its encoder, and the keys and values of cross-attention, are a plan of their own, ``generation.plan.encoder``, which
+    runs once for each sequence. `encoder_example` is a batch of two inputs of the encoder, if neither they are tokens
+    nor the config gives their size.
 
-    Raises as `compile` does, `ImportModelError` for a model without such an input and output and for a larger
-    `max_length` than its config allows, and `UnsupportedOpError` for one that is not causal.
+    `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
+    `max_batch` that of sequences at once, by default any; `max_source` that of tokens of the encoder's input. The plan
+    holds a copy of the weights as they are now.
+
+    Raises as `compile` does, `ImportModelError` for a model without such an input and output, for a larger `max_length`
+    than its config allows, and without an example of the encoder's input, and `UnsupportedOpError` for a model that is
+    not causal.
     """
-    source = read_generation(model, max_length=max_length, max_batch=max_batch, tokenizer=tokenizer)
+    source = read_generation(
+        model, max_length=max_length, max_batch=max_batch, max_source=max_source, encoder_example=encoder_example,
+        tokenizer=tokenizer,
+    )  # fmt: skip
     return source.compile(complete(options, source.name))
 
 
@@ -86,7 +101,8 @@ def compile_generation(
 class GenerationSource:
     """A language model that has been read: its program that continues sequences, before it is distributed.
 
-    `texts` are those of its tokenizer, and `weight_files` the files that it was read from, if any.
+    `texts` are those of its tokenizer, `weight_files` the files that it was read from, if any, and `encoder` is the
+    input of its encoder, None without one.
     """
 
     imported: Imported
@@ -94,14 +110,17 @@ class GenerationSource:
     max_length: int
     texts: Mapping[str, str]
     weight_files: Sequence[Path]
+    encoder: EncoderInput | None
 
     def compile(self, options: CompileOptions) -> Generation:
         """Compile it, as `compile_generation` does."""
         strategy = options["strategy"]
         stages = 1 if strategy is None else as_strategy(strategy).pipeline
         imported = _untied(self.imported) if stages > 1 else self.imported
-        plan = compile_source(Source(imported, options))
-        return Generation(replace(plan, texts=self.texts, weight_files=self.weight_files), self.max_length)
+        plan = replace(compile_source(Source(imported, options)), weight_files=self.weight_files)
+        if self.encoder is not None:
+            plan = _with_encoder(plan, self.encoder)
+        return Generation(replace(plan, texts=self.texts), self.max_length)
 
 
 def read_generation(
@@ -109,6 +128,8 @@ def read_generation(
     *,
     max_length: int | None = None,
     max_batch: int | None = None,
+    max_source: int | None = None,
+    encoder_example: Any = None,
     tokenizer: Any = None,
 ) -> GenerationSource:
     """Read a language model, for one or more compilations. Arguments and errors are those of `compile_generation`."""
@@ -120,65 +141,43 @@ def read_generation(
         model, texts, files = found.model, found.texts, found.weight_files
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    length = max_length or most or _LENGTH
-    if most is not None and length > most:
-        raise ImportModelError(f"the model takes at most {most} positions, found max_length {length}")
-    imported = _read(model, length, max_batch)
+    length, encoder = max_positions(model, max_length), encoder_input(model)
+    imported = import_language_model(model, LengthLimits(length, max_batch, max_source), encoder, encoder_example)
     # Nobody else can change the weights of a model that was read here.
     imported = imported if is_path else snapshot(imported)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
-    imported = replace(imported, module=LastPositions().run(Incremental().run(imported.module)))
-    return GenerationSource(imported, name, length, texts, files)
+    module = LastPositions().run(Incremental().run(imported.module))
+    if encoder is not None:
+        module = ComputeOnce((encoder.name,)).run(module)
+    return GenerationSource(replace(imported, module=module), name, length, texts, files, encoder)
+
+
+def _with_encoder(plan: Plan, encoder: EncoderInput) -> Plan:
+    """Divide the plan of an encoder-decoder: the part of each call, with that of the first call for a sequence."""
+    return replace(plan.part(EachCall()), encoder=plan.part(FirstCall()), start=encoder.start)
 
 
 def _untied(imported: Imported) -> Imported:
-    """Give the second of two uses of a weight an input of its own: a classifier that shares the table of embeddings.
+    """Give later uses of a weight inputs of their own: a classifier that shares the table of embeddings.
 
-    In a pipeline they are in different stages, and a stage would send the weight to the other at every step.
+    In a pipeline they are in different stages, and a stage would send the weight to the other at every step. An
+    encoder-decoder has two tables and a classifier of one weight; what has more uses is not of this kind.
     """
     main = imported.module.main
     weights = {item.value.name: item for item in main.inputs if item.role != "input"}
     users: dict[str, list[int]] = {name: [] for name in weights}
     for number, op in enumerate(main.ops):
-        for value in op.operands:
-            if value.name in weights:
-                users[value.name].append(number)
+        for name in {value.name for value in op.operands} & weights.keys():
+            users[name].append(number)
     ops, inputs, tensors = list(main.ops), list(main.inputs), dict(imported.tensors)
     names = value_names(main)
     for name, numbers in users.items():
-        if len(numbers) == 2 and name in tensors:
+        for number in numbers[1:] if len(numbers) <= _MOST_USES and name in tensors else ():
             own = Value(fresh_name(name, names), weights[name].value.type)
             inputs.append(replace(weights[name], value=own))
             tensors[own.name] = tensors[name]
-            op = ops[numbers[1]]
-            ops[numbers[1]] = replace(op, operands=tuple(own if v.name == name else v for v in op.operands))
+            op = ops[number]
+            ops[number] = replace(op, operands=tuple(own if v.name == name else v for v in op.operands))
     changed = replace(main, inputs=tuple(inputs), ops=tuple(ops))
     return replace(imported, module=replace(imported.module, functions=(changed,)), tensors=tensors)
-
-
-def _read(model: Any, length: int, batch: int | None) -> Imported:
-    """Import a model over a whole sequence, with its logits as the only output."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise ImportModelError(f"expected a torch module, or the path of a model, found {type(model).__name__}")
-    parameters = inspect.signature(model.forward).parameters
-    tokens = next(iter(parameters), "")
-    kwargs = {"use_cache": False} if "use_cache" in parameters else {}
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", 2)
-    example = torch.arange(_EXAMPLE[0] * _EXAMPLE[1]).reshape(_EXAMPLE) % vocabulary
-    dims = {tokens: {0: Dim("batch", max=batch, typical=1), 1: Dim("sequence", max=length)}}
-    imported = import_model(model, (example,), kwargs, None, None, True, dims)
-    main = imported.module.main
-    by_name = {output.name: output for output in main.outputs}
-    found = by_name.get("logits") or (main.outputs[0] if len(main.outputs) == 1 else None)
-    if found is None or len(found.value.tensor.shape) != 3:
-        names = ", ".join(f"{o.name} {o.value.tensor}" for o in main.outputs)
-        raise ImportModelError(
-            f"expected an output of logits, (batch, sequence, vocabulary), found {names}",
-            hint="wrap the model in a module that returns its logits alone",
-        )
-    only = eliminate_dead_ops(replace(main, outputs=(found,)))
-    return replace(imported, module=replace(imported.module, functions=(only,)))

@@ -22,7 +22,7 @@ from distir_relax.autosharding import PlaceBySearch
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.outline_blocks import Outline
-from distir_relax.incremental import Incremental, LastPositions
+from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Inline, Pass, pass_name
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
@@ -55,9 +55,10 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 
 
 for _kind in (
-    Incremental, LastPositions, Outline, MasterWeights, ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence,
-    HoistPositions, CutStages, Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters,
-    Optimize, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal,
+    Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, Outline, MasterWeights, ApplyShardings,
+    ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, Differentiate, ShardGradients,
+    Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions, PlaceBySearch, ToDistIR,
+    ToPlaces, Pipeline, Project, Inline, FuseLocal,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -71,7 +71,7 @@ class Overview:
             sent = None if usage.sent is None else usage.sent[rank]
             groups.setdefault((program, usage.weights[rank], sent), []).append(rank)
         return cls(
-            name, distributed.meshes[0], str(usage), tuple(_tensors(sharded)),
+            name, distributed.meshes[0], str(usage), tuple(_tensors(sharded, distributed)),
             tuple(RankRow(tuple(ranks), *key) for key, ranks in groups.items()), tail, seconds,
             sharded.main.outputs[0].value.name,
         )  # fmt: skip
@@ -112,13 +112,16 @@ class Overview:
         )
 
 
-def _tensors(sharded: Module) -> list[TensorRow]:
-    main = sharded.main
+def _tensors(sharded: Module, distributed: Module) -> list[TensorRow]:
+    """Return the rows of the inputs and outputs; a distributed program that is a part has some of the sharded one."""
+    main, present = sharded.main, {(role, name) for role, name, _ in _inputs_and_outputs(distributed.main)}
     microbatched = {
         part: record for record in sharded.records if isinstance(record, MicrobatchParts) for part in record.parts
     }  # fmt: skip
     rows: dict[tuple[str, str], TensorRow] = {}
     for role, name, kind in _inputs_and_outputs(main):
+        if (role, name) not in present:
+            continue
         record = microbatched.get(name)
         row = _row(role, name, kind) if record is None else _microbatched_row(role, record, kind, main)
         rows.setdefault((role, row.name), row)

@@ -142,7 +142,7 @@ def simulate_generation(
         if number < 1:
             raise DistIRError(f"expected {name} of at least 1, found {number}")
     manifest, module = _load(model, strategy)
-    language = LanguageProgram.of(manifest)
+    language = LanguageProgram.for_requests(manifest)
     language.check_length(prompt, generate)
     longest = language.max_length
     steps = RequestSteps(fuse_for_ranks(module), {state.tensor.name: state.output for state in manifest.states})
@@ -174,7 +174,7 @@ def _load(model: Any, strategy: Strategy | str | None) -> tuple[Manifest, Module
     if not isinstance(model, (str, Path)):
         raise DistIRError(f"expected a Generation, a Plan or the path of a bundle, found {type(model).__name__}")
     bundle = read_bundle(Path(model), verify_weights=False)
-    LanguageProgram.of(bundle.manifest)
+    LanguageProgram.for_requests(bundle.manifest)
     return bundle.manifest, read_stage(bundle, "distributed")
 
 

@@ -90,6 +90,18 @@ def load_pretrained(kind: Any, path: Path, **options: Any) -> Any:
     return model.eval()
 
 
+def generating_class(path: Path) -> Any:
+    """Return the class of transformers that generates with the model of a folder.
+
+    That of an encoder-decoder is the first of ``architectures`` in its configuration. Raises ImportModelError as
+    `read_pretrained` does.
+    """
+    library, config = transformers_library(), _read_config(path)
+    if config.table.get("is_encoder_decoder") is True:
+        return _class_of(library, config, path, None)
+    return library.AutoModelForCausalLM
+
+
 def unreadable(error: Exception, what: str, path: Path) -> ImportModelError:
     """Return the error for a folder or file that transformers does not read."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -9,6 +9,7 @@ from typing import Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.pretrained import (
+    generating_class,
     is_pretrained,
     load_pretrained,
     quiet_library,
@@ -24,9 +25,10 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A causal language model in float32, and the files of its tokenizer in a bundle, by name; none without one.
+    """A language model in float32, decoder-only or an encoder-decoder.
 
-    `weight_files` are the safetensors files of its folder.
+    `texts` are the files of its tokenizer in a bundle, by name; none without one. `weight_files` are the safetensors
+    files of its folder.
     """
 
     model: Any
@@ -40,9 +42,11 @@ def is_gguf(target: str | Path) -> bool:
 
 
 def read_language_model(path: str | Path) -> LanguageModel:
-    """Load a causal language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
+    """Load a language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
 
-    Weights of other dtypes are converted to float32. Nothing is downloaded, and no code of the folder runs.
+    An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to float32.
+    Nothing is downloaded, and no code of the folder runs.
+
     Raises ImportModelError if there is no such folder or file, as `read_pretrained` does, and for a tokenizer that
     transformers cannot read.
     """
@@ -60,7 +64,7 @@ def read_language_model(path: str | Path) -> LanguageModel:
             f"expected a folder with config.json, or a .gguf file, found {kind}", str(target),
             "give a folder that save_pretrained wrote, or a downloaded one",
         )  # fmt: skip
-    kind = transformers_library().AutoModelForCausalLM
+    kind = transformers_library().AutoModelForCausalLM if options else generating_class(folder)
     model = load_pretrained(kind, folder, dtype=torch.float32, **options)
     files = () if options else sorted(folder.glob("*.safetensors"))
     if not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):

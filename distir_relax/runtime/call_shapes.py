@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest
@@ -15,6 +16,7 @@ from distir_relax.runtime.microbatch_io import user_inputs
 if TYPE_CHECKING:
     from distir_relax.runtime.arrays import Array
 
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 _MAX_CALLS = 256
 """Maximum number of manifests that are kept."""
 
@@ -40,18 +42,20 @@ class CallShapes:
         }
         self._ranks = {tensor.name: len(tensor.shape) for tensor in parts}
 
-    def of(self, inputs: Mapping[str, Array], past: int = 0, last: int = 1) -> Call:
+    def of(
+        self, inputs: Mapping[str, Array], past: int = 0, last: int = 1, encoded: Mapping[str, int] = NO_SIZES
+    ) -> Call:
         """Return the call of these inputs by name: the user's, or those of microbatches.
 
         For a program that continues a sequence, `past` is the number of earlier positions, and `last` that of positions
-        with outputs, if the program has such a size.
+        with outputs, if the program has such a size. `encoded` are the sizes of the encoder's input, by symbol.
 
         Raises RunError for a size out of the bounds of its symbol, for two sizes of one symbol, and if a guard of the
         program does not hold. Missing inputs, and other dims, are for `check_inputs`.
         """
         if not self._manifest.symbols:
             return Call(self._manifest, {})
-        chosen = {"past": past, "last": last} if self._manifest.states else {}
+        chosen = {"past": past, "last": last, **encoded} if self._manifest.states else {}
         symbols = {symbol.name for symbol in self._manifest.symbols}
         return self.at(self._values(inputs, {name: size for name, size in chosen.items() if name in symbols}))
 
@@ -87,7 +91,7 @@ class CallShapes:
                 if not symbol.contains(size):
                     raise RunError(f"expected {symbol} of {symbol.range}, found {size}", where)
                 if values.setdefault(symbol.name, size) != size:
-                    first = found_at[symbol.name]
+                    first = found_at.get(symbol.name, "the input of the encoder")
                     raise RunError(f"{symbol} is {values[symbol.name]} in {first}, found {size}", where)
                 found_at.setdefault(symbol.name, where)
         for symbol in self._manifest.symbols:

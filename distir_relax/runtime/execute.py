@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
-from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import atomic_file, check_writable, write_npz
 from distir_relax.runtime.launched import ending_launch, load_rank
-from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.report import RunReport, make_report
+from distir_relax.runtime.sequence_calls import SequenceCalls
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
@@ -99,7 +98,8 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
 def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
     """Check the inputs and return them, after checking that the outputs can be written."""
     inputs: dict[str, Any] = {} if options.input is None else dict(read_npz(options.input))
-    inputs = in_parts(CallShapes(bundle.manifest).of(inputs).manifest, inputs)
+    encoding, prepared = SequenceCalls(bundle).of(inputs)
+    inputs = {**(encoding.inputs if encoding is not None else {}), **prepared.inputs}
     for target in (options.output, options.report):
         if target is not None:
             check_writable(target)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from distir_relax.bundle import Bundle, StoredWeights, check_weights
+from distir_relax.bundle import Bundle, check_weights, weights_identity
 from distir_relax.bundle.weights import WEIGHTS_FILE
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.inputs import digest_of
@@ -54,8 +54,8 @@ def shake_hands(world: World, bundle: Bundle, inputs: Mapping[str, Any]) -> None
         world.agree_equal({what: digest[:16] for what, digest in things.items()})
     except RunError as error:
         raise Agreed(error) from None
-    weights = bundle.weights
-    mine = [platform.node(), *weights.identity] if isinstance(weights, StoredWeights) else []
+    identity = weights_identity(bundle)
+    mine = [platform.node(), *identity] if identity else []
     everyone = world.exchange([world.local_rank == 0, mine])
     with agreed(world):
         if world.local_rank != 0 and [True, mine] not in everyone:

@@ -42,11 +42,12 @@ class Loaded(SessionGenerator):
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
         programs = count(len(manifest.programs), "distinct program")
+        encoder = [] if manifest.encoder is None else [manifest.encoder.input]
         return "\n".join(
             [
                 f"{manifest.name}: {count(manifest.mesh.size, 'rank')} on {manifest.mesh}, {programs}",
                 f"  from     {self.bundle.path}",
-                f"  inputs   {list_tensors(user_inputs(manifest))}",
+                f"  inputs   {list_tensors([*encoder, *user_inputs(manifest)])}",
                 f"  outputs  {list_tensors(user_outputs(manifest))}",
                 f"  weights  {count(len(manifest.weights), 'tensor')}",
             ]

@@ -11,9 +11,10 @@ from distir_relax.runtime.backends import RankProgram, load_program
 from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
-from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
+from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
+from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state
 from distir_relax.runtime.step import run_step
@@ -39,12 +40,14 @@ class RankSession:
         self.bundle = bundle
         self._verifies = bundle.path is not None and not verified
         self.calls = CallShapes(bundle.manifest)
+        self._sequence_calls = SequenceCalls(bundle)
         self._world = world
         with world.waiting("connecting to the other ranks"):
             self.communicator = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
         self.communicator.local_size = world.local_size
         self._states = SequenceStates({self.communicator.rank: self.communicator.device})
         self._program: RankProgram | None = None
+        self._encoder: RankProgram | None = None
         self._backend = backend
         self.seconds = 0.0
 
@@ -55,6 +58,8 @@ class RankSession:
         if self._verifies and self._world.local_rank == 0:
             verify_programs(self.bundle)
         self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
+        if self.bundle.encoder is not None:
+            self._encoder = load_program(self._backend, self.bundle.encoder, comm.rank, comm, comm.device)
 
     def __call__(
         self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None, past: int = 0
@@ -63,30 +68,54 @@ class RankSession:
 
         `past` is as for `Session.__call__`.
         """
-        comm, call = self.communicator, self.calls.of(inputs, past)
-        self._states.start(call)
-        local = local_inputs(call.manifest, in_parts(call.manifest, inputs), comm.rank, comm.device)
-        return self.run_local(call, local, outputs)
+        encoding, prepared = self._sequence_calls.of(inputs, past)
+        encoder_seconds = 0.0
+        if encoding is not None:
+            self._encode(encoding)
+            encoder_seconds = self.seconds
+        self._states.start(prepared.call)
+        results = self.run_local(prepared.call, self._local(prepared), outputs)
+        self.seconds += encoder_seconds
+        return results
 
     def run_local(
         self, call: Call, local: list[torch.Tensor], outputs: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
         """Run once on this rank's shards of the inputs of a call, in the manifest's order; see `__call__`."""
         parts = parts_of(call.manifest, outputs)
-        program, comm = self._loaded(), self.communicator
+        program = self._loaded()
+        results = self._run(program, call, local, parts, self._states.of(self.communicator.rank), None)
+        self.communicator.checks_steps = False
+        return joined(call.manifest, results)
+
+    def _encode(self, encoding: PreparedCall) -> None:
+        """Run the encoder, whose outputs become states on this rank."""
+        self._loaded()
+        assert self._encoder is not None, "the bundle has an encoder"
+        encoded = self._states.encoded(self.communicator.rank)
+        self._run(self._encoder, encoding.call, self._local(encoding), (), None, encoded)
+
+    def _local(self, prepared: PreparedCall) -> list[torch.Tensor]:
+        comm = self.communicator
+        return local_inputs(prepared.call.manifest, prepared.inputs, comm.rank, comm.device)
+
+    def _run(
+        self, program: RankProgram, call: Call, local: list[torch.Tensor], parts: Collection[str] | None,
+        states: dict[str, torch.Tensor] | None, encoded: dict[str, torch.Tensor] | None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        comm = self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
         try:
             with self._world.running(comm.progress, program.steps):
                 self._wait_at("the start of the run")
                 comm.progress.last = None
-                self.seconds, results = run_step(call, comm, program, local, parts, self._states.of(comm.rank))
+                self.seconds, results = run_step(call, comm, program, local, parts, states, encoded)
                 # A rank that exited early could not report, in a stall of the others, that it has finished.
                 self._wait_at("the end of the run")
         except BaseException:
             self._states.clear()
             raise
-        comm.checks_steps = False
-        return joined(call.manifest, results)
+        return results
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on rank 0; nothing on the others."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
-from distir_relax.runtime.backends import load_program
-from distir_relax.runtime.call_shapes import Call, CallShapes
+from distir_relax.runtime.backends import RankProgram, load_program
 from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
-from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
+from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.progress import Progress, Traffic
+from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
 from distir_relax.runtime.step import run_step
@@ -64,8 +64,10 @@ class Session:
         self._world = ThreadWorld(bundle.manifest.mesh)
         ranks = range(bundle.manifest.mesh.size)
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
-        self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
-        self._calls = CallShapes(bundle.manifest)
+        self._programs = self._load(backend, bundle)
+        self._encoders = [] if bundle.encoder is None else self._load(backend, bundle.encoder)
+        self._running: Sequence[RankProgram] = self._programs
+        self._calls = SequenceCalls(bundle)
         self._states = SequenceStates({comm.rank: comm.device for comm in self.communicators})
         self._exclusive = threading.Lock()
 
@@ -82,16 +84,23 @@ class Session:
         """Run once, with the session's time-out unless another is passed; return the `outputs` named, by default all.
 
         Other outputs are not gathered. A program that continues a sequence continues that of the last call after its
-        first `past` positions, which must be all of them; without any it starts another one. `seconds` is then the time
-        of the slowest rank's program, without slicing and gathering.
+        first `past` positions, which must be all of them; without any it starts another one, and takes the input of the
+        encoder, if there is one. `seconds` is then the time of the slowest rank's program, without slicing and
+        gathering.
         """
+        most = self._timeout if timeout is None else timeout
         with self._exclusive:
             self._check_open()
-            call = self._calls.of(inputs, past)
-            self._states.start(call)
-            split_inputs, parts = in_parts(call.manifest, inputs), parts_of(call.manifest, outputs)
-            results = self._run(call, split_inputs, self._timeout if timeout is None else timeout, parts)
-            return joined(call.manifest, results)
+            encoding, prepared = self._calls.of(inputs, past)
+            manifest = prepared.call.manifest
+            parts = parts_of(manifest, outputs)
+            if encoding is not None:
+                self._run(self._encoders, encoding, most, (), True)
+            encoder_seconds = self.seconds if encoding is not None else 0.0
+            self._states.start(prepared.call)
+            results = self._run(self._programs, prepared, most, parts)
+            self.seconds += encoder_seconds
+            return joined(manifest, results)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on the CPU; the caller owns them."""
@@ -121,23 +130,31 @@ class Session:
             for rank, program in enumerate(self._programs):
                 save_pieces(self.bundle.manifest, program, rank, file)
 
+    def _load(self, backend: str, bundle: Bundle) -> list[RankProgram]:
+        return [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session")
 
     def _run(
-        self, call: Call, inputs: Mapping[str, Array], timeout: float, parts: Collection[str] | None
-    ) -> dict[str, torch.Tensor]:
+        self, programs: Sequence[RankProgram], prepared: PreparedCall, timeout: float,
+        parts: Collection[str] | None, encodes: bool = False,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
         import torch
 
         outputs: dict[str, torch.Tensor] = {}
         seconds = [0.0] * len(self.communicators)
+        self._running = programs
         self._world.reset()
         for comm in self.communicators:
             comm.forget_receives()
         before = torch.get_num_threads()
         share = max(1, before // len(self.communicators))
-        works = [self._work(rank, call, inputs, parts, share, outputs, seconds) for rank in range(len(seconds))]
+        works = [
+            self._work(program, rank, prepared, parts, encodes, share, outputs, seconds)
+            for rank, program in enumerate(programs)
+        ]
         # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
         self._closed = "a rank did not return from the previous run"
         # A single rank waits for nobody. Two threads of one process would each have a pool of torch's threads, and
@@ -152,7 +169,8 @@ class Session:
             self._states.clear()
             raise failure
         for comm in self.communicators:
-            comm.checks_steps = False
+            # The encoder runs before the first run of the program, which is checked too.
+            comm.checks_steps = comm.checks_steps and encodes
         self.seconds = max(seconds)
         return outputs
 
@@ -179,21 +197,21 @@ class Session:
         return True
 
     def _work(
-        self, rank: int, call: Call, inputs: Mapping[str, Array], parts: Collection[str] | None, threads: int,
-        outputs: dict[str, torch.Tensor], seconds: list[float],
+        self, program: RankProgram, rank: int, prepared: PreparedCall, parts: Collection[str] | None, encodes: bool,
+        threads: int, outputs: dict[str, torch.Tensor], seconds: list[float],
     ) -> Callable[[], None]:  # fmt: skip
         """Return the function that a rank's thread runs in one run."""
 
         def work() -> None:
             import torch
 
-            comm = self.communicators[rank]
+            comm, call = self.communicators[rank], prepared.call
             try:
                 torch.set_num_threads(threads)
                 comm.progress, comm.traffic = Progress(), Traffic()
-                local = local_inputs(call.manifest, inputs, rank, comm.device)
-                states = self._states.of(rank)
-                seconds[rank], results = run_step(call, comm, self._programs[rank], local, parts, states)
+                local = local_inputs(call.manifest, prepared.inputs, rank, comm.device)
+                states, encoded = (None, self._states.encoded(rank)) if encodes else (self._states.of(rank), None)
+                seconds[rank], results = run_step(call, comm, program, local, parts, states, encoded)
                 outputs.update(results)
             except RankReleased:
                 pass
@@ -207,7 +225,7 @@ class Session:
             return False
         lines = [
             describe(comm.rank, comm.progress, program.steps)
-            for comm, program in zip(self.communicators, self._programs, strict=True)
+            for comm, program in zip(self.communicators, self._running, strict=True)
         ]
         self._world.abort(stall_error(timeout, lines))
         return True

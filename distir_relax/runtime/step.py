@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 def run_step(
     call: Call, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
     outputs: Collection[str] | None = None, states: MutableMapping[str, torch.Tensor] | None = None,
+    encoded: MutableMapping[str, torch.Tensor] | None = None,
 ) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
     """Run `program` on this rank's shards of a call's inputs; return its seconds, and the global outputs on rank 0.
 
     Only the `outputs` named are gathered, by default all. `states` are this rank's shards of what a program that
-    continues a sequence keeps, by name; they get their next values. Raises RunError if the results are not those that
-    the bundle names.
+    continues a sequence keeps, by name; they get their next values. `encoded` gets the outputs on this rank. Raises
+    RunError if the results are not those that the bundle names.
     """
     comm.progress.start()
     start = time.perf_counter()
@@ -49,6 +50,8 @@ def run_step(
         results = results[: len(expected)]
     by_name = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
     _keep_state(call.manifest, program, by_name)
+    if encoded is not None:
+        encoded.update(by_name)
     gathered = [tensor for tensor in call.manifest.outputs if outputs is None or tensor.name in outputs]
     mine = [tensor.name for tensor in gathered if tensor.name in by_name]
     reserved = [*local, *program.state.values(), *(states or {}).values()]

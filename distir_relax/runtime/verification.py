@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, StoredWeights, local_shape
+from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, local_shape, weights_identity
 from distir_relax.bundle.write import MANIFEST_FILE
 from distir_relax.errors import BundleError, DistIRError
 from distir_relax.layout import size_of
@@ -29,8 +29,7 @@ class Verified:
     @classmethod
     def of(cls, bundle: Bundle) -> Verified:
         """Return the identity of a bundle that was read from files."""
-        assert isinstance(bundle.weights, StoredWeights), "a bundle of files"
-        return cls(bundle.manifest.checksums[MANIFEST_FILE], bundle.weights.identity)
+        return cls(bundle.manifest.checksums[MANIFEST_FILE], weights_identity(bundle))
 
     def to_json(self) -> list[Any]:
         """Return plain values."""
@@ -40,9 +39,11 @@ class Verified:
 def verify_programs(bundle: Bundle) -> None:
     """Raise BundleError unless the ranks' programs match each other (`ir.verify`), the text and the manifest.
 
-    Each torch program is compared with the one emitted for the text of the ranked stage, so that nothing unverified
-    can run. A bundle made by hand, without that text, is not checked.
+    Those of its encoder, too. Each torch program is compared with the one emitted for the text of the ranked stage, so
+    that nothing unverified can run. A bundle made by hand, without that text, is not checked.
     """
+    if bundle.encoder is not None:
+        verify_programs(bundle.encoder)
     file = STAGE_FILES["ranked"]
     if file not in bundle.texts:
         return

@@ -73,7 +73,7 @@ class EngineOptions:
 
     def check(self, manifest: Manifest) -> None:
         """Raise RunError for a program that continues no sequences, and for limits that no request fits into."""
-        self.limits(manifest, LanguageProgram.of(manifest).max_length)
+        self.limits(manifest, LanguageProgram.for_requests(manifest).max_length)
 
     def limits(self, manifest: Manifest, max_length: int | None) -> Limits:
         """Return the limits of a scheduler for a program. Raises RunError if no request fits into memory."""
@@ -117,7 +117,7 @@ class Engine:
         self._executor = executor
         self._bundle = bundle
         manifest = bundle.manifest
-        self._language = LanguageProgram.of(manifest)
+        self._language = LanguageProgram.for_requests(manifest)
         options = options or EngineOptions()
         self.limits = options.limits(manifest, self._language.max_length)
         self._scheduler = Scheduler(self.limits, self._find_prefix)

@@ -281,6 +281,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "call_dps_packed": [of("f64[4,6]", **packed_attrs(4, 6, "float64"))],
     "permute_dims": [of("f64[4,5,6]", axes=(2, 0, 1))],
     "broadcast_to": [of("f64[4,1,6]", shape=(3, 4, 5, 6)), of("f64[]", shape=(4,))],
+    "keep": [of("f64[4,6]", "f64[4,6]")],
     "append": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[0,3]", "f64[4,3]", axis=0)],
     "concat": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[4,3]", "f64[4,3]", "f64[4,3]", axis=0)],
     "split": [of("f64[4,6]", sizes=(2, 2, 2), axis=1), of("f64[4,6]", sizes=(1, 5), axis=1)],

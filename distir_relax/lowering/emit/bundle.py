@@ -55,17 +55,19 @@ def to_bundle(
 ) -> format_.Bundle:
     """Build a bundle in memory. `tensors` are the global weights, which are shared, not copied.
 
-    Without `backends` it has only the texts of the stages. `fast_math` is as for `to_relax`. Raises `DistIRError` for
-    an unknown backend and for weights without data, and the errors of the backends' code generation.
+    The distributed program may be a part of the sharded one, with some of its inputs and outputs. Without `backends`
+    the bundle has only the texts of the stages. `fast_math` is as for `to_relax`. Raises `DistIRError` for an unknown
+    backend and for weights without data, and the errors of the backends' code generation.
     """
     mesh = distributed.meshes[0]
     texts = {"sharded.txt": print_module(sharded, layout_comments(sharded)), "distir.txt": print_module(distributed)}
-    main = sharded.main
-    pairs = zip(main.inputs, distributed.main.inputs, strict=True)
-    layouts = [(i.value.name, _layout_on(i.value, local.value, mesh), i.role) for i, local in pairs]
-    output_pairs = zip(main.outputs, distributed.main.outputs, strict=True)
-    outputs = [(o.name, _layout_on(o.value, local.value, mesh)) for o, local in output_pairs]
-    if missing := [i.value.name for i in main.inputs if i.role != "input" and i.value.name not in tensors]:
+    declared, results = {i.value.name: i for i in sharded.main.inputs}, {o.name: o for o in sharded.main.outputs}
+    layouts = [
+        (local.value.name, _layout_on(declared[local.value.name].value, local.value, mesh), local.role)
+        for local in distributed.main.inputs
+    ]
+    outputs = [(o.name, _layout_on(results[o.name].value, o.value, mesh)) for o in distributed.main.outputs]
+    if missing := [name for name, _, role in layouts if role != "input" and name not in tensors]:
         raise DistIRError(
             f"expected the data of the weights {', '.join(missing)}, found none",
             hint="compile(mod, params=...) takes those of a TVM module",
@@ -201,11 +203,12 @@ def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]
     """Return the symbols of a program, whose values a call determines by its inputs' sizes.
 
     A program that continues a sequence may also have the sizes ``past`` and ``last``, which its caller chooses
-    (`incremental.LastPositions`).
+    (`incremental.LastPositions`), and those of states that an encoder has computed.
 
     Raises `DistIRError` for a symbol that is not the size of an input.
     """
     symbols = set(module_symbols(ranked).values()).union(*(symbols_within(kind.shape) for _, kind, _ in inputs))
+    # States are inputs here, too.
     sized = {n for _, kind, role in inputs if role == "input" for n in kind.shape}
     for record in ranked.records:
         if isinstance(record, MicrobatchParts) and record.role == "input":

@@ -1,11 +1,12 @@
-"""Ops of programs rather than of models: function calls, streams, and dynamic shapes.
+"""Ops of programs rather than of models: function calls, streams, states, and dynamic shapes.
 
 ``call @f(x, …) on {4,5}``   runs function `f`, whose devices 0 and 1 are 4 and 5
 ``wait(x)``                  the same tensor; the device waits until the stream has produced `x`
 ``shape_of(x)``              the shape of `x`, a vector of int64
 ``dynamic_reshape(x, s)``    `x` in the shape given by the vector `s`, where -1 stands for the remaining size
+``keep(s, x)``              `x`; the state `s` is the `x` of the first call, and equal in each
 ``call_tir(x, …)``           the result of a TVM `PrimFunc`; ``call_dps_packed(x, …)`` that of a registered function
 """
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.program import calls, shapes, tvm_extern  # noqa: F401
+from distir_relax.ops.program import calls, keep, shapes, tvm_extern  # noqa: F401

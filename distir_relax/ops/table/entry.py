@@ -69,6 +69,8 @@ class Trait(Enum):
     """Calls a function. In distributed programs only."""
     WAIT = "wait"
     """Waits for a stream. In distributed programs only."""
+    KEEPS = "keeps"
+    """The result is operand 1. Operand 0 is the state with its value in the first call, the same in each call."""
     SHAPE = "shape"
     """Computes with shapes. In distributed programs only."""
     ON_COMMUNICATOR = "on communicator"

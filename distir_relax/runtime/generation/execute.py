@@ -34,6 +34,7 @@ class GenerateOptions:
     sampling: Sampling
     stop: frozenset[int] | None = None
     stop_text: tuple[str, ...] = ()
+    decoder_prompt: tuple[int, ...] | None = None
     backend: str = "torch"
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
@@ -54,7 +55,8 @@ def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> G
     """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
     bundle = read_bundle(options.bundle)
     program, prompt = _prepare(options, bundle)
-    feed = program.by_session(Session(bundle, options.backend, options.device, options.timeout), options.sampling)
+    session = Session(bundle, options.backend, options.device, options.timeout)
+    feed = program.by_session(session, options.sampling, encoder=prompt.encoder)
     return _shown(options, feed, prompt, show, bundle.manifest.mesh.size, "threads")
 
 
@@ -69,11 +71,11 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], 
         def check(bundle: Bundle) -> dict[str, Any]:
             prepared.append(_prepare(options, bundle))
             program, prompt = prepared[0]
-            return {program.tokens: prompt.ids.numpy()}
+            return {name: x.numpy() for name, x in program.inputs(prompt.ids, 0, prompt.encoder).items()}
 
         session, _ = load_rank(world, options.bundle, options.backend, options.device, check)
         ((program, prompt),) = prepared
-        feed = program.by_rank(session, world, options.sampling)
+        feed = program.by_rank(session, world, options.sampling, prompt.encoder)
         return _shown(options, feed, prompt, show, world.size, world.kind)
 
 
@@ -81,7 +83,7 @@ def _prepare(options: GenerateOptions, bundle: Bundle) -> tuple[LanguageProgram,
     """Return the program of a bundle and the prompt, checked against each other."""
     program = LanguageProgram.of(bundle.manifest)
     tokenizer = partial(bundle_tokenizer, bundle.texts, bundle.path, bundle.manifest.name)
-    prompt = Prompt.of(options.prompt, tokenizer, options.stop, options.stop_text)
+    prompt = program.prompt(options.prompt, tokenizer, options.stop, options.stop_text, options.decoder_prompt)
     program.check(prompt.ids, options.count)
     return program, prompt
 

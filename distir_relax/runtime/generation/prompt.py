@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.bundle import Tensor
 from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.text import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 class Prompt:
     """A prompt as int64 tokens, (batch, length), and the tokens that end what follows it.
 
-    With a `tokenizer` the result is text, up to one of `stop_text`: the prompt was a text or a chat.
+    With a `tokenizer` the result is text, up to one of `stop_text`: the prompt was a text or a chat. For an
+    encoder-decoder, `encoder` is the input of the encoder, and `ids` are the tokens that the decoder begins with.
     """
 
     ids: torch.Tensor
@@ -25,6 +28,7 @@ class Prompt:
     stop: frozenset[int]
     tokenizer: Tokenizer | None = None
     stop_text: tuple[str, ...] = ()
+    encoder: torch.Tensor | None = None
 
     @staticmethod
     def of(
@@ -43,16 +47,37 @@ class Prompt:
         if not is_chat and not isinstance(prompt, str):
             if texts:
                 raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
-            return Prompt(*_token_ids(prompt), frozenset(stop or ()))
+            return Prompt(*token_ids(prompt), frozenset(stop or ()))
         StopStrings(texts)
         by = tokenizer()
-        ids, _ = _token_ids(by.encode_chat(prompt) if is_chat else by.encode(prompt))
+        ids, _ = token_ids(by.encode_chat(prompt) if is_chat else by.encode(prompt))
         ends = by.chat_stop if is_chat else by.stop
         return Prompt(ids, False, ends if stop is None else frozenset(stop), by, texts)
 
 
-def _token_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
-    """Return int64 tokens, (batch, length), and whether they are a batch."""
+def features_prompt(given: Any, tensor: Tensor, stop: Collection[int] | None = None) -> Prompt:
+    """Return a prompt of features: an array like `tensor`, with a batch dim or without.
+
+    Raises `RunError` for another number of dims.
+    """
+    import torch
+
+    rank = len(tensor.shape)
+    found = f"{given!r}" if isinstance(given, str) else type(given).__name__
+    try:
+        features = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        features = None
+    if features is None or features.ndim not in (rank - 1, rank):
+        found = found if features is None else f"{features.dtype} of shape {tuple(features.shape)}"
+        raise RunError(f"expected features for the input {tensor.name}, {tensor.dtype} {tensor.shape}, found {found}")
+    is_batch = features.ndim == rank
+    features = (features if is_batch else features[None]).to("cpu", torch_dtype(tensor.dtype))
+    return Prompt(features, is_batch, frozenset(stop or ()))
+
+
+def token_ids(prompt: Any) -> tuple[torch.Tensor, bool]:
+    """Return int64 tokens, (batch, length), and whether they are a batch. Raises `RunError` for other values."""
     import torch
 
     if isinstance(prompt, Sequence) and all(isinstance(p, Sequence) and not isinstance(p, str) for p in prompt):

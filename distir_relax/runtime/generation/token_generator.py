@@ -34,6 +34,8 @@ class TokenOptions(TypedDict, total=False):
     """Tokens that end a sequence; by default those of the model for text, none for tokens."""
     stop_text: Collection[str]
     """Texts that end a text, without being part of it; none by default."""
+    decoder_prompt: Sequence[int] | None
+    """For an encoder-decoder: tokens that its decoder begins with; by default the model's first one."""
     backend: str
     timeout: float | None
 
@@ -57,6 +59,9 @@ class TokenGenerator(ABC):
         and the stop text; for tokens an int64 tensor of the same number of dims. It ends after `max_new_tokens`, or
         when every sequence of the batch has reached a token of `stop`; one that has it before repeats it. The result is
         the same on any number of ranks.
+
+        For an encoder-decoder the prompt is the input of the encoder, tokens or an array of features, and the result
+        the tokens of the decoder after those it begins with.
 
         Raises `RunError` for a prompt without tokens, one that is too long, or of another kind, for text without a
         tokenizer, and for invalid options.
@@ -97,6 +102,10 @@ class TokenGenerator(ABC):
         """Return a context in which the caller alone generates."""
 
     @abstractmethod
+    def _language(self, backend: str | None) -> LanguageProgram:
+        """Return the program, as `backend` runs it. Raises `RunError` for one that does not continue sequences."""
+
+    @abstractmethod
     def _tokens(
         self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
@@ -109,12 +118,13 @@ class TokenGenerator(ABC):
         *,
         stop: Collection[int] | None = None,
         stop_text: Collection[str] = (),
+        decoder_prompt: Sequence[int] | None = None,
         timeout: float | None = None,
         backend: str | None = None,
         **sampling: Any,
     ) -> tuple[Prompt, Iterator[Any]]:
         """Return the prompt, and the results of `stream`."""
-        given = Prompt.of(prompt, lambda: self.tokenizer, stop, stop_text)
+        given = self._language(backend).prompt(prompt, lambda: self.tokenizer, stop, stop_text, decoder_prompt)
         return given, stream_results(self._tokens(given, count, Sampling(**sampling), timeout, backend), given)
 
 
@@ -131,11 +141,13 @@ class SessionGenerator(TokenGenerator):
     def _turn(self) -> AbstractContextManager[None]:
         return self._turns.taken()
 
+    def _language(self, backend: str | None) -> LanguageProgram:
+        return LanguageProgram.of(self._session(backend or "torch").bundle.manifest)
+
     def _tokens(
         self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
-        session = self._session(backend or "torch")
-        program = LanguageProgram.of(session.bundle.manifest)
+        session, program = self._session(backend or "torch"), self._language(backend)
         program.check(prompt.ids, count)
-        feed = program.by_session(session, sampling, timeout)
+        feed = program.by_session(session, sampling, timeout, prompt.encoder)
         yield from generated_tokens(feed, prompt.ids, count, prompt.stop)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from distir_relax.bundle import Manifest
+from distir_relax.bundle import Encoder, Manifest
 from distir_relax.errors import RunError
+from distir_relax.runtime.generation.prompt import Prompt, features_prompt, token_ids
 from distir_relax.runtime.generation.sampling import Sampling, next_tokens
+from distir_relax.text import Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +50,7 @@ class LanguageProgram:
     """A program that continues sequences of tokens: the names of its input and output.
 
     `max_length` is the largest number of tokens of a sequence, None if there is no bound, and `vocabulary` the number
-    of different tokens.
+    of different tokens. That of an encoder-decoder has an `encoder`.
     """
 
     name: str
@@ -56,6 +58,7 @@ class LanguageProgram:
     logits: str
     max_length: int | None
     vocabulary: int
+    encoder: Encoder | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> LanguageProgram:
@@ -68,7 +71,41 @@ class LanguageProgram:
             )
         longest = next(symbol.high for symbol in manifest.symbols if symbol.name == "new")
         (tokens,), (logits,) = manifest.inputs, manifest.outputs
-        return cls(manifest.name, tokens.name, logits.name, longest, logits.shape[-1])
+        return cls(manifest.name, tokens.name, logits.name, longest, logits.shape[-1], manifest.encoder)
+
+    @classmethod
+    def for_requests(cls, manifest: Manifest) -> LanguageProgram:
+        """Return that of a bundle whose steps are of several requests. Raises RunError for an encoder-decoder."""
+        if manifest.encoder is not None:
+            raise RunError(
+                "expected a decoder-only model for steps of several requests, found an encoder-decoder",
+                manifest.name,
+                "generate one batch at a time: generate of the model, dr.load or dr.launch, or distir generate",
+            )
+        return cls.of(manifest)
+
+    def prompt(
+        self, given: Any, tokenizer: Callable[[], Tokenizer], stop: Collection[int] | None = None,
+        stop_text: Collection[str] = (), decoder_prompt: Sequence[int] | None = None,
+    ) -> Prompt:  # fmt: skip
+        """Return a prompt as for `Prompt.of`; for an encoder-decoder it is the input of the encoder.
+
+        That is text or tokens, or an array of features, of one sequence or of several. The decoder begins with
+        `decoder_prompt`, by default with the one token that the model begins with.
+
+        Raises RunError as `Prompt.of` does, for features of another shape than the encoder's input, and for a
+        `decoder_prompt` without encoder.
+        """
+        if self.encoder is None:
+            if decoder_prompt is not None:
+                raise RunError("expected no decoder_prompt for a model without encoder", self.name)
+            return Prompt.of(given, tokenizer, stop, stop_text)
+        if self.encoder.input.dtype == "int64":
+            source = Prompt.of(given, tokenizer, stop, stop_text)
+        else:
+            source = features_prompt(given, self.encoder.input, stop)
+        start, _ = token_ids([self.encoder.start] if decoder_prompt is None else decoder_prompt)
+        return replace(source, ids=start.expand(len(source.ids), -1), encoder=source.ids)
 
     def check(self, prompt: torch.Tensor, count: int) -> None:
         """Raise RunError for more tokens than a sequence may have, and for unknown ones."""
@@ -90,29 +127,43 @@ class LanguageProgram:
                 hint="compile with a larger max_length, or ask for fewer tokens",
             )
 
-    def by_session(self, session: Session, sampling: Sampling, timeout: float | None = None) -> Continue:
+    def inputs(self, tokens: torch.Tensor, past: int, encoder: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Return the inputs of a call by name: the first one for a sequence has that of the encoder, too."""
+        if self.encoder is None or past:
+            return {self.tokens: tokens}
+        assert encoder is not None, "the prompt has an input of the encoder"
+        return {self.encoder.input.name: encoder, self.tokens: tokens}
+
+    def by_session(
+        self, session: Session, sampling: Sampling, timeout: float | None = None, encoder: torch.Tensor | None = None
+    ) -> Continue:
         """Return the function that continues a sequence with ranks as threads. It raises what the session raises."""
 
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            logits = session({self.tokens: tokens}, timeout, [self.logits], past)[self.logits]
+            inputs = self.inputs(tokens, past, encoder)
+            logits = session(inputs, timeout, [self.logits], past)[self.logits]
             return next_tokens(logits[:, -1], past + tokens.shape[1], sampling)
 
         return feed
 
-    def by_rank(self, session: RankSession, world: World, sampling: Sampling) -> Continue:
+    def by_rank(
+        self, session: RankSession, world: World, sampling: Sampling, encoder: torch.Tensor | None = None
+    ) -> Continue:
         """Return the function with which every rank of a launch continues a sequence: rank 0 chooses for all."""
         import torch
 
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            chosen = self.step(session, tokens, past, sampling)
+            chosen = self.step(session, self.inputs(tokens, past, encoder), past, sampling)
             values = None if chosen is None else chosen.tolist()
             return torch.tensor(world.exchange(values, "the next token")[0])
 
         return feed
 
-    def step(self, session: RankSession, tokens: torch.Tensor, past: int, sampling: Sampling) -> torch.Tensor | None:
-        """Feed tokens on a rank of a launch; return the next token of each row, (batch,), on rank 0, None elsewhere."""
-        outputs = session({self.tokens: tokens}, [self.logits], past)
+    def step(
+        self, session: RankSession, inputs: Mapping[str, torch.Tensor], past: int, sampling: Sampling
+    ) -> torch.Tensor | None:
+        """Feed `inputs` on a rank of a launch; return the next tokens, (batch,), on rank 0, None elsewhere."""
+        outputs = session(inputs, [self.logits], past)
         if not outputs:
             return None
-        return next_tokens(outputs[self.logits][:, -1], past + tokens.shape[1], sampling)
+        return next_tokens(outputs[self.logits][:, -1], past + inputs[self.tokens].shape[1], sampling)

@@ -63,9 +63,9 @@ def call(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
 
 
 def next_token(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
-    """Feed `tokens`, (batch, new), after `past` earlier ones; reply with the next of each row, (batch,)."""
-    sampling = Sampling(**values["sampling"])
-    chosen = served.language.step(served.session, tensors["tokens"].clone(), values["past"], sampling)
+    """Feed the inputs `tensors` of a call after `past` earlier tokens; reply with the next of each row, (batch,)."""
+    inputs = {name: tensor.clone() for name, tensor in tensors.items()}
+    chosen = served.language.step(served.session, inputs, values["past"], Sampling(**values["sampling"]))
     return {}, {} if chosen is None else {"tokens": chosen}
 
 

@@ -20,7 +20,6 @@ from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.backends import find_backend
 from distir_relax.runtime.call_arguments import bind_arguments, result_names
-from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.generation import (
     LanguageProgram,
     Prompt,
@@ -32,10 +31,11 @@ from distir_relax.runtime.generation import (
 )
 from distir_relax.runtime.launcher_detection import check_alone
 from distir_relax.runtime.machine import rank_device
-from distir_relax.runtime.microbatch_io import in_parts, parts_of, user_outputs
+from distir_relax.runtime.microbatch_io import parts_of, user_outputs
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
 from distir_relax.runtime.process_session.requests import RanksLost, Reply, Requests
 from distir_relax.runtime.process_session.tensor_frames import shared_size, size_of_value
+from distir_relax.runtime.sequence_calls import SequenceCalls
 from distir_relax.runtime.session import SessionClosed
 from distir_relax.runtime.state import changing, checked_source
 from distir_relax.runtime.turns import Turns
@@ -100,7 +100,7 @@ class ProcessSession(TokenGenerator):
         self._timeout = timeout
         self._processes = processes
         self._requests = Requests(processes.connections, processes.processes)
-        self._calls = CallShapes(bundle.manifest)
+        self._calls = SequenceCalls(bundle)
         self._turns = Turns("this session is in use by a stream or call that is not finished, of the same caller")
         self._closed = ""
         self._ending = threading.Lock()
@@ -189,8 +189,8 @@ class ProcessSession(TokenGenerator):
     def _run(
         self, inputs: Mapping[str, Array], timeout: float | None, outputs: Collection[str] | None, past: int
     ) -> dict[str, torch.Tensor]:
-        manifest = self._calls.of(inputs, past).manifest
-        in_parts(manifest, inputs)
+        _, prepared = self._calls.of(inputs, past)
+        manifest = prepared.call.manifest
         parts_of(manifest, outputs)
         results = [tensor for tensor in user_outputs(manifest) if outputs is None or tensor.name in outputs]
         names = None if outputs is None else list(outputs)
@@ -208,16 +208,20 @@ class ProcessSession(TokenGenerator):
     def _turn(self) -> AbstractContextManager[None]:
         return self._turns.taken()
 
+    def _language(self, backend: str | None) -> LanguageProgram:
+        return LanguageProgram.of(self.bundle.manifest)
+
     def _tokens(
         self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
         if backend is not None:
             raise RunError("the backend of a session is that of its ranks", hint="pass backend= to dr.launch")
-        LanguageProgram.of(self.bundle.manifest).check(prompt.ids, count)
+        program = self._language(backend)
+        program.check(prompt.ids, count)
 
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            values = {"past": past, "sampling": asdict(sampling)}
-            return self._request("next_token", values, {"tokens": tokens}, timeout).tensors["tokens"]
+            values, inputs = {"past": past, "sampling": asdict(sampling)}, program.inputs(tokens, past, prompt.encoder)
+            return self._request("next_token", values, inputs, timeout).tensors["tokens"]
 
         return generated_tokens(feed, prompt.ids, count, prompt.stop)
 

@@ -47,7 +47,7 @@ class RankRequests:
     def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
         self._comm = comm
         self._manifest = bundle.manifest
-        self._language = LanguageProgram.of(bundle.manifest)
+        self._language = LanguageProgram.for_requests(bundle.manifest)
         self._calls = CallShapes(bundle.manifest)
         self._program = load_request_program(bundle, texts, comm.rank, comm, self._language.max_length)
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)

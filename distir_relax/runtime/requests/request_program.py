@@ -50,7 +50,7 @@ def emit_request_programs(bundle: Bundle) -> dict[str, str]:
     from distir_relax.lowering.emit.torch_requests import single_sequence
 
     manifest = bundle.manifest
-    LanguageProgram.of(manifest)
+    LanguageProgram.for_requests(manifest)
     ranked = read_stage(bundle, "ranked")
     with assuming(ranked.guards):
         single = single_sequence(ranked)

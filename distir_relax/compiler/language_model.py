@@ -1,0 +1,154 @@
+"""Import of language models over whole sequences: decoder-only models and encoder-decoders."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.dynamic_shapes import Dim
+from distir_relax.frontends.import_model import import_model
+from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
+
+if TYPE_CHECKING:
+    import torch
+
+_EXAMPLE = (2, 9)
+_SOURCE_EXAMPLE = (2, 7)
+_LENGTH = 2048
+_DECODER = "decoder_input_ids"
+
+
+@dataclass(frozen=True)
+class LengthLimits:
+    """The largest number of tokens of a sequence, of sequences at once, and of tokens of an encoder's input.
+
+    None is any number of sequences, and the model's number of tokens.
+    """
+
+    sequence: int
+    batch: int | None = None
+    source: int | None = None
+
+
+@dataclass(frozen=True)
+class EncoderInput:
+    """The encoder's input of an encoder-decoder: its name, and the token that the decoder begins with."""
+
+    name: str
+    start: int
+
+
+def max_positions(model: Any, length: int | None) -> int:
+    """Return the largest number of tokens of a sequence: `length`, or that of the model's config.
+
+    Raises ImportModelError for a `length` above that.
+    """
+    config = getattr(model, "config", None)
+    most = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    if most is not None and length is not None and length > most:
+        raise ImportModelError(f"the model takes at most {most} positions, found max_length {length}")
+    return length or most or _LENGTH
+
+
+def encoder_input(model: Any) -> EncoderInput | None:
+    """Return the encoder's input of an encoder-decoder, which takes ``decoder_input_ids`` besides; None for others.
+
+    Raises ImportModelError for one whose config does not say with which token the decoder begins.
+    """
+    config = getattr(model, "config", None)
+    parameters = _parameters(model)
+    if not getattr(config, "is_encoder_decoder", False) or _DECODER not in parameters:
+        return None
+    name = str(getattr(model, "main_input_name", next(iter(parameters))))
+    sources = (getattr(model, "generation_config", None), config)
+    tokens = (getattr(s, field, None) for field in ("decoder_start_token_id", "bos_token_id") for s in sources)
+    start = next((token for token in tokens if token is not None), None)
+    if start is None:
+        raise ImportModelError("expected a token that the decoder begins with, found none", hint=_START)
+    return EncoderInput(name, int(start))
+
+
+_START = "set model.generation_config.decoder_start_token_id"
+
+
+def import_language_model(
+    model: Any, limits: LengthLimits, encoder: EncoderInput | None = None, encoder_example: Any = None
+) -> Imported:
+    """Import a language model over a whole sequence, with its logits as the only output.
+
+    `encoder` is the encoder's input of an encoder-decoder, and `encoder_example` a batch of two of it, needed unless it
+    takes tokens, or features of a size that the config gives.
+
+    Raises ImportModelError for a model that is not of torch, without such an output, and for a missing example.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ImportModelError(f"expected a torch module, or the path of a model, found {type(model).__name__}")
+    parameters = _parameters(model)
+    kwargs: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
+    batch = Dim("batch", max=limits.batch, typical=1)
+    tokens = {0: batch, 1: Dim("sequence", max=limits.sequence)}
+    if encoder is None:
+        first = next(iter(parameters), "")
+        imported = import_model(model, (_ids(model, _EXAMPLE),), kwargs, None, None, True, {first: tokens})
+    else:
+        source, dims = _encoder_example(model, encoder, limits, batch, encoder_example)
+        kwargs |= {encoder.name: source, _DECODER: _ids(model, _EXAMPLE)}
+        imported = import_model(model, (), kwargs, None, None, True, {encoder.name: dims, _DECODER: tokens})
+    return _with_logits_only(imported)
+
+
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters if hasattr(model, "forward") else {}
+
+
+def _ids(model: Any, shape: tuple[int, int]) -> torch.Tensor:
+    import torch
+
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", 2)
+    return torch.arange(shape[0] * shape[1]).reshape(shape) % vocabulary
+
+
+def _encoder_example(
+    model: Any, encoder: EncoderInput, limits: LengthLimits, batch: Any, example: Any
+) -> tuple[torch.Tensor, dict[int, Any]]:
+    """Return an example of an encoder's input, and its dims of any size. Raises ImportModelError if it needs one."""
+    import torch
+
+    config = model.config
+    if example is None and encoder.name == "input_ids":
+        most = limits.source or getattr(config, "max_position_embeddings", None) or _LENGTH
+        return _ids(model, _SOURCE_EXAMPLE), {0: batch, 1: Dim("source", max=most)}
+    if example is None:
+        channels, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+        if encoder.name != "input_features" or channels is None or positions is None:
+            raise ImportModelError(
+                f"expected an example of the encoder's input {encoder.name}, found none",
+                hint="pass encoder_example=, a batch of two of them",
+            )
+        # The second convolution of the encoder has stride 2.
+        example = torch.zeros(2, channels, 2 * positions)
+    return torch.as_tensor(example), {0: batch}
+
+
+def _with_logits_only(imported: Imported) -> Imported:
+    """Return the model with its logits as the only output, which calls return if there were others."""
+    main = imported.module.main
+    by_name = {output.name: output for output in main.outputs}
+    found = by_name.get("logits") or (main.outputs[0] if len(main.outputs) == 1 else None)
+    if found is None or len(found.value.tensor.shape) != 3:
+        names = ", ".join(f"{o.name} {o.value.tensor}" for o in main.outputs)
+        raise ImportModelError(
+            f"expected an output of logits, (batch, sequence, vocabulary), found {names}",
+            hint="wrap the model in a module that returns its logits alone",
+        )
+    only = eliminate_dead_ops(replace(main, outputs=(found,)))
+    imported = replace(imported, module=replace(imported.module, functions=(only,)))
+    if len(main.outputs) == 1:
+        return imported
+    return replace(imported, results=(found.name,), rebuild=itemgetter(found.name))
