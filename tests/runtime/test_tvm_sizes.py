@@ -46,11 +46,11 @@ class Attention(nn.Module):
 
 @cache
 def gpt2() -> nn.Module:
-    """GPT-2 with two small layers."""
+    """GPT-2 with a small layer."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
-    config = transformers.GPT2Config(n_layer=2, n_head=3, n_embd=30, vocab_size=61, n_positions=64, **ends)
+    config = transformers.GPT2Config(n_layer=1, n_head=3, n_embd=30, vocab_size=61, n_positions=64, **ends)
     model: nn.Module = transformers.GPT2LMHeadModel(config).eval()
     return model
 
@@ -106,9 +106,8 @@ def test_a_language_model_on_one_rank_is_compiled_once() -> None:
     assert program._compiled.sizes == ("batch", "sequence")
 
 
-@pytest.mark.parametrize(("ranks", "placement", "tail"), [(2, "S[0]", "ragged"), (3, "S[1]", "pad")])
-def test_a_language_model_split_by_data(ranks: int, placement: str, tail: str) -> None:
-    check_text(compiled_text_model(mesh=ranks, shardings={"input_ids": placement}, tail=tail))
+def test_a_language_model_split_by_data() -> None:
+    check_text(compiled_text_model(mesh=3, shardings={"input_ids": "S[1]"}, tail="pad"))
 
 
 def test_a_language_model_split_by_heads() -> None:
@@ -126,6 +125,7 @@ def test_a_pipeline_whose_last_stage_has_no_input() -> None:
 
 
 def test_a_size_out_of_bounds() -> None:
-    plan = compiled_text_model(mesh=1)
+    dims = {"input": {1: dr.Dim("sequence", max=64)}}
+    plan = dr.compile(nn.Linear(6, 5), (torch.zeros(2, 9, 6),), dynamic_shapes=dims, mesh=1)
     with pytest.raises(RunError, match="expected sequence of at least 1 and at most 64, found 65"):
-        plan(torch.zeros(1, 65, dtype=torch.int64), use_cache=False, backend="tvm")
+        plan(torch.zeros(2, 65, 6), backend="tvm")

@@ -27,15 +27,7 @@ from tests.incremental.test_language_models import MODELS, VOCABULARY
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
 LENGTH = 64
-NAMES = (
-    "llama eager",
-    "gpt2",
-    "gemma2 with a window of 5",
-    "mistral with a window of 7",
-    "phi3",
-    "falcon with alibi",
-    "mixtral",
-)
+NAMES = ("llama eager", "gemma2 with a window of 5", "phi3", "falcon with alibi")
 
 
 @cache

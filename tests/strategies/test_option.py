@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from distir_relax.cli import app
 from distir_relax.errors import DistIRError
 from distir_relax.strategies import Strategy, StrategyOption, register_option
 from distir_relax.strategies.strategy import OPTIONS, Ladder, search_values
@@ -133,8 +135,9 @@ def test_commands_take_the_option_of_a_file(tmp_path: Path) -> None:
     assert "3/1/1/1,tables=rows" in done.stdout, done.stderr
     done = run("search", model, "--devices", "3", *machine, "--try", "tables=columns")
     assert (done.returncode, "tables is whole, rows, found 'columns'" in done.stderr) == (2, True)
-    done = run("search", model, "--devices", "3", *machine, "--try", "tables")
-    assert (done.returncode, "expected NAME=VALUES" in done.stderr) == (2, True)
+    # Found before the file is read.
+    malformed = CliRunner().invoke(app, ["search", model, "--devices", "3", *machine, "--try", "tables"])
+    assert "expected NAME=VALUES" in str(malformed.exception)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

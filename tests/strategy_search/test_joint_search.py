@@ -36,7 +36,7 @@ def test_the_best_is_at_least_as_good_as_by_rules() -> None:
     profile = load_profile(MACHINE)
     source = search_models.train(60).read(CompileOptions(profile=profile))
     space = Space(
-        6, (15,), True, (1, 3), schedules=("1f1b", "gpipe"), checkpoint=("none", "block"), placements=("rules", "auto")
+        6, (15,), True, (1, 3), schedules=("1f1b",), checkpoint=("none", "block"), placements=("rules", "auto")
     )
     found = search_grid(source, profile, space, workers=2)
     by_rules = [o for o in found.ranked if "auto" not in o.strategy]
@@ -61,7 +61,7 @@ def test_what_is_laid_out_is_written_out_once_for_all_meshes(monkeypatch: pytest
     monkeypatch.setattr(Microbatches, "run", counted)
     profile = load_profile(MACHINE)
     source = search_models.train(60).read(CompileOptions(profile=profile))
-    space = Space(6, (15, 21), True, (3, 5), placements=("auto",))
+    space = Space(6, (15, 21), True, (3,), placements=("auto",))
     candidates = [candidate for candidate in space.candidates() if candidate.strategy.pipeline == 1]
     assert {candidate.strategy.mesh.shape for candidate in candidates} == {(1, 6), (2, 3), (3, 2)}
     search = search_grid(source, profile, space, workers=1)
