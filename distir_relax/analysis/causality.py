@@ -59,8 +59,12 @@ class _Pairs(Domain[_Pair]):
         self.values, self.along, self.length, self.earlier = values, along, length, earlier
 
     def apply(self, op: Op, operands: Sequence[_Pair]) -> Sequence[_Pair]:
+        from distir_relax.support.deferred_tensor import read_deferred
+
         if all(a is b for a, b in operands):
             return [(x, x) for x in evaluate(op, [a for a, _ in operands])]
+        # A weight that is read from a file is read once.
+        operands = [(x, x) if a is b else (a, b) for a, b in operands for x in (read_deferred(a) if a is b else a,)]
         runs = [evaluate(op, [pair[number] for pair in operands]) for number in range(2)]
         results = list(zip(*runs, strict=True))
         for value, (a, b) in zip(op.results, results, strict=True):

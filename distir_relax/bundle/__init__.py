@@ -19,24 +19,24 @@ from distir_relax.bundle.manifest import (
     local_intervals,
     local_shape,
 )
-from distir_relax.bundle.read import check_weights, read_bundle, weights_identity
+from distir_relax.bundle.read import check_weights, other_checksums, other_weights, read_bundle, weights_identity
 from distir_relax.bundle.training_manifest import TrainingManifest
-from distir_relax.bundle.weight_files import StoredWeights
-from distir_relax.bundle.weights import TensorWeights, WeightSource
-from distir_relax.bundle.weights_file import SAFETENSORS_DTYPES, FileWeights
+from distir_relax.bundle.weight_files import StoredWeights, model_files
+from distir_relax.bundle.weights import TensorWeights, WeightSource, safetensors_header, save_weights
+from distir_relax.bundle.weights_file import FileTensor, FileWeights
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [
     "BACKENDS",
     "FORMAT",
     "RECORDS_FILE",
-    "SAFETENSORS_DTYPES",
     "SEARCH_FILES",
     "STAGE_FILES",
     "Bundle",
     "CallManifest",
     "Division",
     "Encoder",
+    "FileTensor",
     "FileWeights",
     "Manifest",
     "Program",
@@ -52,7 +52,12 @@ __all__ = [
     "local_bytes",
     "local_intervals",
     "local_shape",
+    "model_files",
+    "other_checksums",
+    "other_weights",
     "read_bundle",
+    "safetensors_header",
+    "save_weights",
     "weights_identity",
     "write_bundle",
 ]

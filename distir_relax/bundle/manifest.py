@@ -33,7 +33,7 @@ from distir_relax.layout import (
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 8
+FORMAT = 9
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can contain programs for."""
 
@@ -189,7 +189,8 @@ class Manifest:
     `symbols` are those of the sizes of inputs and outputs, and `guards` the comparisons of them that every call must
     meet. `encoder` is set if an encoder computes some of the states, `training` if the programs are a training step,
     `call` if they are a model with arguments by position and by name. `weight_files` hold weights that the bundle does
-    not.
+    not. `parameters` maps the weights that belong to the model, not to its program, to their names in the model's
+    files: others can take their place.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Manifest:
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
     weight_files: tuple[WeightFile, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
     updates: Mapping[str, str] = field(default_factory=dict)
     divided_inputs: tuple[Division, ...] = ()
     divided_outputs: tuple[Division, ...] = ()
@@ -246,6 +248,8 @@ class Manifest:
         for weight, output in self.updates.items():
             if weight not in weights or output not in outputs:
                 raise BundleError(f"expected an update from a weight to an output, found {weight!r} to {output!r}")
+        if unknown := sorted(self.parameters.keys() - weights):
+            raise BundleError(f"expected weights as parameters, found {unknown[0]!r}")
         self._check_weight_files(weights)
         if self.training is not None:
             self._check_training(self.training)
@@ -329,6 +333,7 @@ class Manifest:
                 WeightFile(row.text("path"), row.whole("size"), row.text("checksum"), row.by_name("tensors"))
                 for row in top.rows("weight_files", [])
             ),
+            parameters=top.by_name("parameters"),
             updates=top.by_name("updates"),
             divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
             divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),

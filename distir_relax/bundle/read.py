@@ -17,12 +17,15 @@ _ENCODER = f"{ENCODER_FOLDER}/{MANIFEST_FILE}"
 _AGAIN = "compile the model again, or copy the whole bundle again"
 
 
-def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
+def read_bundle(path: str | Path, verify_weights: bool = True, weights: str | Path | None = None) -> Bundle:
     """Read the bundle at the folder `path`. Weights are opened, and read when a rank requests its slices.
+
+    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's own.
 
     The checksums of the manifest and all texts are always checked, and the weights' header and size;
     `verify_weights` also hashes the whole weights files (some 1 to 2 GB/s), which one process per node does.
-    Raises BundleError when a file is missing, truncated, damaged, or of another format version.
+    Raises BundleError when a file is missing, truncated, damaged, or of another format version, and when `weights`
+    lacks one of the model's, or has it in another shape or dtype.
     """
     folder = Path(path)
     if not folder.exists():
@@ -31,15 +34,17 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
     texts = {name: _read_text(folder, name, manifest) for name in manifest.checksums if _is_text(name)}
     programs = {path for program in manifest.programs for path in program.paths}
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
-    weights = open_weights(file, manifest.checksums.get(WEIGHTS_FILE, ""), manifest.weights, manifest.weight_files)
+    other = None if weights is None else Path(weights)
+    checksum = manifest.checksums.get(WEIGHTS_FILE, "")
+    opened = open_weights(file, checksum, manifest.weights, manifest.weight_files, manifest.parameters, other)
     encoder = None
     if manifest.encoder is not None:
         _read_text(folder, _ENCODER, manifest)
-        encoder = read_bundle(folder / ENCODER_FOLDER, False)
+        encoder = read_bundle(folder / ENCODER_FOLDER, False, weights)
     bundle = Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name in programs},
-        weights=weights,
+        weights=opened,
         texts={name: text for name, text in texts.items() if name not in programs},
         path=folder,
         encoder=encoder,
@@ -64,6 +69,17 @@ def _stored_weights(bundle: Bundle) -> list[StoredWeights]:
     """Return the weights in files of a bundle and its encoder."""
     inner = [] if bundle.encoder is None else _stored_weights(bundle.encoder)
     return [bundle.weights, *inner] if isinstance(bundle.weights, StoredWeights) else inner
+
+
+def other_checksums(bundle: Bundle) -> list[str]:
+    """Hash the files of the weights that take the place of a bundle's own; as many as there are files."""
+    return [checksum for stored in _stored_weights(bundle) for checksum in stored.other_checksums()]
+
+
+def other_weights(bundle: Bundle) -> str | None:
+    """Return the absolute path of the weights that take the place of a bundle's own, if any."""
+    path = bundle.weights.path if isinstance(bundle.weights, StoredWeights) else None
+    return None if path is None else str(path.absolute())
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distir_relax.bundle.manifest import Tensor, WeightFile
-from distir_relax.bundle.weights import WeightSource
-from distir_relax.bundle.weights_file import WIDENED, FileWeights
+from distir_relax.bundle.weights import TensorWeights, WeightSource
+from distir_relax.bundle.weights_file import WIDENED, FileTensor, FileWeights
 from distir_relax.errors import BundleError
 from distir_relax.layout import Interval
-from distir_relax.support import check_regular
+from distir_relax.support import Fields, check_name, check_regular, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import torch
 
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER = "give weights of a model with the same config as the compiled one, or compile this model"
 _ELSEWHERE = "move the file back, or compile the model again; with --weights copy the bundle has a copy of its weights"
-# Weights of another name than in the file are compared with so many tensors of the same shape.
-_MOST_COMPARED = 4
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Weights of a bundle on disk. `files` are those that hold them, with their checksums; `by_name` has each one's."""
+    """Weights of a bundle on disk.
+
+    `files` are those that hold them, with their checksums, the bundle's own first; `elsewhere` are the weights of
+    others. `others` are the files of `path`, whose weights take the place of the bundle's: no checksum is known.
+    """
 
     files: Sequence[tuple[FileWeights, str]]
-    by_name: Mapping[str, FileWeights]
+    elsewhere: Mapping[str, FileTensor]
+    others: Sequence[FileWeights] = ()
+    path: Path | None = None
 
     @property
     def identity(self) -> tuple[int, ...]:
         """Return the identity and state of all files, as `FileWeights.identity`."""
-        return tuple(number for file, _ in self.files for number in file.identity)
+        files = (*(file for file, _ in self.files), *self.others)
+        return tuple(number for file in files for number in file.identity)
 
     def check(self) -> None:
         """Hash all files. Raises BundleError if one was damaged, or changed."""
@@ -45,17 +52,53 @@ class StoredWeights:
 
     def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """See `WeightSource.read`. The result must not be written to."""
-        return self.by_name.get(name, self.files[0][0]).read(name, intervals)
+        tensor = self.elsewhere.get(name)
+        return self.files[0][0].read(name, intervals) if tensor is None else tensor.read(intervals)
+
+    def other_checksums(self) -> list[str]:
+        """Hash the files of other weights, which takes as long as reading them."""
+        return [file.checksum() for file in self.others]
 
 
-def open_weights(own: Path, checksum: str, tensors: Sequence[Tensor], files: Sequence[WeightFile]) -> StoredWeights:
+def model_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a model: `path`, or those that transformers reads in the folder `path`.
+
+    A folder without those may have any, or none. Raises BundleError if there is no such file or folder, and for a
+    damaged index.
+    """
+    if not path.is_dir():
+        check_regular(path, BundleError, "the weights are missing")
+        return [path]
+    index = path / _INDEX
+    if (path / _FILE).is_file():
+        return [path / _FILE]
+    if not index.is_file():
+        return sorted(path.glob("*.safetensors"))
+    table = parse_json(read_bytes(index, BundleError), BundleError, str(index))
+    names = sorted(set(Fields.of(table, BundleError, str(index)).by_name("weight_map").values()))
+    for name in names:
+        check_name(name, BundleError, str(index))
+    # A file may be a link: the folders of huggingface_hub have links alone.
+    return [path / name for name in names]
+
+
+def open_weights(
+    own: Path, checksum: str, tensors: Sequence[Tensor], files: Sequence[WeightFile], parameters: Mapping[str, str],
+    other: Path | None = None,
+) -> StoredWeights:  # fmt: skip
     """Open the weights `tensors` of a bundle: `own` is its file of weights, `files` are those outside of it.
 
-    Raises BundleError if a file is missing, truncated, or has another size, or does not contain its tensors.
+    With `other`, a safetensors file or a folder of them, its tensors take the place of `parameters`, which have their
+    names in the model's files; the bundle's are not opened. Raises BundleError if a file is missing, truncated, or has
+    another size, or does not contain its tensors; and for a tensor of `other` of another shape or dtype.
     """
-    folder = Path(os.path.realpath(own.parent))
-    elsewhere = {name: file for file in files for name in file.tensors}
+    elsewhere = {name for file in files for name in file.tensors}
     first = FileWeights(own, [tensor for tensor in tensors if tensor.name not in elsewhere])
+    if other is not None:
+        by_name = _tensors_of(other, [tensor for tensor in tensors if tensor.name in parameters], parameters)
+        others = {id(tensor.file): tensor.file for tensor in by_name.values()}
+        return StoredWeights([(first, checksum)], by_name, tuple(others.values()), other)
+    folder = Path(os.path.realpath(own.parent))
     opened, by_name = [(first, checksum)], {}
     for file in files:
         path = Path(os.path.normpath(folder / file.path))
@@ -70,59 +113,47 @@ def open_weights(own: Path, checksum: str, tensors: Sequence[Tensor], files: Seq
         members = [tensor for tensor in tensors if tensor.name in file.tensors]
         weights = FileWeights(path, members, file.tensors, _ELSEWHERE)
         opened.append((weights, file.checksum))
-        by_name.update(dict.fromkeys(file.tensors, weights))
+        by_name |= {tensor.name: FileTensor(weights, file.tensors[tensor.name], tensor.dtype) for tensor in members}
     return StoredWeights(opened, by_name)
 
 
-def find_weights(
-    tensors: Sequence[Tensor], source: WeightSource, files: Sequence[Path], bundle: Path
-) -> tuple[WeightFile, ...]:
-    """Return those of `files` that hold weights of a bundle, bit by bit or in a shorter float, for its manifest.
-
-    `bundle` is the bundle's folder. Files that are gone hold none. Raises BundleError for one that is damaged.
-    """
-    opened = {path: FileWeights(path, ()) for path in files if path.is_file()}
-    places: dict[Path, dict[str, str]] = {path: {} for path in opened}
+def _tensors_of(other: Path, tensors: Sequence[Tensor], parameters: Mapping[str, str]) -> dict[str, FileTensor]:
+    """Return the tensors of other files that take the place of these, by the program's names."""
+    files = [FileWeights(path, (), hint=_OTHER) for path in model_files(other)]
+    if not files:
+        raise BundleError("expected safetensors files in the folder, found none", str(other), _OTHER)
+    places = {key: file for file in files for key in file.kinds}
+    found: dict[str, FileTensor] = {}
     for tensor in tensors:
-        place = next(_places(tensor, source, opened), None)
-        if place is not None:
-            places[place[0]][tensor.name] = place[1]
+        # The file of a bundle has the program's names.
+        key = next((key for key in (parameters[tensor.name], tensor.name) if key in places), None)
+        if key is None:
+            raise BundleError(f"expected the weight {parameters[tensor.name]!r}, found none", str(other), _OTHER)
+        dtype, shape = places[key].kinds[key]
+        if shape != tensor.shape or dtype not in (tensor.dtype, *WIDENED.get(tensor.dtype, ())):
+            raise BundleError(
+                f"expected {tensor.dtype} {tensor.shape} for the weight {key!r}, found {dtype} {shape}",
+                str(places[key].path), _OTHER,
+            )  # fmt: skip
+        found[tensor.name] = FileTensor(places[key], key, tensor.dtype)
+    return found
+
+
+def stored_elsewhere(tensors: Sequence[Tensor], source: WeightSource, bundle: Path) -> tuple[WeightFile, ...]:
+    """Return the safetensors files that hold weights of a bundle, for its manifest.
+
+    They are the files of the deferred tensors of `source`. `bundle` is the bundle's folder. Raises BundleError for a
+    file that was written to after it was opened.
+    """
+    if not isinstance(source, TensorWeights):
+        return ()
+    names: dict[FileWeights, dict[str, str]] = {}
+    for tensor in tensors:
+        place = source.source(tensor.name)
+        if isinstance(place, FileTensor) and place.dtype == tensor.dtype and not place.is_temporary:
+            names.setdefault(place.file, {})[tensor.name] = place.key
     start = os.path.realpath(bundle)
     return tuple(
-        WeightFile(os.path.relpath(os.path.abspath(path), start), opened[path].size, opened[path].checksum(), names)
-        for path, names in places.items()
-        if names
+        WeightFile(os.path.relpath(os.path.abspath(file.path), start), file.size, file.checksum(), tensors)
+        for file, tensors in sorted(names.items(), key=lambda item: item[0].path)
     )
-
-
-def _places(tensor: Tensor, source: WeightSource, opened: Mapping[Path, FileWeights]) -> Iterator[tuple[Path, str]]:
-    """Yield the files and names of equal tensors: those of the same name, or else of the same shape."""
-    fitting = [
-        (path, key)
-        for path, weights in opened.items()
-        for key, (dtype, shape) in weights.kinds.items()
-        if shape == tensor.shape and (dtype == tensor.dtype or dtype in WIDENED.get(tensor.dtype, ()))
-    ]
-    named = [(path, key) for path, key in fitting if _is_name(key, tensor.name)]
-    candidates = named or (fitting if len(fitting) <= _MOST_COMPARED else [])
-    if not candidates:
-        return
-    import torch
-
-    whole = [[(0, size)] for size in tensor.shape]
-    expected = source.read(tensor.name, whole)
-    for path, key in candidates:
-        found = opened[path].read(key, whole).to(expected.dtype)
-        if torch.equal(_bits(found), _bits(expected)):
-            yield path, key
-
-
-def _is_name(key: str, name: str) -> bool:
-    """Return whether two names differ at most by a prefix: some files lack that of the model's class."""
-    return f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")
-
-
-def _bits(value: Any) -> Any:
-    import torch
-
-    return value.reshape(-1).view(torch.uint8)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle.manifest import Tensor
 from distir_relax.errors import BundleError
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS_FILE = "weights.safetensors"
+SAFETENSORS_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""Dtype names of the format safetensors, and ours."""
+_SHORT = {long: short for short, long in SAFETENSORS_DTYPES.items()}
 
 
 class WeightSource(Protocol):
@@ -28,16 +36,26 @@ class WeightSource(Protocol):
 
 
 class TensorWeights:
-    """Weights held in memory as global tensors. A whole tensor is returned without a copy."""
+    """Weights as global tensors. One in memory is returned whole without a copy, a deferred one is read."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
     def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
-        """See `WeightSource.read`."""
+        """See `WeightSource.read`. The result must not be written to."""
+        from distir_relax.support.deferred_tensor import DeferredTensor
+
         if name not in self._tensors:
             raise BundleError("the bundle has no such weight", name)
         tensor = self._tensors[name].detach()
+        if isinstance(tensor, DeferredTensor):
+            if tensor.source is not None:
+                piece: torch.Tensor = tensor.source.read(intervals)
+                return piece
+            # A view would hold the whole tensor.
+            whole = tensor.read()
+            piece = cut_out(whole, intervals).contiguous()
+            return piece if piece.numel() == whole.numel() else piece.clone()
         if tensor.is_meta:
             raise BundleError(
                 "the weight has no data: it is on the meta device",
@@ -46,27 +64,56 @@ class TensorWeights:
             )
         return cut_out(tensor, intervals).contiguous()
 
+    def source(self, name: str) -> Any:
+        """Return where a deferred weight is stored as it is, a `FileTensor`; None for others."""
+        return getattr(self._tensors[name], "source", None)
+
+    def name_in_file(self, name: str) -> str:
+        """Return the name that a weight has in the model's files."""
+        source = self.source(name)
+        return name if source is None else str(source.key)
+
 
 def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) -> None:
-    """Write the global tensors of `source` to a safetensors file. Raises BundleError on another dtype or shape."""
-    from safetensors.torch import save_file
+    """Write the global tensors of `source` to a safetensors file, one after the other.
 
-    values: dict[str, torch.Tensor] = {}
-    storages: set[int] = set()
-    for tensor in tensors:
-        value = source.read(tensor.name, [[(0, size)] for size in tensor.shape])
-        actual = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        if actual != (tensor.dtype, tensor.shape):
-            raise BundleError(
-                f"the manifest says {tensor.dtype} {tensor.shape}, the value is {actual[0]} {actual[1]}", tensor.name
-            )
-        # safetensors refuses tensors that share memory, and views that do not fill their storage.
-        address = value.untyped_storage().data_ptr()
-        if address in storages or value.untyped_storage().nbytes() != value.numel() * DTYPES[tensor.dtype][1]:
-            value = value.clone()
-        storages.add(address)
-        values[tensor.name] = value
-    save_file(values, str(path))
+    Raises BundleError on another dtype or shape.
+    """
+    import torch
+
+    header, starts, _ = safetensors_header(tensors)
+    with path.open("wb") as file:
+        file.write(header)
+        for tensor in sorted(tensors, key=lambda tensor: starts[tensor.name]):
+            value = source.read(tensor.name, [[(0, n)] for n in tensor.shape])
+            actual = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+            if actual != (tensor.dtype, tensor.shape):
+                raise BundleError(
+                    f"the manifest says {tensor.dtype} {tensor.shape}, the value is {actual[0]} {actual[1]}",
+                    tensor.name,
+                )
+            content: Any = value.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            file.write(content.data)
+            # The next one is read without it.
+            del value, content
+
+
+def safetensors_header(tensors: Sequence[Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """Return the header of a file of tensors, the offset of each tensor in the file, and the size of the file."""
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
+    position = 0
+    # The widest dtypes first, so that each tensor is aligned.
+    for tensor in sorted(tensors, key=lambda t: -DTYPES[t.dtype][1]):
+        end = position + math.prod(tensor.shape) * DTYPES[tensor.dtype][1]
+        table[tensor.name] = {
+            "dtype": _SHORT[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end],
+        }  # fmt: skip
+        starts[tensor.name], position = position, end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + start for name, start in starts.items()}, len(header) + position
 
 
 def cut_out(value: torch.Tensor, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:

@@ -13,12 +13,12 @@ import os
 import stat
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle.manifest import Tensor
-from distir_relax.bundle.weights import cut_out
+from distir_relax.bundle.weights import SAFETENSORS_DTYPES, cut_out
 from distir_relax.errors import BundleError
 from distir_relax.layout import DTYPES, Interval
 from distir_relax.support import Fields, parse_json
@@ -26,17 +26,53 @@ from distir_relax.support import Fields, parse_json
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.support.deferred_tensor import DeferredTensor
+
 _AGAIN = "compile the model again"
-SAFETENSORS_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-"""Dtype names of the format, and ours."""
 WIDENED = {"float32": ("bfloat16", "float16")}
 """Dtypes of files that are read as others, which hold all of their values."""
-# Bytes of rows that are read at once if only a part of each row is needed.
-_BLOCK = 1 << 24
+# Bytes that are read at once if they are then converted, or if only a part of each row is needed.
+_BLOCK = 1 << 22
+# Bytes of a part of a row from which on it is read alone; fewer are read faster with the rest of the row.
+_PART = 1 << 15
 _MOST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a safetensors file: its name there, and the dtype that it is read in.
+
+    A bundle does not refer to a file that `is_temporary`.
+    """
+
+    file: FileWeights
+    key: str
+    dtype: str
+    is_temporary: bool = False
+
+    @classmethod
+    def deferred(cls, file: FileWeights, key: str, is_temporary: bool = False) -> DeferredTensor:
+        """Return a tensor of the file, which is read when an op needs it."""
+        import torch
+
+        from distir_relax.support.deferred_tensor import DeferredTensor
+
+        dtype, shape = file.kinds[key]
+        return DeferredTensor.of(shape, getattr(torch, dtype), cls(file, key, dtype, is_temporary))
+
+    def read(self, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+        """Return a piece of the tensor, which must not be written to."""
+        return self.file.read_as(self.key, self.dtype, intervals)
+
+    def whole(self) -> torch.Tensor:
+        """Return the tensor, which must not be written to."""
+        return self.read([[(0, size)] for size in self.file.kinds[self.key][1]])
+
+    def widened(self, dtype: torch.dtype) -> FileTensor | None:
+        """Return the tensor in a dtype that holds all values of its own; None for others."""
+        name = str(dtype).removeprefix("torch.")
+        stored = self.file.kinds[self.key][0]
+        return replace(self, dtype=name) if name == stored or stored in WIDENED.get(name, ()) else None
 
 
 @dataclass(frozen=True)
@@ -72,6 +108,7 @@ class FileWeights:
             raise self._error("the weights are not a file")
         self._opened = self.identity
         self._entries = self._header()
+        self._kinds = {name: (entry.dtype, entry.shape) for name, entry in self._entries.items()}
         self._pieces: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
         for tensor in tensors:
             key = self._keys.get(tensor.name, tensor.name)
@@ -97,9 +134,9 @@ class FileWeights:
         return self._opened[2]
 
     @property
-    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def kinds(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Return the dtype and shape of each tensor of the file, by name."""
-        return {name: (entry.dtype, entry.shape) for name, entry in self._entries.items()}
+        return self._kinds
 
     def checksum(self) -> str:
         """Return the SHA-256 of the file, in hex. Raises BundleError when it was written to."""
@@ -110,20 +147,21 @@ class FileWeights:
 
     def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """See `WeightSource.read`. The result must not be written to."""
-        import torch
-
-        entry = self._entries.get(self._keys.get(name, name))
-        if entry is None:
+        key = self._keys.get(name, name)
+        if key not in self._entries:
             raise self._error(f"the weights file has no {name!r}")
-        key = name, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
-        piece = self._pieces.get(key)
+        return self.read_as(key, self._dtypes.get(name, self._entries[key].dtype), intervals)
+
+    def read_as(self, key: str, dtype: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+        """Return a piece of the tensor `key` of the file, converted to `dtype`. It must not be written to."""
+        identity = key, dtype, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
+        piece = self._pieces.get(identity)
         if piece is None:
-            stored = self._read(entry, intervals)
-            piece = self._pieces[key] = stored.to(getattr(torch, self._dtypes.get(name, entry.dtype)))
+            piece = self._pieces[identity] = self._read(self._entries[key], dtype, intervals)
             self._check_unchanged()
         return piece
 
-    def _read(self, entry: _Entry, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+    def _read(self, entry: _Entry, dtype: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """Read the pieces of the first split dim; further dims are sliced in memory."""
         import torch
 
@@ -133,29 +171,48 @@ class FileWeights:
         outer = 1 if split is None else math.prod(shape[:split])
         size = 1 if split is None else shape[split]
         length = sum(b - a for a, b in pieces)
-        dtype = getattr(torch, entry.dtype)
-        inner = math.prod(shape if split is None else shape[split + 1 :]) * dtype.itemsize
-        target = torch.empty((outer, length, inner), dtype=torch.uint8)
-        if target.numel() and outer == 1:
-            position = 0
+        stored = getattr(torch, entry.dtype)
+        inner = math.prod(shape if split is None else shape[split + 1 :])
+        target = torch.empty((outer, length, inner), dtype=getattr(torch, dtype))
+        item = inner * stored.itemsize
+        # Small parts of rows are cut out of blocks of rows.
+        is_direct = outer == 1 or all((b - a) * item >= _PART for a, b in pieces)
+        rows = 1 if is_direct else max(1, _BLOCK // max(1, size * item))
+        for first in range(0, outer if target.numel() else 0, rows):
+            start, position = entry.start + first * size * item, 0
+            block = None if is_direct else torch.empty((min(rows, outer - first), size, inner), dtype=stored)
+            if block is not None:
+                self._fill(block, start, stored)
             for a, b in pieces:
-                self._fill(target[:, position : position + b - a], entry.start + a * inner)
+                part = target[first : first + rows, position : position + b - a]
+                if block is None:
+                    self._fill(part, start + a * item, stored)
+                else:
+                    part.copy_(block[:, a:b])
                 position += b - a
-        elif target.numel():
-            rows = max(1, _BLOCK // (size * inner))
-            for first in range(0, outer, rows):
-                block = torch.empty((min(rows, outer - first), size, inner), dtype=torch.uint8)
-                self._fill(block, entry.start + first * size * inner)
-                torch.cat([block[:, a:b] for a, b in pieces], 1, out=target[first : first + rows])
-        flat = target.view(-1).view(dtype)
         if split is None:
-            return flat.view(shape)
+            return target.view(shape)
         rest = [[(0, length)] if d == split else list(pieces) for d, pieces in enumerate(intervals)]
-        return cut_out(flat.view(*shape[:split], length, *shape[split + 1 :]), rest).contiguous()
+        return cut_out(target.view(*shape[:split], length, *shape[split + 1 :]), rest).contiguous()
 
-    def _fill(self, target: torch.Tensor, position: int) -> None:
-        """Read the bytes of the file from `position` into a contiguous tensor."""
-        content: Any = target.view(-1).numpy()
+    def _fill(self, target: torch.Tensor, position: int, stored: torch.dtype) -> None:
+        """Read numbers of the dtype `stored`, from a position of the file on, into a contiguous tensor."""
+        import torch
+
+        flat = target.view(-1)
+        if flat.dtype == stored:
+            self._fill_bytes(flat, position)
+            return
+        buffer = torch.empty(min(flat.numel(), _BLOCK // stored.itemsize), dtype=stored)
+        for start in range(0, flat.numel(), buffer.numel()):
+            part = buffer[: flat.numel() - start]
+            self._fill_bytes(part, position + start * stored.itemsize)
+            flat[start : start + part.numel()] = part
+
+    def _fill_bytes(self, target: torch.Tensor, position: int) -> None:
+        import torch
+
+        content: Any = target.view(torch.uint8).numpy()
         view = memoryview(content)
         while len(view):
             count = os.preadv(self._file.fileno(), [view], position)

@@ -10,13 +10,12 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle
 from distir_relax.bundle.manifest import Manifest
-from distir_relax.bundle.weight_files import find_weights
+from distir_relax.bundle.weight_files import stored_elsewhere
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
 from distir_relax.errors import BundleError
 from distir_relax.support import check_name, shown_path
@@ -26,10 +25,10 @@ ENCODER_FOLDER = "encoder"
 """The folder of the bundle of an encoder, within that of its decoder."""
 
 
-def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, weight_files: Sequence[Path] = ()) -> Path:
+def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, refer: bool = False) -> Path:
     """Write `bundle` to the folder `path` and return it.
 
-    Weights that are in one of the safetensors files `weight_files`, too, stay there: the bundle refers to them.
+    Weights that safetensors files hold as they are stay there if `refer` is on: the bundle refers to the files.
     Raises BundleError when `path` exists and `overwrite` is off, when it exists and is not a bundle
     (which is never deleted), or when it cannot be written. Nothing is left on failure. Each of several concurrent
     writers either leaves a complete bundle, of which the last stays, or raises that one exists.
@@ -44,7 +43,7 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, weig
     draft = folder / "new"
     try:
         draft.mkdir()
-        _fill(bundle, draft, target, weight_files)
+        _fill(bundle, draft, target, refer)
         _replace(draft, target, overwrite)
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
@@ -101,9 +100,9 @@ def _is_bundle(target: Path) -> bool | None:
         return _is_bundle(target)
 
 
-def _fill(bundle: Bundle, folder: Path, target: Path, files: Sequence[Path]) -> None:
-    """Write the files of a bundle to `folder`, which becomes `target`; `files` may hold its weights."""
-    weight_files = find_weights(bundle.manifest.weights, bundle.weights, files, target)
+def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool) -> None:
+    """Write the files of a bundle to `folder`, which becomes `target`."""
+    weight_files = stored_elsewhere(bundle.manifest.weights, bundle.weights, target) if refer else ()
     checksums = {}
     elsewhere = {name for file in weight_files for name in file.tensors}
     for name, text in {**bundle.programs, **bundle.texts}.items():
@@ -114,14 +113,11 @@ def _fill(bundle: Bundle, folder: Path, target: Path, files: Sequence[Path]) -> 
         checksums[name] = file_checksum(file)
     weights = folder / WEIGHTS_FILE
     save_weights(weights, [t for t in bundle.manifest.weights if t.name not in elsewhere], bundle.weights)
-    # safetensors makes the file private to its owner. The folder's mode shows the umask; reading the umask means
-    # setting it, which other threads would see.
-    weights.chmod(folder.stat().st_mode & 0o666)
     checksums[WEIGHTS_FILE] = file_checksum(weights)
     if bundle.encoder is not None:
         encoder = folder / ENCODER_FOLDER
         encoder.mkdir()
-        _fill(bundle.encoder, encoder, target / ENCODER_FOLDER, files)
+        _fill(bundle.encoder, encoder, target / ENCODER_FOLDER, refer)
         checksums[f"{ENCODER_FOLDER}/{MANIFEST_FILE}"] = file_checksum(encoder / MANIFEST_FILE)
     manifest = replace(bundle.manifest, checksums=checksums, weight_files=weight_files)
     manifest = replace(manifest, checksums={**checksums, MANIFEST_FILE: manifest_checksum(manifest)})

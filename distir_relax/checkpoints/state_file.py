@@ -6,20 +6,17 @@ tensor's dtype, shape and bytes; then the bytes).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import SAFETENSORS_DTYPES, Tensor
+from distir_relax.bundle import Tensor, safetensors_header
 from distir_relax.errors import CheckpointError
 from distir_relax.layout import DTYPES, Interval
 
 if TYPE_CHECKING:
     import torch
-
-_SHORT = {long: short for short, long in SAFETENSORS_DTYPES.items()}
 
 
 class StateFile:
@@ -31,7 +28,7 @@ class StateFile:
 
     def __init__(self, path: Path, tensors: Sequence[Tensor], make: bool = False) -> None:
         self.path = path
-        header, self._starts, size = _header(tensors)
+        header, self._starts, size = safetensors_header(tensors)
         self._tensors = {tensor.name: tensor for tensor in tensors}
         try:
             self._file = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if make else 0), 0o666)
@@ -110,24 +107,3 @@ def runs(shape: Sequence[int], intervals: Sequence[Sequence[Interval]], size: in
     for offset in offsets.tolist():
         for start, length in pieces:
             yield offset + start, length
-
-
-def _header(tensors: Sequence[Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """Return the header, the offset of each tensor in the file, and the size of the file."""
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    starts: dict[str, int] = {}
-    position = 0
-    # The widest dtypes first, so that each tensor is aligned.
-    for tensor in sorted(tensors, key=lambda t: -DTYPES[t.dtype][1]):
-        count = DTYPES[tensor.dtype][1]
-        for n in tensor.shape:
-            count *= n
-        end = position + count
-        table[tensor.name] = {
-            "dtype": _SHORT[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end],
-        }  # fmt: skip
-        starts[tensor.name], position = position, end
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + start for name, start in starts.items()}, len(header) + position

@@ -10,7 +10,15 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app, exit_all
-from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
+from distir_relax.cli.options import (
+    Backend,
+    BackendOption,
+    BundleArgument,
+    Device,
+    DeviceOption,
+    TimeoutOption,
+    WeightsOption,
+)
 from distir_relax.errors import DistIRError, RunError
 
 
@@ -47,6 +55,7 @@ def generate(
             metavar="ID,ID,...", help="Tokens that the decoder of an encoder-decoder begins with; by default one."
         ),
     ] = None,
+    weights: WeightsOption = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
@@ -73,7 +82,7 @@ def generate(
                 bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
                 Sampling(temperature, top_k, top_p, seed), None if stop is None else frozenset(_ids(stop, "--stop")),
                 tuple(stop_text or ()), None if decoder_prompt is None else _ids(decoder_prompt, "--decoder-prompt"),
-                backend.value, device.value, timeout,
+                backend.value, device.value, timeout, weights,
             )  # fmt: skip
             done = generate_threads(options, show) if world is None else generate_rank(world, options, show)
         except DistIRError as error:

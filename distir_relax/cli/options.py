@@ -56,6 +56,12 @@ InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inp
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]
 BackendOption = Annotated[Backend, typer.Option(help="Backend that runs the ranks' programs.")]
 DeviceOption = Annotated[Device, typer.Option(help="Device type of the ranks.")]
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR | FILE", help="Safetensors files whose tensors take the place of the model's, of the same shapes."
+    ),
+]
 TimeoutOption = Annotated[
     float, typer.Option(min=0, help="Abort if a rank waits longer than this (seconds; 0: never).")
 ]

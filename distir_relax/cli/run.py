@@ -26,6 +26,7 @@ from distir_relax.cli.options import (
     ReportOption,
     TimeoutOption,
     TraceOption,
+    WeightsOption,
 )
 from distir_relax.errors import DistIRError
 
@@ -43,6 +44,7 @@ def run(
     timeout: TimeoutOption = 120.0,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
+    weights: WeightsOption = None,
     trace: TraceOption = None,
     profile: Annotated[
         str, typer.Option(help="Machine for the predictions of --trace: a name or a .toml file.")
@@ -53,7 +55,7 @@ def run(
     from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
     from distir_relax.runtime.join import joined_world
 
-    options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report)
+    options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report, weights)
     with joined_world(timeout) as world:
         # All ranks report an unusable --trace before anything runs.
         if world is None:
@@ -86,6 +88,7 @@ def launch(
     timeout: TimeoutOption = 120.0,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
+    weights: WeightsOption = None,
     host: Annotated[
         str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks; by default this machine.")
     ] = None,
@@ -105,10 +108,10 @@ def launch(
 
     check_alone()
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    mesh = read_bundle(bundle, verify_weights=False).manifest.mesh
+    mesh = read_bundle(bundle, verify_weights=False, weights=weights).manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
-    for option, value in (("--input", input), ("--output", output), ("--report", report)):
+    for option, value in (("--input", input), ("--output", output), ("--report", report), ("--weights", weights)):
         if value is not None:
             arguments += [option, str(value)]
     arguments += ["--backend", backend.value, "--device", device.value]

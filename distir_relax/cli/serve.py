@@ -18,6 +18,7 @@ from distir_relax.cli.options import (
     MaxRequestsOption,
     StateMemoryOption,
     StepTokensOption,
+    WeightsOption,
 )
 
 
@@ -56,6 +57,7 @@ def serve(
         bool, typer.Option("--batch-invariant", help="Let no request change a bit of another's logits; slower.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is ended.")] = 600.0,
+    weights: WeightsOption = None,
     device: DeviceOption = Device.cpu,
 ) -> None:
     """Serve a bundle of a language model over HTTP, with OpenAI's interface and a page to chat at /.
@@ -71,7 +73,7 @@ def serve(
     options = EngineOptions(
         max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes, batch_invariant
     )
-    read = read_bundle(bundle)
+    read = read_bundle(bundle, weights=weights)
     check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
     listener = bound_socket(host, port)
     by = None if launcher is None else launcher.value

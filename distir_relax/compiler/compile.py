@@ -53,9 +53,8 @@ class Plan:
 
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
     of the passes (`Module.records`); `seconds` is the time of each pass. `texts` are further files of the bundle, those
-    of a tokenizer, and `weight_files` safetensors files that its weights come from. `encoder` computes the states that
-    the calls for a sequence share, and `start` is the token that the decoder begins with. `plan(x)` runs it with ranks
-    as threads of this process, and returns the model's results.
+    of a tokenizer. `encoder` computes the states that the calls for a sequence share, and `start` is the token that the
+    decoder begins with. `plan(x)` runs it with ranks as threads of this process, and returns the model's results.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Plan:
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    weight_files: Sequence[Path] = ()
     encoder: Plan | None = None
     start: int = 0
     _passes: Sequence[Pass] = ()
@@ -185,8 +183,7 @@ class Plan:
         a model folder (`compile_generation`) stay there: the bundle refers to its files, unless `weights` is "copy".
         Raises `BundleError` if `path` cannot be written.
         """
-        files = self.weight_files if weights == "refer" else ()
-        return write_bundle(self.bundle(backends), Path(path), overwrite, files)
+        return write_bundle(self.bundle(backends), Path(path), overwrite, weights == "refer")
 
     def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
         """Run the plan on the model's own arguments, with ranks as threads of this process; return the model's result.

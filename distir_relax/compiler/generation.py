@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -101,15 +101,13 @@ def compile_generation(
 class GenerationSource:
     """A language model that has been read: its program that continues sequences, before it is distributed.
 
-    `texts` are those of its tokenizer, `weight_files` the files that it was read from, if any, and `encoder` is the
-    input of its encoder, None without one.
+    `texts` are those of its tokenizer, and `encoder` is the input of its encoder, None without one.
     """
 
     imported: Imported
     name: str
     max_length: int
     texts: Mapping[str, str]
-    weight_files: Sequence[Path]
     encoder: EncoderInput | None
 
     def compile(self, options: CompileOptions) -> Generation:
@@ -117,7 +115,7 @@ class GenerationSource:
         strategy = options["strategy"]
         stages = 1 if strategy is None else as_strategy(strategy).pipeline
         imported = _untied(self.imported) if stages > 1 else self.imported
-        plan = replace(compile_source(Source(imported, options)), weight_files=self.weight_files)
+        plan = compile_source(Source(imported, options))
         if self.encoder is not None:
             plan = _with_encoder(plan, self.encoder)
         return Generation(replace(plan, texts=self.texts), self.max_length)
@@ -134,11 +132,10 @@ def read_generation(
 ) -> GenerationSource:
     """Read a language model, for one or more compilations. Arguments and errors are those of `compile_generation`."""
     texts: Mapping[str, str] = {}
-    files: Sequence[Path] = ()
     name, is_path = default_name(model), isinstance(model, (str, Path))
     if isinstance(model, (str, Path)):
         found = read_language_model(model)
-        model, texts, files = found.model, found.texts, found.weight_files
+        model, texts = found.model, found.texts
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
     length, encoder = max_positions(model, max_length), encoder_input(model)
@@ -150,7 +147,7 @@ def read_generation(
     module = LastPositions().run(Incremental().run(imported.module))
     if encoder is not None:
         module = ComputeOnce((encoder.name,)).run(module)
-    return GenerationSource(replace(imported, module=module), name, length, texts, files, encoder)
+    return GenerationSource(replace(imported, module=module), name, length, texts, encoder)
 
 
 def _with_encoder(plan: Plan, encoder: EncoderInput) -> Plan:

@@ -80,6 +80,9 @@ class _LazyTensors(Mapping[str, "torch.Tensor"]):
         # Copy: the file is memory-mapped, and may be truncated while a plan runs.
         return data.to(self._tensors[name].dtype, copy=True)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.deferred_weights import deferred_weights, replace_buffers
+from distir_relax.frontends.gguf_weights import deferred_gguf_weights
 from distir_relax.support import Fields, parse_json, read_bytes
 from distir_relax.support.units import listed
 
@@ -24,8 +26,9 @@ TASKS = {
 }
 """The transformers class for each task."""
 
-_CONFIG = "config.json"
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
 _SEQUENCE = 128
+_LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -59,21 +62,23 @@ def read_pretrained(
     return Pretrained(model, _inputs(model, path, batch, sequence))
 
 
-def load_pretrained(kind: Any, path: Path, **options: Any) -> Any:
+def load_pretrained(kind: Any, path: Path, deferred: bool = False, **options: Any) -> Any:
     """Load a model of the class `kind` from a folder, in evaluation mode. `options` are those of `from_pretrained`.
 
+    With `deferred` the parameters are read when an op needs them, unless those of a folder are quantized.
     Raises ImportModelError as `read_pretrained` does.
     """
     if "gguf_file" not in options and not [*path.glob("*.safetensors")]:
         raise ImportModelError(
             "expected weights in safetensors files, found none", str(path), "write it with model.save_pretrained(DIR)"
         )
+    options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         with quiet_library():
-            model, info = kind.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, **options,
-            )  # fmt: skip
+            loaded = _load_deferred(kind, path, options) if deferred else None
+            model, info = loaded or kind.from_pretrained(path, **_LOCAL, **options)
+    except ImportModelError:
+        raise
     except Exception as error:
         raise unreadable(error, "the model", path / options.get("gguf_file", "")) from None
     if missing := sorted(info["missing_keys"]):
@@ -87,6 +92,7 @@ def load_pretrained(kind: Any, path: Path, **options: Any) -> Any:
             f"expected {tuple(expected)} for {key}, found {tuple(shape)}", str(path),
             "config.json and the weights are of different models",
         )  # fmt: skip
+    replace_buffers(model)
     return model.eval()
 
 
@@ -100,6 +106,28 @@ def generating_class(path: Path) -> Any:
     if config.table.get("is_encoder_decoder") is True:
         return _class_of(library, config, path, None)
     return library.AutoModelForCausalLM
+
+
+def _load_deferred(kind: Any, path: Path, options: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Load a model with deferred tensors as its weights, and return it with the loading info; None if it cannot be."""
+    import torch
+
+    library = transformers_library()
+    file = options.get("gguf_file")
+    if file is None and "quantization_config" in _read_config(path).table:
+        return None
+    config = library.AutoConfig.from_pretrained(path, **_LOCAL, **({} if file is None else {"gguf_file": file}))
+    with torch.device("meta"):
+        empty = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    weights = deferred_weights(path) if file is None else deferred_gguf_weights(path / file, empty)
+    if weights is None:
+        return None
+    others = {name: value for name, value in options.items() if name != "gguf_file"}
+    # Only the class of a model takes tensors.
+    model, info = type(empty).from_pretrained(None, config=config, state_dict=weights, **_LOCAL, **others)
+    if file is None and model.can_generate() and (path / _GENERATION).is_file():
+        model.generation_config = library.GenerationConfig.from_pretrained(path, **_LOCAL)
+    return model, info
 
 
 def unreadable(error: Exception, what: str, path: Path) -> ImportModelError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,11 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 class LanguageModel:
     """A language model in float32, decoder-only or an encoder-decoder.
 
-    `texts` are the files of its tokenizer in a bundle, by name; none without one. `weight_files` are the safetensors
-    files of its folder.
+    `texts` are the files of its tokenizer in a bundle, by name; none without one.
     """
 
     model: Any
     texts: Mapping[str, str]
-    weight_files: Sequence[Path] = ()
 
 
 def is_gguf(target: str | Path) -> bool:
@@ -45,7 +43,8 @@ def read_language_model(path: str | Path) -> LanguageModel:
     """Load a language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
 
     An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to float32.
-    Nothing is downloaded, and no code of the folder runs.
+    They are deferred tensors, which are read when an op needs them. Nothing is downloaded, and no code of the folder
+    runs.
 
     Raises ImportModelError if there is no such folder or file, as `read_pretrained` does, and for a tokenizer that
     transformers cannot read.
@@ -65,10 +64,9 @@ def read_language_model(path: str | Path) -> LanguageModel:
             "give a folder that save_pretrained wrote, or a downloaded one",
         )  # fmt: skip
     kind = transformers_library().AutoModelForCausalLM if options else generating_class(folder)
-    model = load_pretrained(kind, folder, dtype=torch.float32, **options)
-    files = () if options else sorted(folder.glob("*.safetensors"))
+    model = load_pretrained(kind, folder, deferred=True, dtype=torch.float32, **options)
     if not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        return LanguageModel(model, {}, files)
+        return LanguageModel(model, {})
     try:
         with quiet_library():
             tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -78,7 +76,7 @@ def read_language_model(path: str | Path) -> LanguageModel:
         refused = unreadable(error, "the tokenizer", target)
         refused.hint = _WITHOUT_TEXT
         raise refused from None
-    return LanguageModel(model, tokenizer_files(tokenizer, model), files)
+    return LanguageModel(model, tokenizer_files(tokenizer, model))
 
 
 def tokenizer_files(tokenizer: Any, model: Any) -> dict[str, str]:

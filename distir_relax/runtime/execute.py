@@ -39,6 +39,7 @@ class RunOptions:
     timeout: float = DEFAULT_TIMEOUT
     repeat: int = 1
     report: Path | None = None
+    weights: Path | None = None
 
 
 def run_bundle(
@@ -54,7 +55,7 @@ def run_bundle(
 
 def run_threads(options: RunOptions) -> RunReport:
     """Run `distir run` with ranks as threads. Raises DistIRError; the output is written completely or not at all."""
-    bundle = read_bundle(options.bundle)
+    bundle = read_bundle(options.bundle, weights=options.weights)
     inputs = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout)
     outputs, seconds = _timed_runs(session, inputs, options.repeat)
@@ -73,7 +74,12 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
     """
     with ending_launch(world):
         session, inputs = load_rank(
-            world, options.bundle, options.backend, options.device, lambda bundle: _prepare(options, bundle)
+            world,
+            options.bundle,
+            options.backend,
+            options.device,
+            lambda bundle: _prepare(options, bundle),
+            weights=options.weights,
         )
         manifest = session.bundle.manifest
         outputs, seconds = _timed_runs(session, inputs, options.repeat)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from distir_relax.bundle import Bundle, check_weights, weights_identity
+from distir_relax.bundle import Bundle, check_weights, other_checksums, other_weights, weights_identity
 from distir_relax.bundle.weights import WEIGHTS_FILE
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.inputs import digest_of
@@ -57,6 +57,23 @@ def shake_hands(world: World, bundle: Bundle, inputs: Mapping[str, Any]) -> None
     identity = weights_identity(bundle)
     mine = [platform.node(), *identity] if identity else []
     everyone = world.exchange([world.local_rank == 0, mine])
+    _agree_on_other_weights(world, bundle, any(theirs != mine for _, theirs in everyone))
     with agreed(world):
         if world.local_rank != 0 and [True, mine] not in everyone:
             check_weights(bundle)
+
+
+def _agree_on_other_weights(world: World, bundle: Bundle, is_elsewhere: bool) -> None:
+    """Raise `Agreed` on every rank unless all have the same other weights; `is_elsewhere` if some opened other files.
+
+    There is no checksum of them to compare with.
+    """
+    states = world.exchange([other_weights(bundle) is not None, is_elsewhere])
+    if not any(has_others and differs for has_others, differs in states):
+        return
+    with agreed(world):
+        checksums = " ".join(checksum[:16] for checksum in other_checksums(bundle))
+    try:
+        world.agree_equal({"the weights of --weights": checksums or "none"})
+    except RunError as error:
+        raise Agreed(error) from None

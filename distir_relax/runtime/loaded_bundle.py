@@ -54,9 +54,12 @@ class Loaded(SessionGenerator):
         )
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path, weights: str | Path | None = None) -> Loaded:
     """Load a bundle saved with `plan.save` or `distir compile` as a callable.
 
-    Raises `BundleError` when there is none at `path`, or a damaged one.
+    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's weights: they
+    have the same names and shapes.
+
+    Raises `BundleError` when there is no bundle at `path`, or a damaged one, and for `weights` that do not fit it.
     """
-    return Loaded(read_bundle(Path(path)))
+    return Loaded(read_bundle(Path(path), weights=weights))

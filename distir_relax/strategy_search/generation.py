@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -150,8 +150,6 @@ def _compiler(model: Any, profile: Profile) -> Callable[[Strategy], Generation]:
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         return lambda strategy: _call(str(model), strategy)
     source = read_generation(model)
-    # Without its files a plan's bundle has no weights to refer to: none is written here.
-    source = replace(source, weight_files=())
     return lambda strategy: source.compile(complete(CompileOptions(strategy=strategy, profile=profile), source.name))
 
 

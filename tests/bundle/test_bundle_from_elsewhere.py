@@ -90,7 +90,8 @@ def test_special_files_and_links_that_lead_out_are_refused(path: Path, name: str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m["weights"][0].update(name="wait"), "lacks 'wait'"),
+        (lambda m: (m["weights"][0].update(name="wait"), m.update(parameters={})), "lacks 'wait'"),
+        (lambda m: m.update(parameters={"wait": "weight"}), "expected weights as parameters, found 'wait'"),
         (lambda m: m["weights"][0].update(name=[]), "(weights[0].name): expected text for 'name', found []"),
         (lambda m: m["mesh"].update(shape=[3.0]), "(mesh.shape[0]): expected a whole number"),
         (lambda m: m["mesh"].update(shape=[10**18]), "the mesh has 1000000000000000000 ranks"),
@@ -109,7 +110,7 @@ def test_special_files_and_links_that_lead_out_are_refused(path: Path, name: str
         (lambda m: m["inputs"][0].update(dtype="float64"), "does not fit the programs: rank 0 takes f32[2,5]"),
         (lambda m: m["outputs"][0].update(dtype="float16"), "does not fit the programs: rank 0 gives f32[2,"),
         (lambda m: m["outputs"][0].update(name="y"), "rank 0 gives output"),
-        (lambda m: m["weights"].pop(), "rank 0 takes weight, bias"),
+        (lambda m: m["parameters"].pop(m["weights"].pop()["name"]), "rank 0 takes weight, bias"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_an_error_with_its_place(

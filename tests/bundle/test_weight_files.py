@@ -13,7 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distir_relax.bundle import Bundle, Manifest, TensorWeights, local_intervals, read_bundle, write_bundle
+from distir_relax.bundle import (
+    Bundle,
+    FileTensor,
+    FileWeights,
+    Manifest,
+    TensorWeights,
+    local_intervals,
+    read_bundle,
+    write_bundle,
+)
 from distir_relax.errors import BundleError
 from tests.runtime.handmade import mlp_bundle
 
@@ -26,14 +35,21 @@ def made() -> tuple[Bundle, dict[str, torch.Tensor]]:
     return replace(bundle, weights=TensorWeights(tensors)), tensors
 
 
-def written(folder: Path, **files: dict[str, torch.Tensor]) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The bundle, written beside a folder `model` with these safetensors files."""
+def written(folder: Path, **files: dict[str, tuple[str, torch.Tensor]]) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The bundle, written beside a folder `model` with these safetensors files of weights by key; and all weights.
+
+    A weight is (name, tensor of the file); one that no file has is in memory.
+    """
     bundle, tensors = made()
     (folder / "model").mkdir()
+    deferred = {}
     for name, content in files.items():
-        save_file(content, folder / "model" / f"{name}.safetensors")
-    paths = sorted((folder / "model").iterdir())
-    return write_bundle(bundle, folder / "bundles" / "m.dist", weight_files=paths), tensors
+        path = folder / "model" / f"{name}.safetensors"
+        save_file({key: tensor for key, (_, tensor) in content.items()}, path)
+        opened = FileWeights(path, ())
+        deferred |= {weight: FileTensor.deferred(opened, key).float() for key, (weight, _) in content.items()}
+    weights = TensorWeights({**tensors, **deferred})
+    return write_bundle(replace(bundle, weights=weights), folder / "bundles" / "m.dist", refer=True), tensors
 
 
 def check(path: Path, tensors: dict[str, torch.Tensor]) -> Manifest:
@@ -52,9 +68,9 @@ def test_weights_in_two_files_of_other_dtypes_and_names(tmp_path: Path) -> None:
     _, tensors = made()
     path, _ = written(
         tmp_path,
-        a={"model.up": tensors["up"].bfloat16(), "more": torch.zeros(3)},
-        b={"tied": tensors["down"], "b": torch.ones(5)},
-        c={"unused": torch.ones(2)},
+        a={"model.up": ("up", tensors["up"].bfloat16()), "more": ("other", torch.zeros(3))},
+        b={"tied": ("down", tensors["down"]), "b": ("b", torch.ones(5))},
+        c={"unused": ("unused", torch.ones(2))},
     )
     manifest = check(path, tensors)
     assert [(file.path, dict(file.tensors)) for file in manifest.weight_files] == [
@@ -74,28 +90,55 @@ def test_weights_in_two_files_of_other_dtypes_and_names(tmp_path: Path) -> None:
     assert load_file(again / "weights.safetensors").keys() == {"up", "down"}
 
 
-def test_weights_that_differ_are_copied(tmp_path: Path) -> None:
+def test_weights_that_no_file_has_as_they_are_are_copied(tmp_path: Path) -> None:
     _, tensors = made()
-    changed = tensors["up"].clone()
-    changed[0, 0] += 1
-    path, _ = written(tmp_path, a={"up": changed, "down": tensors["down"].T.contiguous(), "z": tensors["up"].double()})
+    save_file({"wide": tensors["up"].double(), "tall": tensors["down"].T.contiguous()}, tmp_path / "a.safetensors")
+    opened = FileWeights(tmp_path / "a.safetensors", ())
+    computed = {"up": FileTensor.deferred(opened, "wide").float(), "down": FileTensor.deferred(opened, "tall").T}
+    bundle = replace(made()[0], weights=TensorWeights({**tensors, **computed}))
+    path = write_bundle(bundle, tmp_path / "m.dist", refer=True)
     assert check(path, tensors).weight_files == ()
     assert {*load_file(path / "weights.safetensors")} == {"up", "down"}
 
 
-def test_files_that_are_gone_when_the_bundle_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_pieces_are_read_alone_or_cut_out_of_blocks(
+    stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = torch.randn(5, 127, 3).to(stored)
+    save_file({"w": whole}, tmp_path / "w.safetensors")
+    file = FileWeights(tmp_path / "w.safetensors", ())
+    reads: list[int] = []
+    pread = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *arguments: reads.append(pread(*arguments)) or reads[-1])
+    every = [(0, 5)], [(0, 127)], [(0, 3)]
+    for part, block in ((1, 1 << 22), (1 << 15, 1 << 10), (1 << 15, 1)):
+        monkeypatch.setattr("distir_relax.bundle.weights_file._PART", part)
+        monkeypatch.setattr("distir_relax.bundle.weights_file._BLOCK", max(block, stored.itemsize))
+        for dim, pieces in ((0, [(1, 4)]), (1, [(0, 63)]), (1, [(3, 40), (40, 41), (120, 127)]), (2, [(1, 2)])):
+            reads.clear()
+            found = file.read_as("w", "float32", [pieces if d == dim else each for d, each in enumerate(every)])
+            assert torch.equal(found, torch.cat([whole.narrow(dim, a, b - a) for a, b in pieces], dim).float())
+            if part == 1:
+                assert sum(reads) == found.numel() * stored.itemsize
+
+
+def test_files_that_change_before_the_bundle_is_written(tmp_path: Path) -> None:
     bundle, tensors = made()
-    path = write_bundle(bundle, tmp_path / "m.dist", weight_files=[tmp_path / "gone.safetensors"])
-    assert check(path, tensors).weight_files == ()
-    (tmp_path / "a.safetensors").write_bytes(b"x")
-    with pytest.raises(BundleError, match=r"a\.safetensors: the weights are damaged or half-written"):
-        write_bundle(bundle, tmp_path / "other.dist", weight_files=[tmp_path / "a.safetensors"])
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "m.dist"]
+    file = tmp_path / "a.safetensors"
+    save_file(tensors, file)
+    opened = FileWeights(file, ())
+    weights = TensorWeights({name: FileTensor.deferred(opened, name) for name in tensors})
+    file.write_bytes(file.read_bytes()[:-10])
+    for refer in (True, False):
+        with pytest.raises(BundleError, match=r"a\.safetensors: the weights were (modified|truncated) while they were"):
+            write_bundle(replace(bundle, weights=weights), tmp_path / "m.dist", refer=refer)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
 def test_files_that_are_moved_truncated_or_changed(tmp_path: Path) -> None:
     _, tensors = made()
-    path, _ = written(tmp_path, a=tensors)
+    path, _ = written(tmp_path, a={name: (name, tensor) for name, tensor in tensors.items()})
     file = tmp_path / "model" / "a.safetensors"
     content = file.read_bytes()
     hint = "move the file back, or compile the model again; with --weights copy"

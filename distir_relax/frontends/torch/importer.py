@@ -22,7 +22,7 @@ from distir_relax.frontends.torch.export_check import check_import
 from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
-from distir_relax.frontends.torch.meta_params import placeholder_data
+from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data
 from distir_relax.frontends.torch.module_state import (
     AttributesReplaced,
     preserve_attributes,
@@ -144,6 +144,8 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> I
     promote_mutated_constants(exported, model)
     program = functionalize(exported)
     _reject_changed_parameters(program)
+    # They were exported with placeholder data.
+    program.state_dict.update(deferred_parameters(model))
     importer = GraphImporter(training)
     with guarding(Guards()) as guards:
         names = _declare_inputs(importer, program, model, signature, call)

@@ -1,8 +1,8 @@
-"""Placeholder data for the export of models with meta-device parameters and inputs that have data.
+"""Placeholder data for the export of models with meta-device or deferred parameters and inputs that have data.
 
-`torch.export` requires one device. Tensors on the meta device are exported as tensors of the same shape with arbitrary
-data: parameters as a single expanded number, which takes no memory; buffers, which a model may write to, as
-uninitialized memory.
+`torch.export` requires one device, and tensors of torch's own class. Others are exported as tensors of the same shape
+with arbitrary data: parameters as a single expanded number, which takes no memory; buffers, which a model may write to,
+as uninitialized memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ def placeholder_data(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
     """Inside the context, `model` can be exported on `inputs`; its tensors are restored afterwards."""
     import torch
 
+    from distir_relax.support.deferred_tensor import DeferredTensor
+
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     meta_tensors: list[tuple[dict[str, Any], str, torch.Tensor]] = [
         (container, name, tensor)
         for module in model.modules()
         for container in (module._parameters, module._buffers)
         for name, tensor in container.items()
-        if tensor is not None and tensor.is_meta
+        if tensor is not None and (tensor.is_meta or isinstance(tensor, DeferredTensor))
     ]
     if any(t.is_meta for t in tensors):
         yield
@@ -41,6 +43,14 @@ def placeholder_data(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
     finally:
         for container, name, tensor in meta_tensors:
             container[name] = tensor
+
+
+def deferred_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters of `model` whose data are read when an op needs them, by name."""
+    from distir_relax.support.deferred_tensor import DeferredTensor
+
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if isinstance(parameter, DeferredTensor)}
 
 
 def _placeholder(tensor: torch.Tensor) -> torch.Tensor:

@@ -169,6 +169,7 @@ def _bundle(
     order = [f.name for f in entries]
     states = {record.input: record for record in ranked.records if isinstance(record, CachedState)}
     next_states = {record.output for record in states.values()}
+    weights = format_.TensorWeights(tensors)
     manifest = format_.Manifest(
         name=name,
         mesh=mesh,
@@ -184,6 +185,7 @@ def _bundle(
         inputs=tuple(_tensor(label, k, mesh) for label, k, role in inputs if role == "input" and label not in states),
         outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs if label not in next_states),
         weights=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role != "input"),
+        parameters={label: weights.name_in_file(label) for label, _, role in inputs if role == "parameter"},
         updates=updates,
         divided_inputs=_batch_divisions(ranked, "input"),
         divided_outputs=_batch_divisions(ranked, "output"),
@@ -196,7 +198,7 @@ def _bundle(
         ),
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
-    return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
+    return format_.Bundle(manifest, files, weights, texts)
 
 
 def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]) -> tuple[Symbol, ...]:

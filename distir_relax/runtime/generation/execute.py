@@ -38,6 +38,7 @@ class GenerateOptions:
     backend: str = "torch"
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
+    weights: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Generated:
 
 def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> Generated:
     """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
-    bundle = read_bundle(options.bundle)
+    bundle = read_bundle(options.bundle, weights=options.weights)
     program, prompt = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout)
     feed = program.by_session(session, options.sampling, encoder=prompt.encoder)
@@ -73,7 +74,7 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], 
             program, prompt = prepared[0]
             return {name: x.numpy() for name, x in program.inputs(prompt.ids, 0, prompt.encoder).items()}
 
-        session, _ = load_rank(world, options.bundle, options.backend, options.device, check)
+        session, _ = load_rank(world, options.bundle, options.backend, options.device, check, weights=options.weights)
         ((program, prompt),) = prepared
         feed = program.by_rank(session, world, options.sampling, prompt.encoder)
         return _shown(options, feed, prompt, show, world.size, world.kind)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from distir_relax.bundle import Bundle
+from distir_relax.bundle import Bundle, other_weights
 from distir_relax.errors import RunError
 from distir_relax.runtime.launcher_detection import check_alone
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
@@ -35,7 +35,7 @@ class ProcessRequests:
         if bundle.path is None:
             raise RunError("ranks that are processes read the bundle from files", hint="save the plan, and read it")
         path = str(Path(bundle.path).absolute())
-        options = ServeOptions(path, "torch", device, timeout, [], requests=True)
+        options = ServeOptions(path, "torch", device, timeout, [], True, other_weights(bundle))
         self._timeout = timeout
         self._processes = RankProcesses.start(bundle.manifest.mesh.size, options, launcher, threads, variables)
         self._requests = Requests(self._processes.connections, self._processes.processes)

@@ -44,7 +44,7 @@ _MOST_OUTPUT = 2000
 class ServeOptions:
     """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`.
 
-    With `requests` it serves steps of several requests instead of calls.
+    With `requests` it serves steps of several requests instead of calls. `weights` is as for `dr.launch`.
     """
 
     bundle: str
@@ -53,6 +53,7 @@ class ServeOptions:
     timeout: float
     verified: list[Any]
     requests: bool = False
+    weights: str | None = None
 
 
 @dataclass(eq=False)

@@ -81,7 +81,7 @@ def _serve(connection: Connection, options: Mapping[str, Any], imported: threadi
     with Watchdog(options["timeout"] or DEFAULT_TIMEOUT, detector.poll):
         session, _ = load_rank(
             world, Path(options["bundle"]), options["backend"], options["device"], lambda bundle: {},
-            options["verified"], not options["requests"],
+            options["verified"], not options["requests"], options["weights"],
         )  # fmt: skip
         requests = None
         if options["requests"]:
