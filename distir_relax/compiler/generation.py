@@ -84,7 +84,8 @@ def compile_generation(
 
     `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
     `max_batch` that of sequences at once, by default any; `max_source` that of tokens of the encoder's input. The plan
-    holds a copy of the weights as they are now.
+    holds a copy of a module's weights as they are now; those of a path are read from its files when they are needed,
+    which must not change meanwhile.
 
     Raises as `compile` does, `ImportModelError` for a model without such an input and output, for a larger `max_length`
     than its config allows, and without an example of the encoder's input, and `UnsupportedOpError` for a model that is
