@@ -15,6 +15,7 @@ from distir_relax.cli.options import (
     Backend,
     BatchOption,
     JsonOption,
+    Precision,
     SequenceOption,
     TaskOption,
     Weights,
@@ -59,6 +60,9 @@ def compile_command(
         int | None,
         typer.Option(min=1, help="With --generate: tokens of an encoder's input; by default the model's maximum."),
     ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="With --generate: of weights and activations; by default float32.")
+    ] = None,
     weights: Annotated[
         Weights | None,
         typer.Option(help="With --generate: refer to the safetensors files of a DIR, as by default, or copy weights."),
@@ -78,7 +82,7 @@ def compile_command(
 
     pretrained = {"task": task, "batch": batch, "sequence": sequence}
     generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch,
-                  "max_source": max_source,
+                  "max_source": max_source, "precision": None if precision is None else precision.value,
                   "weights": None if weights is None else weights.value}  # fmt: skip
     backends = tuple(choice.value for choice in backend or Backend)
     _compile(Target(target, options, auto, train, ranks, pretrained, generation), output, backends, times, json)

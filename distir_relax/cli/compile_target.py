@@ -164,7 +164,7 @@ def _compile_generation(
             f"{unused[0]} cannot be applied with --generate", target.name,
             "--max-length and --max-batch bound the sizes; others are any",
         )  # fmt: skip
-    sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source")}
+    sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source", "precision")}
     plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
     plan.save(output, backends, weights=target.generation["weights"] or "refer")
     return plan.footprint

@@ -22,6 +22,13 @@ class Backend(StrEnum):
     tvm = "tvm"
 
 
+class Precision(StrEnum):
+    """Precision of weights and activations."""
+
+    float32 = "float32"
+    bf16 = "bf16"
+
+
 class Stage(StrEnum):
     """A stage of the program."""
 

@@ -19,6 +19,7 @@ from distir_relax.compiler.language_model import (
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
 from distir_relax.frontends.imported_model import Imported, snapshot
+from distir_relax.frontends.precision import with_precision
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
@@ -64,13 +65,15 @@ def compile_generation(
     max_batch: int | None = None,
     max_source: int | None = None,
     encoder_example: Any = None,
+    precision: str | None = None,
     tokenizer: Any = None,
     **options: Unpack[CompileOptions],
 ) -> Generation:
     """Compile a language model, such as ``LlamaForCausalLM`` or ``T5ForConditionalGeneration``, to generate text.
 
-    `model` is the path of a folder that ``save_pretrained`` of transformers wrote, or of a GGUF file: the model, in
-    float32, and its tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers.
+    `model` is the path of a folder that ``save_pretrained`` of transformers wrote, or of a GGUF file: the model and its
+    tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers. `precision` is that of
+    weights and activations, "float32" or "bf16": by default float32 for a path, and a module's own.
 
     A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass
@@ -93,7 +96,7 @@ def compile_generation(
     """
     source = read_generation(
         model, max_length=max_length, max_batch=max_batch, max_source=max_source, encoder_example=encoder_example,
-        tokenizer=tokenizer,
+        precision=precision, tokenizer=tokenizer,
     )  # fmt: skip
     return source.compile(complete(options, source.name))
 
@@ -129,14 +132,19 @@ def read_generation(
     max_batch: int | None = None,
     max_source: int | None = None,
     encoder_example: Any = None,
+    precision: str | None = None,
     tokenizer: Any = None,
 ) -> GenerationSource:
     """Read a language model, for one or more compilations. Arguments and errors are those of `compile_generation`."""
+    import torch
+
     texts: Mapping[str, str] = {}
     name, is_path = default_name(model), isinstance(model, (str, Path))
     if isinstance(model, (str, Path)):
-        found = read_language_model(model)
+        found = read_language_model(model, precision or "float32")
         model, texts = found.model, found.texts
+    elif precision is not None and isinstance(model, torch.nn.Module):
+        model = with_precision(model, precision)
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
     length, encoder = max_positions(model, max_length), encoder_input(model)

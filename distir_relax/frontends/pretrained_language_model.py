@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.precision import precision_dtype
 from distir_relax.frontends.pretrained import (
     generating_class,
     is_pretrained,
@@ -25,7 +26,7 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A language model in float32, decoder-only or an encoder-decoder.
+    """A language model, decoder-only or an encoder-decoder.
 
     `texts` are the files of its tokenizer in a bundle, by name; none without one.
     """
@@ -39,18 +40,16 @@ def is_gguf(target: str | Path) -> bool:
     return Path(target).suffix == ".gguf"
 
 
-def read_language_model(path: str | Path) -> LanguageModel:
+def read_language_model(path: str | Path, precision: str = "float32") -> LanguageModel:
     """Load a language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
 
-    An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to float32.
-    They are deferred tensors, which are read when an op needs them. Nothing is downloaded, and no code of the folder
-    runs.
+    An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to the
+    `precision`, of `PRECISIONS`. They are deferred tensors, which are read when an op needs them. Nothing is
+    downloaded, and no code of the folder runs.
 
     Raises ImportModelError if there is no such folder or file, as `read_pretrained` does, and for a tokenizer that
     transformers cannot read.
     """
-    import torch
-
     target = Path(path)
     if is_gguf(target):
         check_regular(target, ImportModelError)
@@ -64,7 +63,7 @@ def read_language_model(path: str | Path) -> LanguageModel:
             "give a folder that save_pretrained wrote, or a downloaded one",
         )  # fmt: skip
     kind = transformers_library().AutoModelForCausalLM if options else generating_class(folder)
-    model = load_pretrained(kind, folder, deferred=True, dtype=torch.float32, **options)
+    model = load_pretrained(kind, folder, deferred=True, dtype=precision_dtype(precision), **options)
     if not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         return LanguageModel(model, {})
     try:

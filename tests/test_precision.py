@@ -1,0 +1,114 @@
+"""Models compiled in another precision: as transformers loads them with ``dtype=``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import distir_relax as dr
+from distir_relax.bundle import read_bundle
+from distir_relax.cli import app
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.precision import with_precision
+from distir_relax.runtime.requests import Slot, ThreadRequests
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+PROMPT = [[3, 1, 4, 1, 5, 9, 2, 6]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama-shaped model with tied embeddings, in float32."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=127, hidden_size=48, intermediate_size=65, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, max_position_embeddings=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("precision") / "llama"
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def loaded(folder: Path, dtype: torch.dtype) -> Any:
+    return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "1/3/1/1", "1/1/2/1"])
+def test_a_folder_in_bfloat16(folder: Path, strategy: str) -> None:
+    """Logits differ from those of float32 as those of transformers in bfloat16 do, and the same tokens follow."""
+    generation = dr.compile_generation(folder, precision="bf16", strategy=strategy)
+    bundle = generation.plan.bundle(("torch",))
+    kinds = {weight.name: weight.dtype for weight in bundle.manifest.weights}
+    assert {kinds.pop(name) for name in list(kinds) if "inv_freq" in name} <= {"float32"}
+    assert set(kinds.values()) == {"bfloat16"}
+    ids = torch.tensor(PROMPT)
+    theirs = loaded(folder, torch.bfloat16)
+    with torch.no_grad():
+        exact = loaded(folder, torch.float32)(ids, use_cache=False).logits[:, -1]
+        expected = theirs(ids, use_cache=False).logits[:, -1].float()
+    found = _logits(generation, ids)
+    error, allowed = (found - exact).abs().max(), (expected - exact).abs().max()
+    assert 0 < error < 2 * allowed
+    assert generation.generate(PROMPT, 5).shape == (1, 5)
+
+
+def _logits(generation: dr.Generation, ids: torch.Tensor) -> torch.Tensor:
+    ranks = ThreadRequests(generation.plan.bundle(("torch",)))
+    logits = ranks.logits([Slot(0, 0, ids[0].tolist(), 1, ids.shape[1])])
+    ranks.close()
+    return logits.float()
+
+
+def test_a_module_is_copied_and_a_folder_gives_the_same(folder: Path) -> None:
+    model = loaded(folder, torch.float32)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    generation = dr.compile_generation(model, precision="bf16", strategy="1/1/1/1")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    ids = torch.tensor(PROMPT)
+    of_folder = dr.compile_generation(folder, precision="bf16", strategy="1/1/1/1")
+    assert torch.equal(_logits(generation, ids), _logits(of_folder, ids))
+    own = dr.compile_generation(loaded(folder, torch.bfloat16), strategy="1/1/1/1")
+    assert torch.equal(_logits(generation, ids), _logits(own, ids))
+
+
+def test_ties_and_buffers_of_a_copy(folder: Path) -> None:
+    model = loaded(folder, torch.float32)
+    copied: Any = with_precision(model, "bf16")
+    assert copied.lm_head.weight is copied.model.embed_tokens.weight
+    assert copied.lm_head.weight.dtype == torch.bfloat16
+    assert copied.model.rotary_emb.inv_freq.dtype == torch.float32
+    norm = torch.nn.BatchNorm1d(5)
+    stored: Any = with_precision(norm, "bf16")
+    assert (stored.running_mean.dtype, stored.num_batches_tracked.dtype) == (torch.bfloat16, torch.int64)
+    assert norm.running_mean is not None
+    assert norm.running_mean.dtype == torch.float32
+    assert with_precision(model, "float32") is model
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(
+        app,
+        [
+            "compile",
+            str(folder),
+            "--generate",
+            "--precision",
+            "bf16",
+            "--strategy",
+            "1/1/1/1",
+            "-o",
+            str(tmp_path / "a.dist"),
+        ],
+    )
+    assert ran.exit_code == 0, ran.output
+    bundle = read_bundle(tmp_path / "a.dist")
+    assert sum(weight.dtype == "bfloat16" for weight in bundle.manifest.weights) > 15
+    ran = CliRunner().invoke(app, ["compile", str(folder), "--precision", "bf16", "-o", str(tmp_path / "b.dist")])
+    assert "--precision is only for language models" in str(ran.exception)
+    with pytest.raises(ImportModelError, match="expected a precision of float32 or bf16, found 'int3'"):
+        dr.compile_generation(folder, precision="int3")
