@@ -37,7 +37,8 @@ from tests.incremental.language_models import ENCODER_DECODERS, LENGTH, MODELS, 
 
 STRATEGIES = ("1/1/1/1", "1/2/1/1", "1/1/2/1", "1/3/1/1", "1/1/3/1", "1/5/1/1", "1/1/5/1")
 BATCH, SOURCE = 2, 11
-TOLERANCE = 1e-5
+TOLERANCE = 5e-5
+"""Largest difference of logits, relative to the largest. A state that is wrong by 1 % gives 1e-2; T5 rounds most."""
 
 
 @dataclass(frozen=True)
