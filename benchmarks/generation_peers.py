@@ -234,7 +234,8 @@ def main() -> None:
                     text=True, timeout=900,
                 )  # fmt: skip
                 try:
-                    found.setdefault(name, []).append(json.loads(ran.stdout.splitlines()[-1]))
+                    times = json.loads(ran.stdout.splitlines()[-1])
+                    found.setdefault(name, []).append(times)
                 except (IndexError, ValueError):
                     errors[name] = (ran.stderr.strip().splitlines() or ["no output"])[-1]
         print(f"\n{precision:16}{'first token':>14}{'next token':>14}{'16 together':>18}")

@@ -23,7 +23,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.lowering.request_steps import Chunk
 from distir_relax.serving import EngineOptions, Limits
-from tests.incremental.test_language_models import MODELS, VOCABULARY
+from tests.incremental.language_models import MODELS, VOCABULARY
 from tests.machines import link, machine
 from tests.serving.test_engine import LENGTH, compiled, model
 

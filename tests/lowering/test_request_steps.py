@@ -15,7 +15,7 @@ from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.ir import Module, Output, TensorType, Value, verify
 from distir_relax.lowering.request_steps import Chunk, RequestSteps, Runs
 from distir_relax.ops import check
-from tests.incremental.test_language_models import VOCABULARY
+from tests.incremental.language_models import VOCABULARY
 from tests.serving.test_engine import compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

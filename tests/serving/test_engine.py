@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import transformers
 
 import distir_relax as dr
 from distir_relax.bundle import read_bundle
@@ -23,20 +22,12 @@ from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests, ra
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
 from distir_relax.serving import Engine, EngineOptions, GenerationRequest, start_engine
 from distir_relax.serving.drafts import PromptLookup
-from tests.incremental.test_language_models import MODELS, VOCABULARY
+from tests.incremental.language_models import VOCABULARY
+from tests.incremental.language_models import language_model as model
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
 LENGTH = 64
 NAMES = ("llama eager", "gemma2 with a window of 5", "phi3", "falcon with alibi")
-
-
-@cache
-def model(name: str) -> Any:
-    torch.manual_seed(0)
-    kind, options = MODELS[name]
-    family = kind.removesuffix("LMHead")
-    config = getattr(transformers, f"{family}Config")(**options)
-    return getattr(transformers, f"{kind}Model" if kind != family else f"{kind}ForCausalLM")(config).eval()
 
 
 @cache
