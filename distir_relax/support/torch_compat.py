@@ -24,6 +24,7 @@ PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "tensors whose data are read when an op needs them",
     "torch._C.DispatchKey": "shapes of recurrent layers, which torch.export traces step by step",
     "torch.ops.aten.lstm.input._dispatch_cache": "the same",
+    "torch._higher_order_ops.associative_scan.associative_scan": "capture of linear recurrences",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.mkldnn._linear_pointwise": "products with a weight packed by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",

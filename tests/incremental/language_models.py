@@ -11,6 +11,7 @@ import transformers
 VOCABULARY, LENGTH, BINS, FRAMES = 61, 23, 7, 26
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {**SMALL, "intermediate_size": 44, "num_key_value_heads": 2}
+_MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHead", {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 4, "n_embd": 32}),
     "gpt2 eager": ("GPT2LMHead", {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 4, "n_embd": 32,
@@ -29,6 +30,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("Falcon", SMALL),
     "falcon with alibi": ("Falcon", {**SMALL, "alibi": True}),
     "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 3}),
+    "mamba": ("Mamba", _MAMBA),
+    "falcon mamba": ("FalconMamba", _MAMBA),
+    "jamba": ("Jamba", {**GROUPED, "num_experts": 3, "mamba_d_state": 4, "mamba_d_conv": 3, "attn_layer_period": 2,
+                        "attn_layer_offset": 1, "expert_layer_period": 2, "use_mamba_kernels": False}),
 }  # fmt: skip
 _DECODER = {"decoder_layers": 2, "decoder_attention_heads": 5, "decoder_ffn_dim": 44, "decoder_start_token_id": 2}
 _ENCODER = {"encoder_layers": 2, "encoder_attention_heads": 5, "encoder_ffn_dim": 44, "d_model": 30}

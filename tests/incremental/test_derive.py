@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.associative_scan import associative_scan
 
 import distir_relax as dr
 from distir_relax.analysis.causality import check_causality
@@ -78,6 +79,15 @@ class Recurrent(torch.nn.Module):
         return self.layer(x, (begin, begin * 2) if self.kind == "LSTM" else begin)[0]
 
 
+def linear_recurrence(x: torch.Tensor) -> torch.Tensor:
+    """``y[t] = a[t] y[t - 1] + b[t]`` as state-space models write it."""
+    pairs = associative_scan(
+        lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1]), (x.sigmoid(), x), dim=1,
+        combine_mode="generic",
+    )  # fmt: skip
+    return pairs[1]  # type: ignore[no-any-return]
+
+
 CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "pointwise": (lambda x: torch.tanh(x) * 2, 0),
     "positions": (lambda x: x + positions(x)[:, None] * 0.1, 0),
@@ -87,6 +97,7 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
     "cumulative sum of a cumulative sum": (lambda x: (x.cumsum(1) * x).cumsum(1).cumsum(2), 2),
     "cumulative log-sum-exp": (lambda x: (x * 50).logcumsumexp(1), 2),
     "cumulative product": (lambda x: x.cumprod(1), 2),
+    "linear recurrence": (linear_recurrence, 1),
     "cumulative sum of positions": (lambda x: x + positions(x).cumsum(0)[:, None], 0),
     "causal attention": (lambda x: attention(x, is_causal=True), 2),
     "masked attention": (lambda x: attention(x, attn_mask=windowed(x)), 2),
@@ -259,6 +270,6 @@ def test_a_program_without_the_size() -> None:
 
 def test_every_incremental_form_is_run() -> None:
     assert {entry.name for entry in TABLE.entries() if entry.incremental} == {
-        "arange", "concat", "cumprod", "cumsum", "logcumsumexp", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru",
+        "arange", "concat", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.gru",
         "nn.lstm", "nn.rnn", "nn.scaled_dot_product_attention", "pad", "strided_slice",
     }  # fmt: skip

@@ -329,6 +329,7 @@ def _recurrences() -> list[Sample]:
         ("nn.recurrence_grad", [f32(3, 4, 20), f32(20, 2), *states, *ends], lstm | extras | {"cell": "lstm"}),
         ("nn.recurrence_weight_grad", [*plain_cell, plain_cell[0], plain_cell[2]], rnn | {"cell": "rnn"}),
         ("keep", [f32(3, 5), f32(3, 5)], {}),
+        ("linear_scan", [f32(3, 5), f32(3, 5)], {"axis": 1}),
     ]
 
 

@@ -218,6 +218,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "cumsum": [of("f64[4,5]", axis=0), of("i32[4]", axis=0)],
     **{name: [of("f64[4,5]", axis=0), of("f64[3,7,2]", axis=1)] for name in ("cummax", "cummin", "logcumsumexp")},
     "cumprod": [of("f64[4,5]", axis=1)],
+    "linear_scan": [of("f64[4,5]", "f64[4,5]", axis=0), of("f64[3,7,2]", "f64[3,7,2]", axis=1)],
     "prod": [of("f64[4,5]", axis=0, keepdims=False), of("f64[4,5,3]", axis=1, keepdims=True)],
     "nn.layer_norm": [
         of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5),

@@ -30,6 +30,7 @@ from distir_relax.layout import (
     size_of,
 )
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
+from distir_relax.frontends.torch.scans import is_linear_scan
 from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ class GraphImporter:
             return args[0].tensor.shape[args[1]]
         if is_mark(target):
             return self._annotate(*args)
+        if is_linear_scan(target):
+            operands = [self.value(x, self.builder.hint) for x in args[:2]]
+            return self.builder.emit("linear_scan", *operands, axis=args[2])
         leaves = _leaves((args, kwargs))
         is_sized = is_symbolic(tuple(leaves))
         if is_sized and getattr(target, "_schema", None) is None:

@@ -32,6 +32,7 @@ from distir_relax.frontends.torch.module_state import (
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.frontends.torch.recurrent_shapes import open_recurrence_lengths
+from distir_relax.frontends.torch.scans import captured_scans
 from distir_relax.frontends.torch.special_sizes import check_special_sizes
 from distir_relax.frontends.torch.symbolic_export import (
     Decisions,
@@ -241,6 +242,7 @@ def _export(
             with (
                 recorder as decisions,
                 open_recurrence_lengths() if spec else nullcontext(),
+                captured_scans(model),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
                 reject_replaced_attributes(model),

@@ -62,7 +62,10 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         ),
         "recurrent": recurrent,
         "resample": resample,
-        "scans": SimpleNamespace(**{name: _scan(name) for name in ("cummax", "cummin", "logcumsumexp")}),
+        "scans": SimpleNamespace(
+            linear=lambda factors, terms, axis: torch_kernel("scans", "linear", [terms.ty], factors, terms, axis=axis),
+            **{name: _scan(name) for name in ("cummax", "cummin", "logcumsumexp")},
+        ),
         "routing": SimpleNamespace(matmul=_routed_matmul, weight_grad=_routed_weight_grad, selected=_selected),
     }
 

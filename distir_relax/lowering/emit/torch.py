@@ -191,6 +191,7 @@ def _imports(texts: Sequence[str]) -> str:
         "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",
         "routing.": "from distir_relax.kernels import routing\n",
+        "scans.": "from distir_relax.kernels import scans\n",
         "sequence.": "from distir_relax.kernels import sequence\n",
         "rows(": "from distir_relax.kernels.requests import join, rows\n",
         "updates.": "from distir_relax.kernels import updates\n",

@@ -1,4 +1,4 @@
-"""Cumulative sums, products, extremes and log-sum-exp, and products over a dim.
+"""Cumulative sums, products, extremes and log-sum-exp, linear recurrences, and products over a dim.
 
 No placement is a partial product or a part of a cumulative op: the dim stays whole.
 """
@@ -20,6 +20,7 @@ from distir_relax.ops.table import (
     IncrementalForm,
     IncrementalStep,
     OnnxOperands,
+    Rule,
     Semantics,
     Split,
     Types,
@@ -28,8 +29,10 @@ from distir_relax.ops.table import (
     define,
     flops_per_operand,
     gradient_of,
+    names_with,
     onnx,
     operands,
+    parse_rule,
     promote,
     reduced_sizes,
     relax,
@@ -199,6 +202,67 @@ define(
     code=Code(relax="scans.logcumsumexp({0}, {axis})"),
     gradient=gradient_of(_log_sums_gradient),
     incremental=_continue_scan("logcumsumexp", -math.inf),
+)
+
+
+def _infer_linear_scan(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if types[0] != types[1]:
+        raise ValueError(f"expected factors and terms of one type, found {types[0]} and {types[1]}")
+    return infer_along_axis(types[1:], attrs)
+
+
+def _linear_scan_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = names_with(len(types[0].shape), attrs["axis"], "[axis]")
+    return parse_rule(f"{names}, {names} -> {names}", [t.shape for t in types], [results[0].shape])
+
+
+def _sums_after(b: Backward) -> Value:
+    """Return the gradient of each term: ``s[t] = grad[t] + factors[t + 1] * s[t + 1]``."""
+    axis, factors = b.attrs["axis"], b.x(0)
+    # Reversed, a sum takes the factor before its own; that of the first is not used.
+    before = _shifted(b, b.emit("flip", factors, axis=axis))
+    scan = b.emit("linear_scan", before, b.emit("flip", b.grad, axis=axis), axis=axis)
+    return b.emit("flip", scan, axis=axis)  # type: ignore[no-any-return]
+
+
+def _shifted(b: Backward, x: Value) -> Value:
+    """Return `x` moved by one along the op's axis, with a zero at the beginning."""
+    axis, shape = b.attrs["axis"], x.tensor.shape
+    size = shape[axis]
+    padded = b.emit("pad", x, widths=tuple(int(d == axis and not end) for d in range(len(shape)) for end in (0, 1)))
+    return b.emit("strided_slice", padded, axes=(axis,), begin=(0,), end=(size,), strides=(1,))  # type: ignore[no-any-return]
+
+
+def _continue_linear_scan(step: IncrementalStep) -> Value:
+    """Begin with the last value: states are zero at first, as a recurrence is before its first term."""
+    axis, shape = step.attrs["axis"], list(step.result.shape)
+    shape[axis] = 1
+    last = step.state(TensorType(tuple(shape), step.result.dtype), "last")
+    factors, terms = step.operands
+    first = step.emit("multiply", last, step.g.constant(0.0, step.result.dtype))
+    scan = step.emit(
+        "linear_scan",
+        step.emit("concat", first, factors, axis=axis),
+        step.emit("concat", last, terms, axis=axis),
+        axis=axis,
+    )  # fmt: skip
+
+    def part(begin: int) -> Value:
+        return step.emit("strided_slice", scan, axes=(axis,), begin=(begin,), end=(step.new + 1,), strides=(1,))  # type: ignore[no-any-return]
+
+    step.keep(last, part(step.new))
+    return part(1)
+
+
+# State-space models: Gu and Dao, Mamba: linear-time sequence modeling with selective state spaces, 2023.
+define(
+    "linear_scan",
+    Semantics(infer=_infer_linear_scan, torch="scans.linear({0}, {1}, {axis})", linear=(operands(1),)),
+    Split(_linear_scan_rule),
+    cost=Cost(flops=flops_per_operand(1.0)),
+    code=Code(relax="scans.linear({0}, {1}, {axis})"),
+    gradient=gradient_of(lambda b: b.emit("multiply", _sums_after(b), _shifted(b, b.y())), _sums_after),
+    incremental=IncrementalForm(dims=_axis, compute=_continue_linear_scan, carries=True),
 )
 
 
