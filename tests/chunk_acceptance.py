@@ -33,7 +33,7 @@ from distir_relax.frontends.imported_model import Imported
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental
 from tests.incremental import language_models
 from tests.incremental.chunks import cuts
-from tests.incremental.language_models import ENCODER_DECODERS, LENGTH, MODELS, VOCABULARY
+from tests.incremental.language_models import ENCODER_DECODERS, LENGTH, MODELS, STATE_SPACE, VOCABULARY
 
 STRATEGIES = ("1/1/1/1", "1/2/1/1", "1/1/2/1", "1/3/1/1", "1/1/3/1", "1/5/1/1", "1/1/5/1")
 BATCH, SOURCE = 2, 11
@@ -121,7 +121,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["--ways"]:
         ways, words = int(words[1]), words[2:]
     failed, begun = 0, time.perf_counter()
-    for name in (*MODELS, *ENCODER_DECODERS):
+    for name in (*MODELS, *STATE_SPACE, *ENCODER_DECODERS):
         if words and not any(word in name for word in words):
             continue
         for strategy in STRATEGIES:

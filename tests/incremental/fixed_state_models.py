@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.incremental.language_models import STATE_SPACE, language_model, with_large_weights
+
 VOCABULARY, LENGTH = 61, 64
 
 
@@ -51,7 +53,9 @@ class Recurrent(nn.Module):
 
 @cache
 def fixed_state_model(name: str) -> Any:
-    """Return the model `windows`, `recurrent`, or `lfm2`: convolutions and attention of transformers."""
+    """Return the model `windows`, `recurrent`, a state-space model, or `lfm2`: convolutions and attention."""
+    if name in STATE_SPACE:
+        return with_large_weights(language_model(name))
     torch.manual_seed(0)
     if name != "lfm2":
         return {"windows": Windows, "recurrent": Recurrent}[name]().eval()
@@ -69,5 +73,5 @@ def fixed_state_logits(name: str, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits of the model itself, over the whole sequence."""
     model = fixed_state_model(name)
     with torch.no_grad():
-        found: torch.Tensor = model(ids, use_cache=False).logits if name == "lfm2" else model(ids)
+        found: torch.Tensor = model(ids) if name in ("windows", "recurrent") else model(ids, use_cache=False).logits
     return found

@@ -11,7 +11,6 @@ import transformers
 VOCABULARY, LENGTH, BINS, FRAMES = 61, 23, 7, 26
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {**SMALL, "intermediate_size": 44, "num_key_value_heads": 2}
-_MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHead", {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 4, "n_embd": 32}),
     "gpt2 eager": ("GPT2LMHead", {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 4, "n_embd": 32,
@@ -30,6 +29,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("Falcon", SMALL),
     "falcon with alibi": ("Falcon", {**SMALL, "alibi": True}),
     "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 3}),
+}  # fmt: skip
+_MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3}
+STATE_SPACE: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", _MAMBA),
     "falcon mamba": ("FalconMamba", _MAMBA),
     "jamba": ("Jamba", {**GROUPED, "num_experts": 3, "mamba_d_state": 4, "mamba_d_conv": 3, "attn_layer_period": 2,
@@ -58,9 +60,9 @@ ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def language_model(name: str) -> Any:
-    """Return a decoder-only model of `MODELS`, with the initial weights of transformers."""
+    """Return a decoder-only model of `MODELS` or `STATE_SPACE`, with the initial weights of transformers."""
     torch.manual_seed(0)
-    kind, options = MODELS[name]
+    kind, options = (MODELS | STATE_SPACE)[name]
     family = kind.removesuffix("LMHead")
     config = getattr(transformers, f"{family}Config")(**options)
     return getattr(transformers, f"{kind}Model" if kind != family else f"{kind}ForCausalLM")(config).eval()

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import transformers
 
 import distir_relax as dr
 from distir_relax.bundle import read_bundle

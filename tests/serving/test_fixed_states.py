@@ -34,7 +34,8 @@ def continued(name: str, ids: torch.Tensor, count: int) -> torch.Tensor:
     ("name", "strategy"),
     [
         ("windows", "1/2/1/1"), ("windows", "1/1/2/1"), ("windows", "2/3/1/1"), ("recurrent", "1/2/1/1"),
-        ("recurrent", "1/1/2/1"), ("lfm2", "1/1/1/1"), ("lfm2", "1/2/2/1"),
+        ("recurrent", "1/1/2/1"), ("lfm2", "1/1/1/1"), ("lfm2", "1/2/2/1"), ("mamba", "1/3/1/1"),
+        ("falcon mamba", "1/1/2/1"), ("jamba", "1/2/1/1"),
     ],
 )  # fmt: skip
 def test_tokens_are_those_of_the_model(name: str, strategy: str) -> None:
@@ -45,7 +46,13 @@ def test_tokens_are_those_of_the_model(name: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [("windows", "1/2/1/1"), ("windows", "1/1/2/1"), ("recurrent", "1/1/1/1"), ("lfm2", "1/1/1/1")],
+    [
+        ("windows", "1/2/1/1"),
+        ("windows", "1/1/2/1"),
+        ("recurrent", "1/1/1/1"),
+        ("lfm2", "1/1/1/1"),
+        ("mamba", "1/2/1/1"),
+    ],
 )
 def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: str) -> None:
     """Random chunks of five sequences, one of them past the first block of positions, in random order."""

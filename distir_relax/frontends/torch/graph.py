@@ -16,6 +16,7 @@ from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, 
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.torch.functionalize import is_in_place
+from distir_relax.frontends.torch.scans import is_linear_scan
 from distir_relax.ir import TensorType, Value, join_location
 from distir_relax.layout import (
     DTYPES,
@@ -30,7 +31,6 @@ from distir_relax.layout import (
     size_of,
 )
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
-from distir_relax.frontends.torch.scans import is_linear_scan
 from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:

@@ -77,7 +77,8 @@ def _linear_scan(
             hint="write other scans as cumulative sums or products",
         )
     factors, terms = (x.flip(dim) for x in xs) if reverse else xs
-    factors, terms = torch.broadcast_tensors(factors, terms)
+    shape = torch.broadcast_shapes(factors.shape, terms.shape)  # type: ignore[no-untyped-call]
+    factors, terms = factors.expand(shape), terms.expand(shape)
     dtype = torch.promote_types(factors.dtype, terms.dtype)
     found = _op()(factors.to(dtype), terms.to(dtype), dim % terms.dim())
     products = torch.cumprod(factors, dim)
@@ -88,10 +89,9 @@ def _is_linear_recurrence(combine_fn: Callable[[Any, Any], Any], xs: Any) -> boo
     """Whether a function of two pairs is that of a linear recurrence, tried on numbers."""
     if not isinstance(xs, (tuple, list)) or len(xs) != 2:
         return False
+    kind: Any = type(xs)
     try:
-        return all(
-            tuple(combine_fn(type(xs)((a, x)), type(xs)((b, y)))) == (a * b, b * x + y) for a, x, b, y in _POINTS
-        )
+        return all(tuple(combine_fn(kind((a, x)), kind((b, y)))) == (a * b, b * x + y) for a, x, b, y in _POINTS)
     except (TypeError, ValueError, AttributeError):
         return False
 

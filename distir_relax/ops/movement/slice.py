@@ -137,7 +137,7 @@ def slice_bounds(start: int | None, end: int | None, size: int, guarded: bool = 
 
     A bound of a symbolic size is a minimum or maximum; if `guarded`, it is the one that holds for typical sizes.
     """
-    most, least = (max, min) if guarded else (maximum, minimum)
+    most, least = (_larger, min) if guarded else (maximum, minimum)
 
     def within(bound: int) -> int:
         return most(0, bound + size if bound < 0 else least(bound, size))
@@ -146,6 +146,11 @@ def slice_bounds(start: int | None, end: int | None, size: int, guarded: bool = 
     is_open = end is not None and is_symbolic(size) and is_always(end, "<", _NO_END) is False
     last = size if end is None or is_open else within(end)
     return first, most(first, last)
+
+
+def _larger(first: int, second: int) -> int:
+    """Return the larger number. Sizes that may be equal, such as 0 and the place of the last element, need no guard."""
+    return second if first <= second else first
 
 
 _NO_END = 10**9

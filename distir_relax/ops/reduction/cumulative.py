@@ -229,7 +229,8 @@ def _shifted(b: Backward, x: Value) -> Value:
     """Return `x` moved by one along the op's axis, with a zero at the beginning."""
     axis, shape = b.attrs["axis"], x.tensor.shape
     size = shape[axis]
-    padded = b.emit("pad", x, widths=tuple(int(d == axis and not end) for d in range(len(shape)) for end in (0, 1)))
+    low = tuple(int(d == axis) for d in range(len(shape)))
+    padded = b.emit("pad", x, low=low, high=(0,) * len(shape), value=0)
     return b.emit("strided_slice", padded, axes=(axis,), begin=(0,), end=(size,), strides=(1,))  # type: ignore[no-any-return]
 
 
@@ -239,13 +240,10 @@ def _continue_linear_scan(step: IncrementalStep) -> Value:
     shape[axis] = 1
     last = step.state(TensorType(tuple(shape), step.result.dtype), "last")
     factors, terms = step.operands
-    first = step.emit("multiply", last, step.g.constant(0.0, step.result.dtype))
-    scan = step.emit(
-        "linear_scan",
-        step.emit("concat", first, factors, axis=axis),
-        step.emit("concat", last, terms, axis=axis),
-        axis=axis,
-    )  # fmt: skip
+    # The first factor is not used.
+    low = tuple(int(d == axis) for d in range(len(shape)))
+    factors = step.emit("pad", factors, low=low, high=(0,) * len(shape), value=0)
+    scan = step.emit("linear_scan", factors, step.emit("concat", last, terms, axis=axis), axis=axis)
 
     def part(begin: int) -> Value:
         return step.emit("strided_slice", scan, axes=(axis,), begin=(begin,), end=(step.new + 1,), strides=(1,))  # type: ignore[no-any-return]
