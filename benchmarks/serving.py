@@ -7,10 +7,10 @@ Each line is the median of three runs that take turns. The bundles are written t
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ import distir_relax as dr
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
+from distir_relax.runtime.process_session.process_requests import ProcessRequests
 from distir_relax.serving import Engine, EngineOptions, start_engine
 from tests.smollm import FILE, folder, trained
 
@@ -120,37 +121,46 @@ def tensor() -> None:
 
 
 def unlike() -> None:
-    """Two tensor-parallel ranks, each on a core of its own, of which one is half as fast: a loop keeps it busy."""
+    """Two tensor-parallel ranks, of which one is half as fast: even shards, and shards by speed."""
     even = dr.load_profile("cpu-local")
     slow = replace(even, groups=(Group(((1, 1),), 0.5),))
     asked = prompts(16)
-    loop = multiprocessing.get_context("spawn").Process(target=spin, args=(1,), daemon=True)
-    loop.start()
-    try:
-        engines = {
-            "even shards": start_engine(bundle("1/2/1/1"), EngineOptions(share_prefixes=False)),
-            "by speed": start_engine(bundle("1/2/1/1", slow, "-unlike"), EngineOptions(share_prefixes=False)),
-        }
-        for engine in engines.values():
-            for rank, process in enumerate(engine._executor._processes.processes):
-                process.cpu_affinity([rank])
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sitecustomize.py").write_text(_SLOW)
+        slowed = {"PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])}
+        engines = {}
+        for name, profile, suffix in (("even shards", None, ""), ("shards by speed", slow, "-unlike")):
+            made = bundle("1/2/1/1", profile, suffix)
+            engines[name] = Engine(ProcessRequests(made, variables=slowed), made, EngineOptions(share_prefixes=False))
         for count in (1, 16):
             rates = [
-                (f"one of 2 ranks slow, {name}, {count}", lambda e=engine, n=count: together(e, asked[:n])[0])
+                (f"rank 1 slow, {name}, {count}", lambda e=engine, n=count: together(e, asked[:n])[0])
                 for name, engine in engines.items()
             ]
             medians(rates, "tokens/s")
         for engine in engines.values():
             engine.close()
-    finally:
-        loop.kill()
 
 
-def spin(core: int) -> None:
-    """Keep a core busy."""
-    os.sched_setaffinity(0, {core})
-    while True:
-        pass
+_SLOW = """
+import os, time
+
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+    from distir_relax.kernels.packing import PackedLinear
+
+    product = PackedLinear.__call__
+
+    def slow(self, x):
+        start = time.perf_counter()
+        result = product(self, x)
+        end = 2 * time.perf_counter() - start
+        while time.perf_counter() < end:
+            pass
+        return result
+
+    PackedLinear.__call__ = slow
+"""
+"""Lets products of rank 1 take twice as long."""
 
 
 def pipeline() -> None:

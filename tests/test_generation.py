@@ -136,6 +136,23 @@ def test_draws_have_the_probabilities_of_the_softmax() -> None:
     assert {int(next_tokens(logits, p, Sampling(1.0, top_p=1e-9))) for p in range(20)} == {0}
 
 
+@pytest.mark.parametrize("limit", [{"top_p": 0.9}, {"top_p": 0.05}, {"top_k": 300}, {"top_k": 5000}])
+def test_the_most_probable_of_many_tokens(limit: dict[str, Any]) -> None:
+    """A draw from all tokens is the draw from those allowed whenever it is one of them: the noise belongs to tokens."""
+    logits = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[None] / 400.0
+    order = logits[0].argsort(descending=True)
+    before = logits[0].double().softmax(0)[order].cumsum(0) - logits[0].double().softmax(0)[order]
+    count = int((before < limit["top_p"]).sum()) if "top_p" in limit else min(limit["top_k"], 1000)
+    allowed, same = set(order[:count].tolist()), 0
+    for position in range(100):
+        free = int(next_tokens(logits, position, Sampling(1.0, seed=3)))
+        drawn = int(next_tokens(logits, position, Sampling(1.0, seed=3, **limit)))
+        assert drawn in allowed
+        assert free not in allowed or drawn == free
+        same += free == drawn
+    assert same > 100 * count / 2000
+
+
 def test_rows_and_positions_are_drawn_independently() -> None:
     logits = torch.zeros(2, 1000)
     first, second = next_tokens(logits, 3, Sampling(1.0)), next_tokens(logits, 4, Sampling(1.0))

@@ -36,6 +36,8 @@ class Sampling:
 
 
 GREEDY = Sampling()
+_MOST = 256
+"""So many tokens are sorted at first: mostly they reach `top_p`, and sorting a vocabulary takes milliseconds."""
 
 
 def next_tokens(logits: torch.Tensor, position: int, sampling: Sampling) -> torch.Tensor:
@@ -45,17 +47,30 @@ def next_tokens(logits: torch.Tensor, position: int, sampling: Sampling) -> torc
     if sampling.temperature == 0:
         return logits.argmax(-1)
     scores = logits.double() / sampling.temperature
-    order = scores.sort(dim=-1, descending=True, stable=True)
-    kept = torch.ones_like(order.values, dtype=torch.bool)
-    if sampling.top_k:
-        kept[:, sampling.top_k :] = False
-    probabilities = order.values.masked_fill(~kept, -torch.inf).softmax(-1)
-    # The sum before a token: the one that reaches top_p is kept.
-    kept &= probabilities.cumsum(-1) - probabilities < sampling.top_p
     noise = torch.stack([_gumbel(scores.shape[1], sampling.seed, row, position) for row in range(len(scores))])
+    if not sampling.top_k and sampling.top_p == 1:
+        return (scores + noise).argmax(-1)
+    values, tokens, probabilities = _most_probable(scores, sampling)
+    # The sum before a token: the one that reaches top_p is kept.
+    kept = probabilities.cumsum(-1) - probabilities < sampling.top_p
     # The noise belongs to tokens, not to ranks among them: near equal scores may be sorted either way.
-    drawn = (order.values + noise.gather(1, order.indices)).masked_fill(~kept, -torch.inf).argmax(-1)
-    return order.indices.gather(1, drawn[:, None])[:, 0]
+    drawn = (values + noise.gather(1, tokens)).masked_fill(~kept, -torch.inf).argmax(-1)
+    return tokens.gather(1, drawn[:, None])[:, 0]
+
+
+def _most_probable(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return scores, tokens and probabilities of the `top_k` tokens, or of as many as reach `top_p`, in order."""
+    size = scores.shape[1]
+    if sampling.top_k:
+        values, tokens = scores.topk(min(sampling.top_k, size))
+        return values, tokens, values.softmax(-1)
+    total = scores.logsumexp(-1, keepdim=True)
+    values, tokens = scores.topk(min(_MOST, size))
+    probabilities = (values - total).exp()
+    if bool((probabilities.sum(-1) < sampling.top_p).any()):
+        values, tokens = scores.topk(size)
+        probabilities = (values - total).exp()
+    return values, tokens, probabilities
 
 
 def _gumbel(count: int, seed: int, row: int, position: int) -> torch.Tensor:

@@ -63,31 +63,15 @@ class RankRequests:
 
         The states of the requests `ended` are freed first. All ranks call this alike.
         """
+        progress = self._comm.progress
+        began, waited = time.monotonic(), progress.waited
         logits = self.logits(slots, ended)
-        return None if logits is None else choose_tokens(logits, slots)
+        tokens = None if logits is None else choose_tokens(logits, slots)
+        self.busy += time.monotonic() - began - (progress.waited - waited)
+        return tokens
 
     def logits(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
         """Run a step as `step` does; return its logits, (rows, vocabulary) in the order of the slots."""
-        progress = self._comm.progress
-        began, waited = time.monotonic(), progress.waited
-        found = self._logits(slots, ended)
-        self.busy += time.monotonic() - began - (progress.waited - waited)
-        return found
-
-    def collect_busy(self) -> list[float] | None:
-        """Return `busy` of each rank, None on ranks but `root`. All ranks call this alike."""
-        import torch
-
-        comm = self._comm
-        mine = torch.tensor([self.busy], dtype=torch.float64)
-        if comm.rank != self.root:
-            comm.send(mine, self.root)
-            return None
-        return [
-            float(mine if rank == self.root else comm.recv((1,), "float64", rank)) for rank in range(comm.world_size)
-        ]
-
-    def _logits(self, slots: Sequence[Slot], ended: Collection[int]) -> torch.Tensor | None:
         import torch
 
         for slot in slots:
@@ -111,6 +95,19 @@ class RankRequests:
         tensor = call.manifest.outputs[0]
         found = collect_output(comm, tensor, results[0] if tensor.is_on(comm.rank) else None, self.root)
         return None if found is None else found[0]
+
+    def collect_busy(self) -> list[float] | None:
+        """Return `busy` of each rank, None on ranks but `root`. All ranks call this alike."""
+        import torch
+
+        comm = self._comm
+        mine = torch.tensor([self.busy], dtype=torch.float64)
+        if comm.rank != self.root:
+            comm.send(mine, self.root)
+            return None
+        return [
+            float(mine if rank == self.root else comm.recv((1,), "float64", rank)) for rank in range(comm.world_size)
+        ]
 
     def clear(self) -> None:
         """Free the states of all requests."""
