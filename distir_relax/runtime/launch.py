@@ -187,11 +187,12 @@ def end_launch(launcher: subprocess.Popen[bytes]) -> None:
     if launcher.poll() is not None:
         return
     try:
-        ranks = psutil.Process(launcher.pid).children(recursive=True)
+        own = psutil.Process(launcher.pid)
+        ranks = own.children(recursive=True)
     except psutil.NoSuchProcess:
         return
     launcher.terminate()
-    psutil.wait_procs([*ranks, psutil.Process(launcher.pid)], timeout=_GRACE)
+    psutil.wait_procs([*ranks, own], timeout=_GRACE)
     for process in ranks:
         with suppress(psutil.NoSuchProcess):
             process.kill()

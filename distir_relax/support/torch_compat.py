@@ -14,6 +14,7 @@ from typing import Any
 
 from distir_relax.errors import DistIRError
 
+_SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
 PRIVATE = {
     "torch.utils._pytree.tree_flatten": "names for the leaves of a model's arguments and results",
     "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments",
@@ -24,7 +25,7 @@ PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "tensors whose data are read when an op needs them",
     "torch._C.DispatchKey": "shapes of recurrent layers, which torch.export traces step by step",
     "torch.ops.aten.lstm.input._dispatch_cache": "the same",
-    "torch._higher_order_ops.associative_scan.associative_scan": "capture of linear recurrences",
+    _SCAN: "capture of linear recurrences",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.mkldnn._linear_pointwise": "products with a weight packed by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
@@ -53,6 +54,18 @@ def private(path: str) -> Any:
         f"torch {torch.__version__} has no {path}, used for {PRIVATE[path]}",
         hint="install the version of torch that constraints.txt names",
     )
+
+
+@contextmanager
+def scan_replaced_by(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Let torch's ``associative_scan`` be another function within the context, which is given the original."""
+    path, _, name = _SCAN.rpartition(".")
+    module, original = importlib.import_module(path), private(_SCAN)
+    setattr(module, name, function)
+    try:
+        yield original
+    finally:
+        setattr(module, name, original)
 
 
 @contextmanager

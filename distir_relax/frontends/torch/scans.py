@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.support.torch_compat import private
+from distir_relax.support.torch_compat import scan_replaced_by
 
 if TYPE_CHECKING:
     import torch
 
-_SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
 _CHOICE = {"is_torchdynamo_compiling": True, "is_torchdynamo_exporting": False}
 """The functions by which a model of transformers chooses its scan, and their results then."""
 _POINTS = ((2.0, 3.0, 5.0, 7.0), (-1.5, 0.25, 0.5, -2.0), (0.0, 1.0, 4.0, 8.0))
@@ -35,9 +34,8 @@ def captured_scans(model: torch.nn.Module) -> Iterator[None]:
 
     A scan of another kind raises UnsupportedOpError there.
     """
-    original = private(_SCAN)
     with ExitStack() as stack:
-        stack.enter_context(patch(_SCAN, _linear_scan))
+        original = stack.enter_context(scan_replaced_by(_linear_scan))
         for module in _modules_of(model):
             for name in [name for name, value in vars(module).items() if value is original]:
                 stack.enter_context(patch.object(module, name, _linear_scan))
