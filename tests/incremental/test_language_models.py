@@ -13,7 +13,7 @@ from tests.incremental.chunks import cuts, derived, in_chunks
 from tests.incremental.language_models import LENGTH, MODELS, VOCABULARY, language_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-WAYS = 13
+WAYS = 5
 
 
 @pytest.mark.parametrize("name", MODELS)
