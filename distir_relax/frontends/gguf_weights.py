@@ -56,7 +56,7 @@ class _Converter:
 
         tensor = self._tensors[self._stored[name]]
         _, data = self._processed(tensor.name, dequantize(tensor.data, tensor.tensor_type))
-        return torch.from_numpy(np.ascontiguousarray(data)).float()
+        return torch.from_numpy(np.require(data, np.float32, ["C", "W"]))
 
     def _processed(self, name: str, data: Any) -> tuple[str | None, Any]:
         result = self._processor.process(
