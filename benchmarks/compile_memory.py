@@ -16,7 +16,7 @@ from distir_relax.bundle import local_intervals, read_bundle
 
 
 def main(folder: str, ranks: int = 3) -> None:
-    """Compile the folder for some ranks, and print what it takes; then read the weights of each rank."""
+    """Compile the folder for some ranks, and print memory and time; then read the weights of each rank."""
     start = time.perf_counter()
     generation = dr.compile_generation(folder, strategy=f"1/{ranks}/1/1", max_length=1024)
     with tempfile.TemporaryDirectory() as temporary:

@@ -87,7 +87,7 @@ def search(
     generate: Annotated[int | None, typer.Option(min=1, help="Number of tokens to generate for each prompt.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Number of prompts that arrive together.")] = 16,
     objective: Annotated[
-        Objective, typer.Option(help="What is best in generation: tokens per second, or the time to a token.")
+        Objective, typer.Option(help="Objective in generation: tokens per second, or the time to a token.")
     ] = Objective.throughput,
     max_requests: MaxRequestsOption = 16,
     memory: StateMemoryOption = 1.0,

@@ -30,7 +30,6 @@ from distir_relax.strategies.strategy import as_strategy
 if TYPE_CHECKING:
     import torch
 
-
 _MOST_USES = 3
 
 

@@ -97,7 +97,7 @@ def search_generation(
 
     `model` is what `compile_generation` takes, or ``file.py:function``: a function that returns a `Generation` for its
     parameter `strategy`. All R x T x P = `devices` are tried: R replicas, among which requests are divided evenly, of
-    T tensor-parallel ranks in each of P pipeline stages. Where the profile has unlike devices there is one replica.
+    T tensor-parallel ranks in each of P pipeline stages. If the devices of the profile differ, there is one replica.
 
     The workload, and the engine's `options`, are those of `simulate_generation`. `objective` is ``throughput``, the
     mean time to the ``first-token``, or the mean time ``per-token`` after it.

@@ -17,7 +17,7 @@ from distir_relax.support.deferred_tensor import DeferredTensor, read_deferred
 
 @dataclass
 class Source:
-    """A source that counts its reads, and remembers what it gave."""
+    """A source that counts its reads, and remembers the data that it gave."""
 
     data: torch.Tensor
     given: list[weakref.ref[torch.Tensor]] = field(default_factory=list)

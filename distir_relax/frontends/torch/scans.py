@@ -1,6 +1,6 @@
 """Scans of a model: a linear recurrence along a dim is captured as one op, for any length.
 
-Models of transformers with a state-space scan, such as Mamba, have a loop over positions, and beside it torch's
+Models of transformers with a state-space scan, such as Mamba, have a loop over positions, and also torch's
 ``associative_scan``, which they take when they are compiled. A loop is captured for one length only; so they are let to
 take the scan while they are exported. Of scans, only linear recurrences have an op: their function of two elements is
 ``(a, x), (b, y) -> (a b, b x + y)``.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from distir_relax.ir import Op, TensorType, Value
@@ -73,16 +74,28 @@ def _continue_scan(name: str, neutral: float) -> IncrementalForm:
         total, is_later = step.state(kind, "total"), step.state(TensorType(kind.shape, "bool"), "later")
         first = step.emit("where", is_later, total, step.g.constant(neutral, step.result.dtype))
         scan = step.emit(name, step.emit("concat", first, step.operands[0], axis=axis), axis=axis)
-
-        def part(begin: int) -> Value:
-            end = step.new + 1
-            return step.emit("strided_slice", scan, axes=(axis,), begin=(begin,), end=(end,), strides=(1,))  # type: ignore[no-any-return]
-
-        step.keep(total, part(step.new))
+        found = _after_first(step, scan, total)
         step.keep(is_later, step.emit("equal", is_later, is_later))
-        return part(1)
+        return found
 
     return IncrementalForm(dims=_axis, compute=compute, carries=True)
+
+
+def _after_first(step: IncrementalStep, scan: Value, total: Value) -> Value:
+    """Keep the last element of a scan whose first is that of the last call, `total`; return all but the first."""
+
+    def part(begin: int) -> Value:
+        axes, end = (step.attrs["axis"],), (step.new + 1,)
+        return step.emit("strided_slice", scan, axes=axes, begin=(begin,), end=end, strides=(1,))  # type: ignore[no-any-return]
+
+    step.keep(total, part(step.new))
+    return part(1)
+
+
+def _after_zero(emit: Callable[..., Any], x: Value, axis: int) -> Value:
+    """Emit `x` with a zero before its first element."""
+    low = tuple(int(d == axis) for d in range(len(x.tensor.shape)))
+    return emit("pad", x, low=low, high=(0,) * len(low), value=0)  # type: ignore[no-any-return]
 
 
 define(
@@ -227,10 +240,8 @@ def _sums_after(b: Backward) -> Value:
 
 def _shifted(b: Backward, x: Value) -> Value:
     """Return `x` moved by one along the op's axis, with a zero at the beginning."""
-    axis, shape = b.attrs["axis"], x.tensor.shape
-    size = shape[axis]
-    low = tuple(int(d == axis) for d in range(len(shape)))
-    padded = b.emit("pad", x, low=low, high=(0,) * len(shape), value=0)
+    axis = b.attrs["axis"]
+    padded, size = _after_zero(b.emit, x, axis), x.tensor.shape[axis]
     return b.emit("strided_slice", padded, axes=(axis,), begin=(0,), end=(size,), strides=(1,))  # type: ignore[no-any-return]
 
 
@@ -241,15 +252,9 @@ def _continue_linear_scan(step: IncrementalStep) -> Value:
     last = step.state(TensorType(tuple(shape), step.result.dtype), "last")
     factors, terms = step.operands
     # The first factor is not used.
-    low = tuple(int(d == axis) for d in range(len(shape)))
-    factors = step.emit("pad", factors, low=low, high=(0,) * len(shape), value=0)
+    factors = _after_zero(step.emit, factors, axis)
     scan = step.emit("linear_scan", factors, step.emit("concat", last, terms, axis=axis), axis=axis)
-
-    def part(begin: int) -> Value:
-        return step.emit("strided_slice", scan, axes=(axis,), begin=(begin,), end=(step.new + 1,), strides=(1,))  # type: ignore[no-any-return]
-
-    step.keep(last, part(step.new))
-    return part(1)
+    return _after_first(step, scan, last)
 
 
 # State-space models: Gu and Dao, Mamba: linear-time sequence modeling with selective state spaces, 2023.

@@ -39,7 +39,7 @@ class Metrics:
         }
         for name, (text, read) in gauges.items():
             gauge = Gauge(name, text, **made)
-            gauge.set_function(partial(_total, replicas, read))
+            gauge.set_function(partial(replicas.total, read))
         Gauge("ready", "Whether requests are taken", **made).set_function(lambda: float(replicas.is_ready))
         Gauge("restarts", "Restarts of the engine", **made).set_function(lambda: float(replicas.restarts))
 
@@ -63,7 +63,3 @@ class Metrics:
 
         body: Any = generate_latest(self.registry)
         return body, CONTENT_TYPE_LATEST
-
-
-def _total(replicas: Replicas, read: Callable[[Engine], int]) -> float:
-    return float(replicas.total(read))

@@ -54,7 +54,7 @@ class EngineService:
         return request
 
     def idle(self) -> list[float]:
-        """Return `Engine.idle`, empty if the engine does not answer: what has happened is an error of requests."""
+        """Return `Engine.idle`, empty if it does not answer: its requests get the reason."""
         engine = self._engine
         with suppress(RunError):
             return engine.idle() if engine is not None else []
