@@ -1,0 +1,6 @@
+"""Kernels written for TVM, which are compiled for this processor."""
+
+from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, native
+from distir_relax.kernels.native.rms_norm import rms_norm
+
+__all__ = ["MOST_ELEMENTS", "is_small", "native", "rms_norm"]

@@ -1,0 +1,164 @@
+"""Kernels that TVM compiles for this processor, called on torch tensors.
+
+A call takes less than a microsecond, and a kernel does the work of several ops; each op of torch takes three or more.
+Small steps, such as one token of one sequence, are bound by that.
+
+A kernel takes numbers and the addresses of data. Its first parameter, which the caller leaves out, is a tensor of one
+float32: TVM takes from it where a kernel's local memory is.
+
+Compiled kernels are kept in ``$XDG_CACHE_HOME/distir-relax/kernels`` (by default under ``~/.cache``). Those found there
+load without TVM's Python modules, whose import takes a second. ``DISTIR_NATIVE=0`` turns native kernels off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+Kernel: TypeAlias = "Callable[..., None]"
+"""Takes numbers and addresses, and writes its results to some of those."""
+
+MOST_ELEMENTS = 1 << 17
+"""Elements above which torch, which uses several threads, is faster than a native kernel, which uses one."""
+
+
+def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
+    """Decorate a function that returns a `PrimFunc` for given sizes and dtypes; it then returns the compiled kernel.
+
+    The result is None where native kernels are turned off, or cannot be compiled. The arguments have a short `repr`.
+    """
+
+    @cache
+    def locked(*arguments: Any) -> Kernel | None:
+        with _lock:
+            return _load(write, arguments)
+
+    @wraps(write)
+    def load(*args: P.args, **_: P.kwargs) -> Kernel | None:
+        return locked(*args)
+
+    return load
+
+
+def is_small(x: torch.Tensor) -> bool:
+    """Return whether a native kernel is the fastest for `x`: a small tensor on the processor."""
+    return x.device.type == "cpu" and 0 < x.numel() <= MOST_ELEMENTS
+
+
+_lock = threading.Lock()
+
+
+def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | None:
+    import torch
+
+    if os.environ.get("DISTIR_NATIVE") == "0":
+        return None
+    name = write.__name__.strip("_")
+    try:
+        file = _file(write, name, arguments)
+        kernel = None if file is None else _read(file, name)
+        if kernel is None:
+            module = _compile(write, name, arguments)
+            if file is not None:
+                _write(module, file)
+            kernel = module[name]
+        return partial(kernel, torch.empty(1))
+    except Exception as error:  # of TVM and LLVM: the caller goes on with torch
+        warnings.warn(f"the kernel {name} was not compiled, torch is used: {error}", RuntimeWarning, stacklevel=4)
+        return None
+
+
+def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+    import tvm
+    from tvm.target import codegen
+
+    target = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+    function = write(*arguments).with_attr("global_symbol", name)
+    return tvm.compile(tvm.IRModule({name: function}), target=target).mod
+
+
+def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Path | None:
+    """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
+    folder = _folder()
+    if folder is None:
+        return None
+    source = Path(write.__code__.co_filename).read_bytes()
+    key = (source, repr(arguments), version("apache-tvm"), version("apache-tvm-ffi"), _processor())
+    return folder / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.ll"
+
+
+def _folder() -> Path | None:
+    """Return the folder of compiled kernels, None if there is none that belongs to this user alone."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = base / "distir-relax" / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except (OSError, RuntimeError):
+        return None
+    is_private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return folder if is_private else None
+
+
+def _read(file: Path, name: str) -> Kernel | None:
+    """Return the kernel of a file, None if there is none, or it cannot be used."""
+    if not file.exists():
+        return None
+    import tvm_ffi
+
+    _load_library()
+    try:
+        found: Kernel = tvm_ffi.load_module(str(file))[name]
+    except Exception:  # a file that was damaged is written again
+        return None
+    return found
+
+
+def _write(module: Any, file: Path) -> None:
+    """Write a compiled module; other processes see the whole file or none."""
+    try:
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            written = Path(folder) / file.name
+            module.write_to_file(str(written))
+            written.replace(file)
+    except OSError:
+        return
+
+
+@cache
+def _load_library() -> None:
+    """Load TVM's library, which has the compiler from LLVM's representation to machine code, without its modules."""
+    if "tvm" in sys.modules:
+        return
+    import ctypes
+
+    spec = find_spec("tvm")
+    assert spec is not None
+    assert spec.origin is not None
+    for name in ("libtvm_runtime.so", "libtvm_compiler.so"):
+        ctypes.CDLL(str(Path(spec.origin).parent / "lib" / name), ctypes.RTLD_GLOBAL)
+
+
+@cache
+def _processor() -> str:
+    """Return what tells processors with different instructions apart."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return "".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags"))

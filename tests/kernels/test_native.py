@@ -1,0 +1,83 @@
+"""Kernels that TVM compiles, beside torch's ops."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from distir_relax.kernels.native import MOST_ELEMENTS, is_small
+from distir_relax.kernels.native.load import native
+from distir_relax.kernels.norms import rms_norm
+
+CHECK = """
+import sys
+import torch
+from distir_relax.kernels.native import rms_norm
+x, weight = torch.arange(14.0).view(2, 7) - 3, torch.arange(7.0)
+result = torch.empty_like(x)
+rms_norm(7)(x.data_ptr(), weight.data_ptr(), result.data_ptr(), 2, 1e-5)
+torch.testing.assert_close(result, torch.nn.functional.rms_norm(x, (7,), weight, 1e-5))
+print("tvm" in sys.modules)
+"""
+
+
+def run(cache: Path) -> str:
+    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": ":".join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHECK], env=environment, capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    return ran.stdout.strip()
+
+
+def test_a_compiled_kernel_is_kept_on_disk_and_loads_without_the_modules_of_tvm(tmp_path: Path) -> None:
+    assert run(tmp_path) == "True"
+    (file,) = (tmp_path / "distir-relax" / "kernels").iterdir()
+    assert run(tmp_path) == "False"
+    file.write_text("damaged")
+    assert run(tmp_path) == "True"
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "distir-relax" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert run(tmp_path) == "True"
+    assert not list(folder.iterdir())
+
+
+def test_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    @native
+    def unused(width: int) -> None:
+        raise AssertionError(width)
+
+    monkeypatch.setenv("DISTIR_NATIVE", "0")
+    assert unused(3) is None
+
+
+def test_a_kernel_that_does_not_compile_is_a_warning() -> None:
+    @native
+    def wrong(width: int) -> None:
+        raise ValueError(f"no {width}")
+
+    with pytest.warns(RuntimeWarning, match="the kernel wrong was not compiled, torch is used: no 3"):
+        assert wrong(3) is None
+
+
+def test_large_tensors_are_left_to_torch() -> None:
+    assert is_small(torch.empty(MOST_ELEMENTS))
+    assert not is_small(torch.empty(MOST_ELEMENTS + 1))
+    assert not is_small(torch.empty(0))
+    assert not is_small(torch.empty(1, device="meta"))
+
+
+@pytest.mark.parametrize("shape", [(127,), (1, 1, 16), (3, 5, 33), (2, 7), (4, 576)])
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(shape, generator=generator), torch.randn(shape[-1], generator=generator)
+    exact = torch.nn.functional.rms_norm(x.double(), (shape[-1],), weight.double(), 1e-3)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-3).double(), exact, rtol=1e-6, atol=1e-6)
+    strided = torch.stack([x, x], -1)[..., 0]
+    assert torch.equal(rms_norm(strided, weight, 1e-3), rms_norm(x, weight, 1e-3))
