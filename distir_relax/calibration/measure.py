@@ -18,7 +18,7 @@ from distir_relax.bundle import Manifest
 from distir_relax.calibration.microbenchmarks import OpSample, payloads
 from distir_relax.ir import Op, Value
 from distir_relax.kernels import updates
-from distir_relax.kernels.packing import pack_linear
+from distir_relax.kernels.packing import pack_joined, pack_linear
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup, torch_expression, torch_in_place
 from distir_relax.runtime.rank_session import RankSession
@@ -69,14 +69,15 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
             for i in uncached:
                 variants[-1][i] = variants[0][i].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, "pack_linear": pack_linear, "updates": updates}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "updates": updates}
+    scope |= {"pack_linear": pack_linear, "pack_joined": pack_joined}
     form = lookup(sample.op).code.packed
     if sample.fixed and form is not None:
         rows = sample.results[0].elements // sample.results[0].shape[-1]
         for variant in variants:
-            packed = eval(form.prepare.format(*names, rows=rows), {**scope, **dict(zip(names, variant, strict=True))})
-            variant[form.weights[0]] = packed
-        code = form.apply.format(*names, packed=names[form.weights[0]])
+            code = form.prepare.format(*names, weights=", ".join(names[1:]), rows=rows)
+            variant[1] = eval(code, {**scope, **dict(zip(names, variant, strict=True))})
+        code = form.apply.format(names[0], packed=names[1])
     else:
         values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
         op = Op(sample.op, values, (), sample.attrs)

@@ -22,7 +22,16 @@ from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.ir import Inline, Module, Pass
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import (
+    AccumulateInCalls,
+    FuseLocal,
+    JoinProducts,
+    Microbatches,
+    Pipeline,
+    Project,
+    ToDistIR,
+    ToPlaces,
+)
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate
@@ -33,10 +42,10 @@ from distir_relax.strategies.pipeline_stages import CutStages
 from distir_relax.strategies.strategy import OPTIONS, PassPoint, Strategy
 from distir_relax.strategies.weight_memory import WeightMemory
 
-RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
+FUSE_PASSES: tuple[Pass, ...] = (FuseLocal(), JoinProducts())
+RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), *FUSE_PASSES)
 DEFAULT_PROFILE = "cpu-local"
 """Default machine whose costs balance stages and schedules."""
-FUSE_PASSES: tuple[Pass, ...] = (FuseLocal(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,7 @@ def compile_passes(
     placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
     if searched:
         placement_passes = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
-    return (*passes, *placement_passes, ToDistIR(tail), *schedule_passes, Project(), FuseLocal())
+    return (*passes, *placement_passes, ToDistIR(tail), *schedule_passes, Project(), *FUSE_PASSES)
 
 
 def _by_search(

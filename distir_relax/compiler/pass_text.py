@@ -25,7 +25,16 @@ from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Inline, Pass, pass_name
 from distir_relax.layout import DeviceMesh, as_mesh
-from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import (
+    AccumulateInCalls,
+    FuseLocal,
+    JoinProducts,
+    Microbatches,
+    Pipeline,
+    Project,
+    ToDistIR,
+    ToPlaces,
+)
 from distir_relax.optimizers import SGD, Adam, AdamW, MasterWeights, Optimize, Optimizer
 from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate
 from distir_relax.strategies.apply import ApplyStrategy
@@ -58,7 +67,7 @@ for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, Outline, MasterWeights, ApplyShardings,
     ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, Differentiate, ShardGradients,
     Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions, PlaceBySearch, ToDistIR,
-    ToPlaces, Pipeline, Project, Inline, FuseLocal,
+    ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -11,6 +11,7 @@ torch multiplies float32 by MKL, whose product of a matrix and a vector is fast 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,27 @@ _LEAST_ROWS = 16
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
     """Return the map ``x -> x @ weight.T + bias`` for inputs of typically `rows` rows; `weight` is (out, in)."""
     return PackedLinear(weight, bias, rows)
+
+
+def pack_joined(
+    weights: Sequence[torch.Tensor], *, transposed: bool, biased: bool, rows: int
+) -> Callable[[torch.Tensor], Sequence[torch.Tensor]]:
+    """Return the maps of one input by several weights, computed as one: their results are views of one tensor.
+
+    `weights` are (out, in), or (in, out) if `transposed`; if `biased`, each is followed by its bias.
+    """
+    import torch
+
+    step = 2 if biased else 1
+    matrices = [w.t() if transposed else w for w in weights[::step]]
+    packed = PackedLinear(torch.cat(matrices), torch.cat(list(weights[1::2])) if biased else None, rows)
+    sizes = [w.shape[0] for w in matrices]
+
+    def apply(x: torch.Tensor) -> Sequence[torch.Tensor]:
+        parts: Sequence[torch.Tensor] = torch.split_with_sizes(packed(x), sizes, -1)
+        return parts
+
+    return apply
 
 
 class PackedLinear:

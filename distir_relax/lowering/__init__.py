@@ -12,14 +12,25 @@ if TYPE_CHECKING:
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
     from distir_relax.lowering.ranked.fuse import FuseLocal
+    from distir_relax.lowering.ranked.join_products import JoinProducts
     from distir_relax.lowering.to_distir import ToDistIR
 
-__all__ = ["AccumulateInCalls", "FuseLocal", "Microbatches", "Pipeline", "Project", "ToDistIR", "ToPlaces"]
+__all__ = [
+    "AccumulateInCalls",
+    "FuseLocal",
+    "JoinProducts",
+    "Microbatches",
+    "Pipeline",
+    "Project",
+    "ToDistIR",
+    "ToPlaces",
+]
 
 # Lazy: ranks import `lowering.emit`, and must not load the compiler.
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
+    "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "Microbatches": "distir_relax.lowering.microbatches",
     "Pipeline": "distir_relax.lowering.pipeline",
     "Project": "distir_relax.lowering.project",

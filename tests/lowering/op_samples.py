@@ -130,6 +130,10 @@ def _products() -> list[Sample]:
         ("linear_weight_grad", [f32(0, 5, 7), f32(0, 5, 3)], {}),
         ("linear_bias", [f32(2, 5, 7), f32(3, 7), f32(3)], {}),
         ("matmul_bias", [f32(5, 7), f32(7, 3), f32(3)], {}),
+        ("joined_linear", [f32(2, 5, 7), f32(3, 7), f32(33, 7)], {}),
+        ("joined_linear_bias", [f32(2, 5, 7), f32(3, 7), f32(3), f32(33, 7), f32(33)], {}),
+        ("joined_matmul", [f32(5, 7), f32(7, 3), f32(7, 1)], {}),
+        ("joined_matmul_bias", [f32(5, 7), f32(7, 3), f32(3), f32(7, 1), f32(1)], {}),
     ]
 
 

@@ -153,6 +153,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "linear": [of("f64[2,4,5]", "f64[6,5]")],
     "linear_weight_grad": [of("f64[2,4,5]", "f64[2,4,6]"), of("f64[5]", "f64[3]")],
     "linear_bias": [of("f64[2,4,5]", "f64[6,5]", "f64[6]")],
+    "joined_linear": [of("f64[2,4,5]", "f64[6,5]", "f64[3,5]")],
+    "joined_linear_bias": [of("f64[2,4,5]", "f64[6,5]", "f64[6]", "f64[3,5]", "f64[3]")],
+    "joined_matmul": [of("f64[2,4,5]", "f64[5,6]", "f64[5,3]")],
+    "joined_matmul_bias": [of("f64[2,4,5]", "f64[5,6]", "f64[6]", "f64[5,3]", "f64[3]")],
     "matmul_bias": [of("f64[4,5]", "f64[5,6]", "f64[6]")],
     "check_indices": [of("i64[4,3] < 5", low=-5, high=5, user="index"), of("i64[7] < 5", low=0, high=5, user="take")],
     "take": [

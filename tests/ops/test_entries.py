@@ -91,7 +91,11 @@ class Case:
             parts = [self.part(rule, index, start, size) for start, size in zip(starts, sizes, strict=True)]
             for position, whole in enumerate(self.whole):
                 pieces = [part[position] for part in parts]
-                if factor.kind == PARALLEL:
+                if factor.kind == PARALLEL and not any(index in dims for dims in rule.results[position]):
+                    # The factor of another result: each device computes all of this one.
+                    joined = pieces[0]
+                    assert all(torch.equal(piece, joined) for piece in pieces)
+                elif factor.kind == PARALLEL:
                     joined = self.join(pieces, rule, index, position)
                 else:
                     stacked = torch.stack(pieces)

@@ -55,6 +55,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "grouped_matmul": _grouped_matmul,
         "grouped_weight_grad": _grouped_weight_grad,
         "linear_weight_grad": _linear_weight_grad,
+        "joined_products": _joined_products,
         "random": SimpleNamespace(
             dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
             next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
@@ -190,6 +191,17 @@ def _linear_weight_grad(a: Any, b: Any) -> Any:
     rows = math.prod(list(a.ty.shape)[:-1])
     flat = [relax.op.reshape(x, (rows, list(x.ty.shape)[-1])) for x in (a, b)]
     return relax.op.matmul(relax.op.permute_dims(flat[0]), flat[1])
+
+
+def _joined_products(transposed: bool, step: int, x: Any, *weights: Any) -> Any:
+    """The products of one input with several weights; with a `step` of 2, a bias follows each."""
+    from tvm import relax
+
+    products = []
+    for weight, *bias in zip(*(weights[i::step] for i in range(step)), strict=True):
+        y = relax.op.matmul(x, relax.op.permute_dims(weight) if transposed else weight)
+        products.append(relax.op.add(y, bias[0]) if bias else y)
+    return tuple(products)
 
 
 def _conv_weight_grad(

@@ -61,6 +61,7 @@ _RESERVED |= {
     "routing",
     "sequence",
     "updates",
+    "pack_joined",
     "pack_linear",
     "moved",
     "emptied",
@@ -195,11 +196,12 @@ def _imports(texts: Sequence[str]) -> str:
         "sequence.": "from distir_relax.kernels import sequence\n",
         "rows(": "from distir_relax.kernels.requests import join, rows\n",
         "updates.": "from distir_relax.kernels import updates\n",
-        "pack_linear(": "from distir_relax.kernels.packing import pack_linear\n",
     }
     lines = [line for usage, line in imports.items() if any(usage in text for text in texts)]
     names = ", ".join(name for name in ("emptied", "moved") if any(f"{name}(" in text for text in texts))
     lines += [f"from distir_relax.kernels.ownership import {names}\n"] * bool(names)
+    names = ", ".join(name for name in ("pack_joined", "pack_linear") if any(f"{name}(" in text for text in texts))
+    lines += [f"from distir_relax.kernels.packing import {names}\n"] * bool(names)
     return "".join([*lines, "\n"] if lines else [])
 
 

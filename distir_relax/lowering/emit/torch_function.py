@@ -264,7 +264,7 @@ class TorchFunction:
         form = entry.code.packed if op.results[0].name in self.packed else None
         if form:
             packed = f"weights[{json.dumps(self.packed[op.results[0].name])}]"
-            code = form.apply.format(*operands, packed=packed)
+            code = form.apply.format(operands[0], packed=packed)
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
         return [self._line(op, code)]
@@ -282,13 +282,11 @@ class TorchFunction:
             if (
                 form is None
                 or op.results[0].name in fixed
-                or not all(op.operands[i].name in fixed for i in form.weights)
+                or not all(v.name in fixed and len(v.tensor.shape) <= 2 for v in op.operands[1:])
             ):
                 continue
-            if any(len(op.operands[i].tensor.shape) > 2 for i in form.weights):
-                continue
-            base = f"{op.operands[form.weights[0]].name}.packed"
-            key = (form, tuple(op.operands[i] for i in form.weights), _rows(op))
+            base = f"{op.operands[1].name}.packed"
+            key = (form, op.operands[1:], _rows(op))
             name, count = base, 1
             while packed_by_name.setdefault(name, key) != key:
                 count += 1
@@ -297,12 +295,13 @@ class TorchFunction:
 
     def _packed_operands(self, op: Op) -> tuple[int, ...]:
         form = lookup(op.name).code.packed
-        return form.weights if form and op.results[0].name in self.packed else ()
+        return tuple(range(1, len(op.operands))) if form and op.results[0].name in self.packed else ()
 
     def _pack(self, op: Op) -> str:
         form = lookup(op.name).code.packed
         assert form is not None
-        code = form.prepare.format(*(self.names.get(v.name, "") for v in op.operands), rows=_rows(op))
+        names = [self.names.get(v.name, "") for v in op.operands]
+        code = form.prepare.format(*names, weights=", ".join(names[1:]), rows=_rows(op))
         return f"weights[{json.dumps(self.packed[op.results[0].name])}] = {code}"
 
     def _use(self, value: Value) -> str:

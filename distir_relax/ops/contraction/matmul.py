@@ -71,7 +71,7 @@ define(
     Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
+    code=Code(packed=Packed("pack_linear({1}.t(), rows={rows})"), joined="joined_matmul", relax="R.matmul({0}, {1})"),
     gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _second_gradient),
 )
 
@@ -89,7 +89,8 @@ define(
     Split("... k, n k -> ... n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
-        packed=Packed((1,), "pack_linear({1}, rows={rows})", "{packed}({0})"),
+        packed=Packed("pack_linear({1}, rows={rows})"),
+        joined="joined_linear",
         relax="R.matmul({0}, R.permute_dims({1}))",
     ),
     gradient=gradient_of(
@@ -161,7 +162,8 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
         pattern="add(linear(0, 1), 2)",
-        packed=Packed((1, 2), "pack_linear({1}, {2}, rows={rows})", "{packed}({0})"),
+        packed=Packed("pack_linear({1}, {2}, rows={rows})"),
+        joined="joined_linear_bias",
     ),
 )
 define(
@@ -172,9 +174,62 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, {1}), {2})",
         pattern="add(matmul(0, 1), 2)",
-        packed=Packed((1, 2), "pack_linear({1}.t(), {2}, rows={rows})", "{packed}({0})"),
+        packed=Packed("pack_linear({1}.t(), {2}, rows={rows})"),
+        joined="joined_matmul_bias",
     ),
 )
+
+
+# Products of one input with several weights, created by local fusion: one product if the weights are packed together.
+
+
+def _joined_types(types: Types, step: int) -> list[Types]:
+    """Return the operand types of each product: the input, its weight, and its bias if `step` is 2."""
+    if len(types) <= step or (len(types) - 1) % step:
+        raise ValueError(f"expected an input, and {'a weight and a bias' if step == 2 else 'a weight'} of each product")
+    return [(types[0], *types[i : i + step]) for i in range(1, len(types), step)]
+
+
+def _define_joined(name: str, one: str, weight: str, infer: Any) -> None:
+    """Define the joined form of the product `name`, whose torch code is `one` of an input and ``w``, or ``*w``."""
+    step = 2 if name.endswith("bias") else 1
+
+    def infer_joined(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        products = _joined_types(types, step)
+        if any(len(product[1].shape) != 2 for product in products):
+            raise ValueError("expected weights of two dims")
+        return tuple(infer(product, attrs)[0] for product in products)
+
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        inner = "[k]" if step == 2 else "k"
+        bias = ", n{0}" if step == 2 else ""
+        weights = "".join(f", {weight.format(inner, f'n{i}')}{bias.format(i)}" for i in range(len(results)))
+        outputs = ", ".join(f"... n{i}" for i in range(len(results)))
+        return parse_rule(f"... {inner}{weights} -> {outputs}", [t.shape for t in types], [t.shape for t in results])
+
+    def product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+        columns = sum(t.shape[-1] for t in results)
+        rows = math.prod(types[0].shape[:-1])
+        return 1, rows, columns, types[0].shape[-1]
+
+    each = "[{*}][1:]" if step == 1 else "zip([{*}][1::2], [{*}][2::2])"
+    transposed, biased = name.startswith("matmul"), step == 2
+    define(
+        f"joined_{name}",
+        Semantics(infer=infer_joined, torch=f"tuple({one} for w in {each})"),
+        Split(rule),
+        cost=Cost(flops=lambda types, attrs, results: 2.0 * math.prod(product(types, attrs, results)), product=product),
+        code=Code(
+            relax=f"joined_products({name.startswith('linear')}, {step}, {{*}})",
+            packed=Packed(f"pack_joined([{{weights}}], {transposed=}, {biased=}, rows={{rows}})"),
+        ),
+    )
+
+
+_define_joined("linear", "F.linear({0}, w)", "{1} {0}", _infer_linear)
+_define_joined("linear_bias", "F.linear({0}, *w)", "{1} {0}", _infer_biased(_infer_linear))
+_define_joined("matmul", "torch.matmul({0}, w)", "{0} {1}", _infer_matmul)
+_define_joined("matmul_bias", "torch.matmul({0}, w[0]) + w[1]", "{0} {1}", _infer_biased(_infer_matmul))
 
 
 # ATen spellings

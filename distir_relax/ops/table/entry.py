@@ -276,14 +276,13 @@ FREE = Cost(flops=no_flops)
 
 @dataclass(frozen=True)
 class Packed:
-    """A form of an op with prepacked constant weights. Expressions see ``{rows}``, the rows of the op's result."""
+    """A form of an op with prepacked constant weights: all operands but the first."""
 
-    weights: tuple[int, ...]
-    """The operands that must be constant weights."""
     prepare: str
-    """The packing expression over them, run once, with `pack_linear` of `distir_relax.kernels.packing` in scope."""
-    apply: str
-    """The expression over ``{0}``, … and ``{packed}``."""
+    """The packing expression over them: ``{1}``, … or ``{weights}`` for all, and ``{rows}``, the rows of the op's first
+    result. It is run once, with `distir_relax.kernels.packing` in scope."""
+    apply: str = "{packed}({0})"
+    """The expression over ``{0}`` and ``{packed}``."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +298,9 @@ class Code:
     """How the torch backend may prepack a weight when the program is loaded."""
     pattern: str = ""
     """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands."""
+    joined: str = ""
+    """The op that computes several instances with the same operand 0 at once: its operands are those of all of them,
+    operand 0 once, and its results theirs."""
     in_place: Expression = ""
     """The torch expression that writes the result into operand 0, which is dead afterwards, and returns it."""
     strides: Strides | None = None
