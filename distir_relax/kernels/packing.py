@@ -7,6 +7,8 @@ One core, microseconds for a product with a weight of (1536, 576), as `F.linear`
     Xeon with AMX            121, 150          350, 189
 
 torch multiplies float32 by MKL, whose product of a matrix and a vector is fast on the processors of its vendor alone.
+Where oneDNN's form has panels of columns, products of one or two rows are those of `native.few_rows`: on that EPYC 124
+and 71 for one row.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distir_relax.kernels.native.few_rows import few_rows, panel_rows
+
 if TYPE_CHECKING:
     import torch
 
 _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
+_FEW_ROWS = 2
+"""Rows up to which a native kernel, which reads the weight once and computes on one thread, is the fastest."""
+_FEW_THREADS = 2
+"""Threads above which oneDNN, which uses them, is faster even so."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
@@ -57,31 +65,61 @@ class PackedLinear:
 
         self.bias = bias
         self.shape = tuple(weight.shape)
-        self.packed = _is_faster_packed(weight, rows)
+        self.weight = weight
+        self.few_rows: Callable[..., None] | None = None
+        self.packed = _can_pack(weight)
         if self.packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), max(rows, _LEAST_ROWS))
-        else:
-            self.weight = weight
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), max(rows, _LEAST_ROWS))
+            self.few_rows = _few_rows(packed, weight, bias)
+            self.packed = self.few_rows is not None or _is_faster_packed(weight, rows)
+            self.weight = packed if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         import torch
 
         if self.packed:
-            if not x.numel():
+            rows = x.numel() // max(self.shape[1], 1)
+            if not rows:
                 return x.new_zeros((*x.shape[:-1], self.shape[0]))
+            if self.few_rows is not None and rows <= _FEW_ROWS and torch.get_num_threads() <= _FEW_THREADS:
+                x = x.contiguous()
+                few = x.new_empty((*x.shape[:-1], self.shape[0]))
+                self.few_rows(x.data_ptr(), few.data_ptr(), rows)
+                return few
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
-def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
+def _can_pack(weight: torch.Tensor) -> bool:
     import torch
 
     if weight.device.type != "cpu" or 0 in weight.shape or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32 and (rows > 1 or _vendor() == "AuthenticAMD")
+    is_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(is_bfloat16) or weight.dtype == torch.float32
+
+
+def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
+    import torch
+
+    return weight.dtype == torch.bfloat16 or rows > 1 or _vendor() == "AuthenticAMD"
+
+
+def _few_rows(
+    packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Callable[[int, int, int], None] | None:
+    """Return the native kernel for a weight and its bias: from the addresses of x and of the result, and the rows."""
+    import torch
+
+    panel = panel_rows(packed, weight)
+    dtype = str(weight.dtype).removeprefix("torch.")
+    kernel = None if panel is None else few_rows(dtype, bias is not None)
+    if kernel is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
+        return None
+    columns, inner = weight.shape
+    of_weight, of_bias = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
+    return lambda x, result, rows: kernel(x, of_weight, of_bias, result, rows, columns, inner, panel)
 
 
 @cache

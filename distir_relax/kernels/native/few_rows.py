@@ -1,0 +1,139 @@
+"""Products of a few rows with a weight that oneDNN has packed, as fast as the weight can be read.
+
+oneDNN's own kernels read a weight at half of that for one row (float32, a weight of (3072, 576), EPYC with AVX-512, one
+core: 15 GB/s of 30). Its layout for processors with AVX-512 is panels of 64 columns: ``w[n / 64, k, 64]``, and for
+bfloat16 ``w[n / 64, k / 2, 64, 2]``. A kernel keeps the sums of a panel in registers and reads the panel in one stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.kernels.native.load import native
+
+if TYPE_CHECKING:
+    import torch
+
+PANEL = 64
+"""Columns of a panel."""
+_LANES, _BLOCKS = 16, (4, 2, 1)
+
+
+def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
+    """Return the rows of each panel of `packed`, oneDNN's form of `weight` (out, in); None if it has no such panels."""
+    import torch
+
+    columns, inner = weight.shape
+    pair = 2 if weight.dtype == torch.bfloat16 else 1
+    size, panels = torch.ops.mkldnn._nbytes(packed), -(-columns // PANEL)
+    rows, rest = divmod(size, panels * PANEL * weight.element_size())
+    if rest or rows < inner or rows % pair or inner % pair:
+        return None
+    found = (
+        _bytes_at(torch.ops.mkldnn.data_ptr(packed), size).view(weight.dtype).view(panels, rows // pair, PANEL, pair)
+    )
+    for panel in {0, panels - 1}:
+        given = weight[panel * PANEL : (panel + 1) * PANEL]
+        expected = found.new_zeros(PANEL, rows)
+        expected[: len(given), :inner] = given
+        if not torch.equal(found[panel].permute(1, 0, 2).reshape(PANEL, rows), expected):
+            return None
+    return int(rows)
+
+
+@native
+def few_rows(dtype: str, biased: bool) -> Any:
+    """Return the kernel ``x (rows, inner), w (n / 64, panel, 64), bias (n) -> y (rows, n)``.
+
+    It takes the addresses of x, w, bias and y, then rows, n, inner and panel. `dtype` is ``float32`` or ``bfloat16``;
+    sums are float32.
+    """
+    from tvm.script import from_source
+
+    is_narrow = dtype == "bfloat16"
+    item, pairs = ("uint16", "uint32") if is_narrow else ("float32", "float32")
+    shapes = {
+        "x": ("rows, inner", item),
+        "w": (f"(n + {PANEL - 1}) // {PANEL}, panel // {2 if is_narrow else 1}, {PANEL}", pairs),
+        "bias": ("n", item),
+        "y": ("rows, n", item),
+    }
+    lines = ["@T.prim_func", "def kernel(here: T.handle, x_: T.int64, w_: T.int64, bias_: T.int64, y_: T.int64,"]
+    lines += ["           rows: T.int64, n: T.int64, inner: T.int64, panel: T.int64):"]
+    lines += ['    T.match_buffer(here, (1,), "float32")']
+    for name, (shape, kind) in shapes.items():
+        lines.append(f'    {name}_data: T.let[T.handle("{kind}")] = T.reinterpret(T.handle("{kind}").ty, {name}_)')
+        lines.append(f'    {name} = T.decl_buffer(({shape},), "{kind}", data={name}_data)')
+    lines += [f'    acc{count} = T.alloc_buffer(({count * PANEL},), "float32", scope="local")' for count in _BLOCKS]
+    lines.append(f'    edge = T.alloc_buffer(({PANEL},), "float32", scope="local")')
+    lines.append(f"    for p in range((n + {PANEL - 1}) // {PANEL}):")
+    for count in _BLOCKS:
+        first = _BLOCKS[0]
+        head = f"for g in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
+        row = f"g * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
+        body = _block(count, row, is_narrow, biased)
+        lines += [f"        {head}", *(f"            {line}" for line in body)]
+    from tvm.script import tirx
+
+    return from_source("\n".join(lines), extra_vars={"T": tirx})
+
+
+def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
+    """Return the lines for `count` rows from `row` on, of panel ``p``."""
+    acc, starts = f"acc{count}", range(0, PANEL, _LANES)
+    vector = f"for v in T.vectorized({_LANES}):"
+    sums = [(r, start, f"{acc}[{r * PANEL + start} + v]") for start in starts for r in range(count)]
+    lines = [line for _, _, total in sums for line in (vector, f"    {total} = T.float32(0)")]
+    lines.append(f"for b in range(inner // {2 if is_narrow else 1}):")
+    for r, start, total in sums:
+        weight = f"w[p, b, {start} + v]"
+        terms = [(weight, f"x[{row} + {r}, b]")]
+        if is_narrow:
+            # Two weights in 32 bits, the first in the lower half.
+            halves = f"T.shift_left({weight}, T.uint32(16))", f"T.bitwise_and({weight}, T.uint32(0xFFFF0000))"
+            terms = [
+                (f"T.reinterpret('float32', {half})", _widened(f"x[{row} + {r}, 2 * b + {k}]"))
+                for k, half in enumerate(halves)
+            ]
+        lines.append(f"    {vector}")
+        lines += [f"        {total} = {total} + {value} * {factor}" for value, factor in terms]
+    for r in range(count):
+        lines.append(f"if (p + 1) * {PANEL} <= n:")
+        for start in starts:
+            column = f"p * {PANEL} + {start} + v"
+            result = _result(f"{acc}[{r * PANEL + start} + v]", column, is_narrow, biased)
+            lines += [f"    {vector}", f"        y[{row} + {r}, {column}] = {result}"]
+        lines.append("else:")
+        # Through a separate buffer: an index that varies would put the sums into memory.
+        for start in starts:
+            lines += [f"    {vector}", f"        edge[{start} + v] = {acc}[{r * PANEL + start} + v]"]
+        column = f"p * {PANEL} + c"
+        lines.append(f"    for c in range(n - p * {PANEL}):")
+        lines.append(f"        y[{row} + {r}, {column}] = {_result('edge[c]', column, is_narrow, biased)}")
+    return lines
+
+
+def _widened(value: str) -> str:
+    """Return the float32 of a bfloat16, given by its bits."""
+    return f"T.reinterpret('float32', T.shift_left(T.Cast('uint32', {value}), T.uint32(16)))"
+
+
+def _result(value: str, column: str, is_narrow: bool, biased: bool) -> str:
+    """Return a sum with its bias, as it is stored."""
+    if biased:
+        value = f"({value} + {_widened(f'bias[{column}]') if is_narrow else f'bias[{column}]'})"
+    if not is_narrow:
+        return value
+    bits = f"T.reinterpret('uint32', {value})"
+    # To the nearest, of two to the even one.
+    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
+    nearest = f"T.Cast('uint16', T.shift_right({bits} + T.uint32(0x7FFF) + {odd}, T.uint32(16)))"
+    return f"T.Select({value} != {value}, T.uint16(0x7FC0), {nearest})"
+
+
+def _bytes_at(address: int, size: int) -> torch.Tensor:
+    import ctypes
+
+    import torch
+
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)

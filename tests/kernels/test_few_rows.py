@@ -1,0 +1,81 @@
+"""The native product of a few rows, on forms of oneDNN for processors with AVX-512, and beside oneDNN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distir_relax.kernels import packing
+from distir_relax.kernels.native.few_rows import PANEL, few_rows, panel_rows
+from distir_relax.kernels.packing import pack_linear
+
+
+def panels(weight: torch.Tensor) -> torch.Tensor:
+    """The form that oneDNN has on processors with AVX-512: it may be another on this one."""
+    pair = 2 if weight.dtype == torch.bfloat16 else 1
+    rows, columns = -(-weight.shape[1] // 16) * 16, -(-weight.shape[0] // PANEL) * PANEL
+    padded = weight.new_zeros(columns, rows)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded.view(columns // PANEL, PANEL, rows // pair, pair).permute(0, 2, 1, 3).contiguous()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
+def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
+    kernel = few_rows(str(dtype).removeprefix("torch."), biased)
+    assert kernel is not None
+    generator = torch.Generator().manual_seed(0)
+    for columns, inner in ((1, 2), (64, 16), (127, 66), (200, 1536)):
+        weight = torch.randn(columns, inner, generator=generator).to(dtype)
+        bias = torch.randn(columns, generator=generator).to(dtype)
+        packed = panels(weight)
+        for rows in (1, 2, 3, 7, 9):
+            x = torch.randn(rows, inner, generator=generator).to(dtype)
+            result = torch.full((rows, columns), torch.nan, dtype=dtype)
+            addresses = x.data_ptr(), packed.data_ptr(), bias.data_ptr(), result.data_ptr()
+            kernel(*addresses, rows, columns, inner, packed.shape[1] * packed.shape[3])
+            exact = F.linear(x.double(), weight.double(), bias.double() if biased else None)
+            torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance * 10)
+
+
+def test_sums_are_rounded_to_the_nearest_bfloat16() -> None:
+    kernel = few_rows("bfloat16", False)
+    assert kernel is not None
+    # Each column is one number times one and another times a small one: their sum needs more bits than bfloat16 has.
+    bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.int16)
+    large = bits.view(torch.bfloat16)
+    weight = torch.stack([large, large], 1).contiguous()
+    packed = panels(weight)
+    x = torch.tensor([[1.0, 2.0**-8]], dtype=torch.bfloat16)
+    result = torch.empty(1, len(weight), dtype=torch.bfloat16)
+    kernel(x.data_ptr(), packed.data_ptr(), 0, result.data_ptr(), 1, len(weight), 2, packed.shape[1] * 2)
+    expected = (large.float() + large.float() * 2.0**-8).to(torch.bfloat16)
+    # LLVM and torch may treat numbers below the least normal one as zero.
+    normal = expected.isnan() | (expected.abs() >= torch.finfo(torch.bfloat16).tiny) | (expected == 0)
+    torch.testing.assert_close(result[0][normal], expected[normal], rtol=0, atol=0, equal_nan=True)
+
+
+def test_panels_are_recognized_by_their_elements() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(127, 66, generator=generator)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+    found = panel_rows(packed, weight)
+    # Of another weight, they are not.
+    assert panel_rows(packed, weight.flip(0)) is None
+    assert panel_rows(packed, weight[:, :65]) is None
+    layer = pack_linear(weight, rows=1)
+    assert (layer.few_rows is None) == (found is None)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_layer_uses_the_kernel_for_few_rows_and_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    layer = pack_linear(torch.ones(3, 5), rows=1)
+    monkeypatch.setattr(layer, "few_rows", lambda *given: calls.append(given[-1]))
+    monkeypatch.setattr(layer, "packed", True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda x, *_: x, raising=False)
+    for rows in (0, 1, 2, 3):
+        layer(torch.ones(rows, 5))
+    assert calls == ([1, 2] if threads <= packing._FEW_THREADS else [])
