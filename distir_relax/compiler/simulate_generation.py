@@ -20,7 +20,7 @@ from distir_relax.compiler.generation import Generation, compile_generation
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.virtual_engine import StepTime, VirtualRun, Workload, run_virtually
 from distir_relax.cost.profile import Profile, as_profile
-from distir_relax.errors import DistIRError
+from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.pretrained import is_pretrained
 from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import Module
@@ -152,14 +152,20 @@ def simulate_generation(
     return _result(run, timer, manifest, Workload(requests, prompt, generate))
 
 
+def call_generation(target: str, strategy: Strategy | None) -> Generation | Plan:
+    """Call a function ``FILE.py:FUNCTION`` that compiles a model. Raises ImportModelError unless that is its result."""
+    found = call_function(find_function(target), target, {"strategy": strategy}, ("strategy",))
+    if not isinstance(found, (Generation, Plan)):
+        raise ImportModelError(
+            f"expected a function of a strategy that returns a Generation, found {type(found).__name__}", target
+        )
+    return found
+
+
 def _load(model: Any, strategy: Strategy | str | None) -> tuple[Manifest, Module]:
     """Return the manifest of a model, and its program of the distributed stage."""
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        target = str(model)
-        arguments = {"strategy": None if strategy is None else as_strategy(strategy)}
-        model = call_function(find_function(target), target, arguments, ("strategy",))
-        if not isinstance(model, (Generation, Plan)):
-            raise DistIRError(f"expected a function that returns a Generation, found {type(model).__name__}", target)
+        model = call_generation(str(model), None if strategy is None else as_strategy(strategy))
     elif isinstance(model, (str, Path)) and (is_gguf(model) or is_pretrained(model)):
         model = compile_generation(model, strategy=strategy or "1/1/1/1")
     elif strategy is not None:

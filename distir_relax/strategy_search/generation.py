@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.generation import Generation, read_generation
 from distir_relax.compiler.options import CompileOptions, complete
-from distir_relax.compiler.simulate_generation import GenerationSimulation, simulate_generation
+from distir_relax.compiler.simulate_generation import GenerationSimulation, call_generation, simulate_generation
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.serving import EngineOptions
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.support.user_function import call_function, find_function
 
 OBJECTIVES: dict[str, Callable[[GenerationSimulation], float]] = {
     "throughput": lambda found: found.seconds,
@@ -145,18 +145,9 @@ def _candidates(devices: int, any_replicas: bool) -> Iterator[tuple[int, Strateg
                     yield devices // ranks, Strategy(1, tensor, ranks // tensor)
 
 
-def _compiler(model: Any, profile: Profile) -> Callable[[Strategy], Generation]:
+def _compiler(model: Any, profile: Profile) -> Callable[[Strategy], Generation | Plan]:
     """Return a function that compiles a model under a strategy; the model is read once."""
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        return lambda strategy: _call(str(model), strategy)
+        return lambda strategy: call_generation(str(model), strategy)
     source = read_generation(model)
     return lambda strategy: source.compile(complete(CompileOptions(strategy=strategy, profile=profile), source.name))
-
-
-def _call(target: str, strategy: Strategy) -> Generation:
-    found = call_function(find_function(target), target, {"strategy": strategy}, ("strategy",))
-    if not isinstance(found, Generation):
-        raise ImportModelError(
-            f"expected a function of a strategy that returns a Generation, found {type(found).__name__}", target
-        )
-    return found

@@ -218,7 +218,7 @@ def test_a_function_returns_a_generation(tmp_path: Path) -> None:
     ran = simulate(target, "--prompt", 9, "--generate", 3, "--strategy", "1/2/1/1", "--json")
     assert len(json.loads(ran.output)["cache_bytes"]) == 2
     ran = simulate(f"{tmp_path / 'made.py'}:number", "--prompt", 9, "--generate", 3)
-    assert "expected a function that returns a Generation, found int" in message(ran)
+    assert "expected a function of a strategy that returns a Generation, found int" in message(ran)
 
 
 def test_a_folder_of_a_model_is_compiled_by_a_strategy(tmp_path: Path) -> None:
