@@ -132,6 +132,24 @@ def _tvm_ffi() -> Finding:
     return Finding("TVM's ffi", installed == FFI_PIN, installed or "missing", fix, essential=False)
 
 
+def _kernels() -> Finding:
+    """Which code computes products, and small ops."""
+    import torch
+
+    from distir_relax.kernels.native import MOST_ELEMENTS, few_rows
+    from distir_relax.kernels.packing import pack_linear
+
+    kinds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = pack_linear(torch.ones(128, 64, dtype=dtype), rows=16)
+        few = ", of one or two rows TVM's" if layer.few_rows else ""
+        kinds.append(f"{str(dtype).removeprefix('torch.')} products by {'oneDNN' if layer.packed else 'torch'}{few}")
+    works = few_rows("float32", False) is not None
+    small = f"ops of up to {MOST_ELEMENTS:,} elements by {'TVM' if works else 'torch'}"
+    fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the warning of `distir generate`"
+    return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)
+
+
 def _compiler() -> Finding:
     compiler = next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None)
     detail = compiler or "none: TVM programs are compiled when they are loaded, every time"
@@ -151,5 +169,5 @@ def _last_line(text: str, code: int) -> str:
 
 
 _CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _compiler,
+    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _kernels, _compiler,
 )  # fmt: skip
