@@ -13,11 +13,14 @@ and 71 for one row.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
+from distir_relax.kernels.native import measured_once
 from distir_relax.kernels.native.few_rows import few_rows, panel_rows
 
 if TYPE_CHECKING:
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
 _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
 _FEW_ROWS = 2
-"""Rows up to which a native kernel, which reads the weight once and computes on one thread, is the fastest."""
-_FEW_THREADS = 2
-"""Threads above which oneDNN, which uses them, is faster even so."""
+"""Rows up to which a native kernel, which reads the weight once and computes on one thread, may be the fastest."""
+_MEASURED = (1536, 1024)
+"""A weight on which it is compared with oneDNN, which uses all threads of the rank."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
@@ -81,14 +84,20 @@ class PackedLinear:
             rows = x.numel() // max(self.shape[1], 1)
             if not rows:
                 return x.new_zeros((*x.shape[:-1], self.shape[0]))
-            if self.few_rows is not None and rows <= _FEW_ROWS and torch.get_num_threads() <= _FEW_THREADS:
+            if self.few_rows is not None and rows <= _FEW_ROWS and _are_few_faster(x.dtype, torch.get_num_threads()):
                 x = x.contiguous()
                 few = x.new_empty((*x.shape[:-1], self.shape[0]))
                 self.few_rows(x.data_ptr(), few.data_ptr(), rows)
                 return few
-            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return result
+            return self.of_all_rows(x)
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    def of_all_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product by oneDNN; the weight is packed."""
+        import torch
+
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return result
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
@@ -120,6 +129,37 @@ def _few_rows(
     columns, inner = weight.shape
     of_weight, of_bias = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
     return lambda x, result, rows: kernel(x, of_weight, of_bias, result, rows, columns, inner, panel)
+
+
+@cache
+def _are_few_faster(dtype: torch.dtype, threads: int) -> bool:
+    """Whether the native kernel beats oneDNN with several threads: where one core gets most of the memory's speed."""
+    name = str(dtype).removeprefix("torch.")
+    return threads == 1 or measured_once(f"few-rows-{name}-{threads}-threads", lambda: _measure_few(dtype))
+
+
+def _measure_few(dtype: torch.dtype) -> bool:
+    """Compare the medians of both, on weights that no cache holds."""
+    import torch
+
+    layers = [PackedLinear(torch.ones(_MEASURED, dtype=dtype), None, 1) for _ in range(32)]
+    x = torch.ones(1, _MEASURED[1], dtype=dtype)
+    result = x.new_empty(1, _MEASURED[0])
+
+    def seconds(run: Callable[[PackedLinear], object]) -> float:
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            for layer in layers:
+                run(layer)
+            times.append(time.perf_counter() - start)
+        return median(times)
+
+    def few(layer: PackedLinear) -> None:
+        assert layer.few_rows is not None
+        layer.few_rows(x.data_ptr(), result.data_ptr(), 1)
+
+    return seconds(few) < seconds(lambda layer: layer.of_all_rows(x))
 
 
 @cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from distir_relax.kernels import packing
+from distir_relax.kernels.native import measured_once
 from distir_relax.kernels.native.few_rows import PANEL, few_rows, panel_rows
 from distir_relax.kernels.packing import pack_linear
 
@@ -68,14 +71,26 @@ def test_panels_are_recognized_by_their_elements() -> None:
     assert (layer.few_rows is None) == (found is None)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_layer_uses_the_kernel_for_few_rows_and_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_layer_uses_the_kernel_for_few_rows(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     layer = pack_linear(torch.ones(3, 5), rows=1)
     monkeypatch.setattr(layer, "few_rows", lambda *given: calls.append(given[-1]))
     monkeypatch.setattr(layer, "packed", True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(packing, "_are_few_faster", lambda *_: faster)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda x, *_: x, raising=False)
     for rows in (0, 1, 2, 3):
         layer(torch.ones(rows, 5))
-    assert calls == ([1, 2] if threads <= packing._FEW_THREADS else [])
+    assert calls == ([1, 2] if faster else [])
+
+
+def test_the_kernel_is_compared_with_onednn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if pack_linear(torch.ones(3, 5), rows=1).few_rows is not None:
+        assert packing._measure_few(torch.float32) in (True, False)
+    measured = [True, False]
+    assert measured_once("a choice", measured.pop) is False
+    assert measured_once("a choice", measured.pop) is False
+    assert measured_once("another", measured.pop) is True
+    (tmp_path / "distir-relax" / "kernels").chmod(0o777)
+    assert measured_once("a choice", lambda: True) is True

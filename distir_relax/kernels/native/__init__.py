@@ -1,7 +1,7 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
 from distir_relax.kernels.native.few_rows import few_rows
-from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, native
+from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
 from distir_relax.kernels.native.rms_norm import rms_norm
 
-__all__ = ["MOST_ELEMENTS", "few_rows", "is_small", "native", "rms_norm"]
+__all__ = ["MOST_ELEMENTS", "few_rows", "is_small", "measured_once", "native", "rms_norm"]

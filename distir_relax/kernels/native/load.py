@@ -20,6 +20,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -55,6 +56,22 @@ def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
     return load
 
 
+def measured_once(name: str, measure: Callable[[], bool]) -> bool:
+    """Return what was measured on this processor, now or earlier: it is kept with the compiled kernels.
+
+    So a choice by time, which may change the last bits of results, is the same in every run.
+    """
+    folder = _folder()
+    file = None if folder is None else folder / f"{name}-{_hash(_processor())}.txt"
+    with suppress(OSError):
+        if file is not None and (text := file.read_text()) in ("True", "False"):
+            return text == "True"
+    found = measure()
+    if file is not None:
+        _write(lambda path: path.write_text(str(found)), file)
+    return found
+
+
 def is_small(x: torch.Tensor) -> bool:
     """Return whether a native kernel is the fastest for `x`: a small tensor on the processor."""
     return x.device.type == "cpu" and 0 < x.numel() <= MOST_ELEMENTS
@@ -75,7 +92,7 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
         if kernel is None:
             module = _compile(write, name, arguments)
             if file is not None:
-                _write(module, file)
+                _write(lambda path: module.write_to_file(str(path)), file)
             kernel = module[name]
         return partial(kernel, torch.empty(1))
     except Exception as error:  # of TVM and LLVM: the caller goes on with torch
@@ -99,7 +116,11 @@ def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> P
         return None
     source = Path(write.__code__.co_filename).read_bytes()
     key = (source, repr(arguments), version("apache-tvm"), version("apache-tvm-ffi"), _processor())
-    return folder / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.ll"
+    return folder / f"{name}-{_hash(key)}.ll"
+
+
+def _hash(key: object) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
 
 
 def _folder() -> Path | None:
@@ -129,15 +150,12 @@ def _read(file: Path, name: str) -> Kernel | None:
     return found
 
 
-def _write(module: Any, file: Path) -> None:
-    """Write a compiled module; other processes see the whole file or none."""
-    try:
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            written = Path(folder) / file.name
-            module.write_to_file(str(written))
-            written.replace(file)
-    except OSError:
-        return
+def _write(write: Callable[[Path], object], file: Path) -> None:
+    """Write a file; other processes see the whole of it or nothing."""
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        written = Path(folder) / file.name
+        write(written)
+        written.replace(file)
 
 
 @cache
