@@ -1,5 +1,7 @@
 """Kernels that TVM compiles, beside torch's ops."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 from distir_relax.kernels.native import rms_norm
 x, weight = torch.arange(14.0).view(2, 7) - 3, torch.arange(7.0)
 result = torch.empty_like(x)
-rms_norm(7)(x.data_ptr(), weight.data_ptr(), result.data_ptr(), 2, 1e-5)
+rms_norm(7, "float32", "float32", False)(x.data_ptr(), weight.data_ptr(), result.data_ptr(), 2, 1e-5)
 torch.testing.assert_close(result, torch.nn.functional.rms_norm(x, (7,), weight, 1e-5))
 print("tvm" in sys.modules)
 """
@@ -81,3 +83,49 @@ def test_rms_norm(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-3).double(), exact, rtol=1e-6, atol=1e-6)
     strided = torch.stack([x, x], -1)[..., 0]
     assert torch.equal(rms_norm(strided, weight, 1e-3), rms_norm(x, weight, 1e-3))
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_rms_norm_of_bfloat16(rounded: bool, weight_dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((3, 5, 127), generator=generator).bfloat16()
+    weight = torch.randn(127, generator=generator).to(weight_dtype)
+    normal = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    exact = (normal.bfloat16().double() if rounded else normal) * weight.double()
+    result = rms_norm(x, weight, 1e-3, rounded)
+    assert result.dtype == torch.bfloat16
+    # Half of a unit in the last place; float32 may round a number that is close to the middle the other way.
+    torch.testing.assert_close(result.double(), exact, rtol=2.0**-8 * 1.001 if not rounded else 2.0**-6, atol=0)
+    assert (result.double() != exact.bfloat16().double()).double().mean() < 1e-3
+
+
+def test_bfloat16_is_rounded_to_the_nearest_and_keeps_nan() -> None:
+    """Rows of one element, 1 after normalization: the result is the weight, rounded."""
+    upper = torch.arange(0x3F80, 0x3F90, dtype=torch.int32)[:, None] << 16
+    bits = (upper + torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)).flatten()
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 3.4e38, 1e-40])
+    signalling = torch.tensor([0x7F800001, 0x7FFFFFFF], dtype=torch.int32)
+    weight = torch.cat([bits.view(torch.float32), special, signalling.view(torch.float32)])
+    for number in weight:
+        result = rms_norm(torch.ones(1, dtype=torch.bfloat16), number[None], 0.0)
+        torch.testing.assert_close(result, number[None].bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_norms_agree_without_native_kernels() -> None:
+    check = (
+        "import torch; from distir_relax.kernels.norms import rms_norm; torch.manual_seed(0)\n"
+        "f, h = torch.float32, torch.bfloat16\n"
+        "for a, b in ((f, f), (h, h), (h, f)):\n"
+        "    for rounded in (False, True):\n"
+        "        x, w = torch.randn(3, 127).to(a), torch.randn(127).to(b)\n"
+        "        print(rms_norm(x, w, 1e-3, rounded).double().tolist())\n"
+    )
+    found = []
+    for native_kernels in ("0", "1"):
+        environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "DISTIR_NATIVE": native_kernels}
+        ran = subprocess.run(
+            [sys.executable, "-c", check], env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+        found.append(torch.tensor([json.loads(line) for line in ran.stdout.splitlines()]))
+    torch.testing.assert_close(found[0], found[1], rtol=2e-6, atol=1e-6)

@@ -74,6 +74,7 @@ def test_norms_of_every_float(axes: tuple[int, ...], dtype: str, tolerance: floa
     attrs = {"axes": axes, "epsilon": 1e-5}
     run("nn.layer_norm", normal((3, 5, 7), inner, inner, dtype=dtype), attrs, tolerance or 4e-3)
     run("nn.rms_norm", normal((3, 5, 7), inner, dtype=dtype), attrs, tolerance or 4e-3)
+    run("rms_norm_rounded", normal((3, 5, 7), inner, dtype=dtype), attrs, tolerance or 8e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -232,6 +232,10 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6),
         of("f64[127]", "f64[127]", axes=(0,), epsilon=1e-6),
     ],
+    "rms_norm_rounded": [
+        of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6),
+        of("f64[127]", "f64[127]", axes=(0,), epsilon=1e-6),
+    ],
     "nn.scaled_dot_product_attention": [
         of("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", scale=0.5, causal=False, masked=False, boolean=False),
         of("f64[2,4,5,6]", "f64[2,4,5,6]", "f64[2,4,5,6]", scale=0.5, causal=True, masked=False, boolean=False),

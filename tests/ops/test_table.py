@@ -47,7 +47,7 @@ def define_gated_relu() -> None:
         "lab.gated_relu",
         Semantics(infer=same_type, torch="torch.clamp({0}, min=0) * {1}", linear=(operands(1),)),
         Split("..., ... -> ..."),
-        code=Code(pattern="multiply(nn.relu(0), 1)"),
+        code=Code(patterns=("multiply(nn.relu(0), 1)",)),
         traits={Trait.POINTWISE},
     )
 

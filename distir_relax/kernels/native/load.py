@@ -74,7 +74,7 @@ def measured_once(name: str, measure: Callable[[], bool]) -> bool:
 
 def is_small(x: torch.Tensor) -> bool:
     """Return whether a native kernel is the fastest for `x`: a small tensor on the processor."""
-    return x.device.type == "cpu" and 0 < x.numel() <= MOST_ELEMENTS
+    return x.is_cpu and 0 < x.numel() <= MOST_ELEMENTS
 
 
 _lock = threading.Lock()
@@ -115,12 +115,18 @@ def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> P
     if folder is None:
         return None
     source = Path(write.__code__.co_filename).read_bytes()
-    key = (source, repr(arguments), version("apache-tvm"), version("apache-tvm-ffi"), _processor())
+    key = (source, _helpers(), repr(arguments), version("apache-tvm"), version("apache-tvm-ffi"), _processor())
     return folder / f"{name}-{_hash(key)}.ll"
 
 
 def _hash(key: object) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+
+
+@cache
+def _helpers() -> tuple[bytes, ...]:
+    """Return the sources of this package, whose functions kernels share."""
+    return tuple(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 def _folder() -> Path | None:

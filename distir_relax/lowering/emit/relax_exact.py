@@ -180,6 +180,13 @@ def rms_norm(x: Any, weight: Any, axes: Any, epsilon: float) -> Any:
     return op.multiply(_normal(x, axes, epsilon), weight)
 
 
+def rms_norm_rounded(x: Any, weight: Any, axes: Any, epsilon: float) -> Any:
+    """As `rms_norm`, with the normalized values rounded to the dtype of `x` before they are multiplied."""
+    op, dtype = _op(), _dtype(x)
+    wide = x if dtype == "float64" else _emit(op.astype(x, "float32"))
+    return op.multiply(weight, _emit(op.astype(_emit(_normal(wide, axes, epsilon)), dtype)))
+
+
 def _normal(x: Any, axes: Any, epsilon: float) -> Any:
     op = _op()
     spread = _emit(op.mean(_emit(op.multiply(x, x)), axes, keepdims=True))

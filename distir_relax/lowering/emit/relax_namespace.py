@@ -12,7 +12,7 @@ from distir_relax.kernels.prim_func_shapes import has_symbolic_shapes, with_shap
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
-from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, size_scalar
+from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, rms_norm_rounded, size_scalar
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 from distir_relax.lowering.emit.relax_sizes import known_dim, static_size
 
@@ -56,6 +56,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "grouped_weight_grad": _grouped_weight_grad,
         "linear_weight_grad": _linear_weight_grad,
         "joined_products": _joined_products,
+        "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded),
         "random": SimpleNamespace(
             dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
             next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),

@@ -55,6 +55,7 @@ _RESERVED |= {"prepare_sizes", "of_sizes", "request", "requests", "sizes", "each
 _RESERVED |= {
     "tvm_extern",
     "indices",
+    "norms",
     "random",
     "recurrent",
     "resample",
@@ -188,6 +189,7 @@ def _imports(texts: Sequence[str]) -> str:
     imports = {
         "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
         "indices.": "from distir_relax.kernels import indices\n",
+        "norms.": "from distir_relax.kernels import norms\n",
         "random.": "from distir_relax.kernels import random\n",
         "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",

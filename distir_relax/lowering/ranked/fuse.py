@@ -1,7 +1,7 @@
 """Local op fusion: replace several ops with the fused op that is equivalent to them.
 
 Applied to ranks' programs, and to distributed programs before they are simulated. Fused ops and their patterns are
-defined in the op table (`Code.pattern`).
+defined in the op table (`Code.patterns`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op, PlacedType, count_uses, live_ops, producers
+from distir_relax.ir import Function, Module, Op, PlacedType, TensorType, count_uses, live_ops, producers
 from distir_relax.ops import Trait, infer, lookup
+from distir_relax.ops.table import Attrs
 from distir_relax.ops.table.patterns import Match, fusions, match
 from distir_relax.ops.table.spmd_inference import infer_placed
 
@@ -29,7 +30,7 @@ class FuseLocal:
 
 
 def _fuse(function: Function) -> Function:
-    single = {name: count == 1 for name, count in count_uses(function).items()}
+    uses = count_uses(function)
     producer_of = producers(function)
     fused: dict[str, Op] = {}
     removed: set[str] = set()
@@ -38,12 +39,13 @@ def _fuse(function: Function) -> Function:
         if not op.results or op.results[0].name in removed:
             continue
         for name, pattern in fusions():
-            matched = match(pattern, op, producer_of, single)
+            matched = match(pattern, op, producer_of, uses)
             if matched is None or any(o.results[0].name in removed for o in matched.inner):
                 continue
-            if not _is_applicable(name, matched, op):
+            attrs = _fused_attrs(name, matched)
+            if attrs is None or not _is_applicable(name, matched, attrs, op):
                 continue
-            fused[op.results[0].name] = Op(name, matched.operands, op.results, {}, op.location)
+            fused[op.results[0].name] = Op(name, matched.operands, op.results, attrs, op.location)
             removed.update(o.results[0].name for o in matched.inner)
             break
     remaining = [op for op in function.ops if not op.results or op.results[0].name not in removed]
@@ -53,7 +55,15 @@ def _fuse(function: Function) -> Function:
     return replace(result, ops=live_ops(result, _has_side_effects))
 
 
-def _is_applicable(name: str, matched: Match, op: Op) -> bool:
+def _fused_attrs(name: str, matched: Match) -> Attrs | None:
+    """Return the attributes of the fused op, None if it does not apply."""
+    attrs_of = lookup(name).code.fused_attrs
+    kinds = [v.type for v in matched.operands]
+    shapes = [kind.shape for kind in kinds if isinstance(kind, (TensorType, PlacedType))]
+    return attrs_of(shapes, matched.attrs) if attrs_of else matched.attrs
+
+
+def _is_applicable(name: str, matched: Match, attrs: Attrs, op: Op) -> bool:
     """Whether the fused op can replace `op`: it has the same result types, on the same devices."""
     kinds = [v.type for v in matched.operands]
     placed_types = [kind for kind in kinds if isinstance(kind, PlacedType)]
@@ -62,10 +72,10 @@ def _is_applicable(name: str, matched: Match, op: Op) -> bool:
         return False
     try:
         if not placed_types:
-            return infer(name, [v.tensor for v in matched.operands], {}) == tuple(v.type for v in op.results)
+            return infer(name, [v.tensor for v in matched.operands], attrs) == tuple(v.type for v in op.results)
         if len({kind.devices for kind in (*placed_types, *result_types) if isinstance(kind, PlacedType)}) > 1:
             return False
-        return infer_placed(name, placed_types, {}, placed_types[0].devices) == tuple(v.type for v in op.results)
+        return infer_placed(name, placed_types, attrs, placed_types[0].devices) == tuple(v.type for v in op.results)
     except VerificationError:
         return False
 

@@ -161,7 +161,7 @@ define(
     cost=Cost(flops=_flops, product=_product),
     code=Code(
         relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
-        pattern="add(linear(0, 1), 2)",
+        patterns=("add(linear(0, 1), 2)",),
         packed=Packed("pack_linear({1}, {2}, rows={rows})"),
         joined="joined_linear_bias",
     ),
@@ -173,7 +173,7 @@ define(
     cost=Cost(flops=_flops, product=_product),
     code=Code(
         relax="R.add(R.matmul({0}, {1}), {2})",
-        pattern="add(matmul(0, 1), 2)",
+        patterns=("add(matmul(0, 1), 2)",),
         packed=Packed("pack_linear({1}.t(), {2}, rows={rows})"),
         joined="joined_matmul_bias",
     ),

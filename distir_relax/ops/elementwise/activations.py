@@ -36,8 +36,10 @@ define_unary(
     'F.gelu({0}, approximate="tanh")',
     flops=12.0,
     # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-    pattern="multiply(multiply(0, 0.5), add(tanh(multiply("
-    "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
+    patterns=(
+        "multiply(multiply(0, 0.5), add(tanh(multiply("
+        "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
+    ),
     gradient=f"multiply(g, add(multiply(0.5, add(1.0, {_TANH})), "
     f"multiply(multiply(multiply(0, 0.5), subtract(1.0, square({_TANH}))), "
     "add(0.7978845608028654, multiply(square(0), 0.10703222440890037)))))",

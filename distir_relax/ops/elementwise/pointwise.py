@@ -55,7 +55,7 @@ def define_unary(
     *,
     linear: bool = False,
     flops: float = 1.0,
-    pattern: str = "",
+    patterns: tuple[str, ...] = (),
     gradient: OperandGradient = None,
     steps: bool = False,
     infer: Infer = infer_common,
@@ -72,7 +72,7 @@ def define_unary(
         ),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops)),
-        code=Code(relax=relax, pattern=pattern),
+        code=Code(relax=relax, patterns=patterns),
         gradient=NO_GRADIENT if steps else gradient_of(gradient) if gradient else None,
         traits={Trait.POINTWISE},
     )

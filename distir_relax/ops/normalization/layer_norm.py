@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -32,6 +33,8 @@ def _infer_norm(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     normal = types[0].shape[len(types[0].shape) - len(types[1].shape) :]
     if any(t.shape != normal for t in types[1:]):
         raise ValueError(f"weights {[t.shape for t in types[1:]]} do not fit the last dims of {types[0].shape}")
+    if any(t.dtype not in (types[0].dtype, "float32") for t in types[1:]):
+        raise ValueError(f"weights are {[t.dtype for t in types[1:]]}, expected {types[0].dtype} or float32")
     return (types[0],)
 
 
@@ -53,7 +56,7 @@ def _norm_gradient(b: Backward) -> tuple[Value | None, ...]:
         result: Value = b.emit("mean", value, axis=inner, keepdims=True)
         return result
 
-    centred = x if b.op.name == "nn.rms_norm" else b.emit("subtract", x, mean(x))
+    centred = x if len(b.op.operands) == 2 else b.emit("subtract", x, mean(x))
     epsilon = b.number(b.attrs["epsilon"])
     scale = b.emit("rsqrt", b.emit("add", mean(b.emit("square", centred)), epsilon))
     normed = b.emit("multiply", centred, scale)
@@ -67,15 +70,53 @@ def _norm_gradient(b: Backward) -> tuple[Value | None, ...]:
     return b.emit("multiply", grad, scale), of_weight, *[b.grad] * (len(b.op.operands) - 2)
 
 
-for _name, _weights in (("layer_norm", "{1}, {2}"), ("rms_norm", "{1}")):
-    define(
-        f"nn.{_name}",
-        Semantics(infer=_infer_norm, torch=f"F.{_name}({{0}}, {{1}}.shape, {_weights}, {{epsilon}})"),
-        Split(_norm_rule),
-        cost=Cost(flops=flops_per_result(8.0)),
-        code=Code(relax=f"R.nn.{_name}({{0}}, {_weights}, {{axes}}, {{epsilon}})"),
-        gradient=Gradient(all=_norm_gradient),
-    )
+def _norm_attrs(shapes: Sequence[tuple[Any, ...]], captured: Attrs) -> Attrs | None:
+    """Return the attributes of a norm that is spelled out, if its mean is over the dims of its weight."""
+    rank, normal = len(shapes[0]), len(shapes[1])
+    axes, epsilon = captured["axes"], captured["epsilon"]
+    return {"axes": axes, "epsilon": epsilon} if axes == tuple(range(rank - normal, rank)) else None
+
+
+define(
+    "nn.layer_norm",
+    Semantics(infer=_infer_norm, torch="F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})"),
+    Split(_norm_rule),
+    cost=Cost(flops=flops_per_result(8.0)),
+    code=Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
+    gradient=Gradient(all=_norm_gradient),
+)
+
+_WIDE = 'astype(0, dtype="float32")'
+_NORMAL = "multiply({x}, rsqrt(add(mean(square({x}), axis=axes, keepdims=True), epsilon)))"
+define(
+    "nn.rms_norm",
+    Semantics(infer=_infer_norm, torch="norms.rms_norm({0}, {1}, {epsilon})"),
+    Split(_norm_rule),
+    cost=Cost(flops=flops_per_result(8.0)),
+    code=Code(
+        relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})",
+        patterns=(
+            f"multiply({_NORMAL.format(x='0')}, 1)",
+            # Of narrow floats, as in Gemma: the weight is wide too.
+            f"astype(multiply({_NORMAL.format(x=_WIDE)}, 1), dtype=dtype)",
+        ),
+        fused_attrs=_norm_attrs,
+    ),
+    gradient=Gradient(all=_norm_gradient),
+)
+# Of narrow floats, as in Llama and T5: the normalized values are rounded before they are multiplied.
+define(
+    "rms_norm_rounded",
+    Semantics(infer=_infer_norm, torch="norms.rms_norm({0}, {1}, {epsilon}, rounded=True)"),
+    Split(_norm_rule),
+    cost=Cost(flops=flops_per_result(8.0)),
+    code=Code(
+        relax="norms.rms_norm_rounded({0}, {1}, {axes}, {epsilon})",
+        patterns=(f"multiply(astype({_NORMAL.format(x=_WIDE)}, dtype=dtype), 1)",),
+        fused_attrs=_norm_attrs,
+    ),
+    gradient=Gradient(all=_norm_gradient),
+)
 
 
 # ATen spellings

@@ -46,6 +46,7 @@ Strides = Callable[[Sequence[int], Sequence[int], Attrs, Sequence[int]], tuple[i
 """The strides of a view from the shape and strides of the operand, the attributes, and the shape of the result; None
 for a copy.
 """
+FusedAttrs = Callable[[Sequence[tuple[Any, ...]], Attrs], Attrs | None]
 Work = Callable[[Types, Attrs, Types], float]
 Product = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
 Pieces = Callable[[Attrs, int], Sequence[int]]
@@ -148,10 +149,10 @@ class Semantics:
     """Result types from operand types and attributes; raises ValueError on misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `tvm_extern`, `indices`, `random`,
-    `recurrent`, `resample`, `routing`, `sequence` of `distir_relax.kernels` in scope: the reference semantics, and the
-    code of the torch backend. An op of several results returns a tuple. If it depends on attributes, it is a function
-    of them."""
+    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `tvm_extern`, `indices`, `norms`,
+    `random`, `recurrent`, `resample`, `routing`, `sequence` of `distir_relax.kernels` in scope: the reference
+    semantics, and the code of the torch backend. An op of several results returns a tuple. If it depends on attributes,
+    it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes if it
@@ -296,8 +297,12 @@ class Code:
     """The operands for which the torch expression accepts a Python number as well as a tensor."""
     packed: Packed | None = None
     """How the torch backend may prepack a weight when the program is loaded."""
-    pattern: str = ""
-    """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands."""
+    patterns: tuple[str, ...] = ()
+    """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands, or
+    one of several spellings (`distir_relax.ops.table.patterns`)."""
+    fused_attrs: FusedAttrs | None = None
+    """The attributes of the fused op, from the shapes of its operands and the values that a pattern captures; None if
+    it cannot replace the ops. By default they are these values."""
     joined: str = ""
     """The op that computes several instances with the same operand 0 at once: its operands are those of all of them,
     operand 0 once, and its results theirs."""

@@ -1,0 +1,40 @@
+"""Loads and stores of float32 and bfloat16 elements in kernels, which compute in float32.
+
+Kernels see bfloat16 as its 16 bits, the upper half of those of float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+STORED = {"float32": "float32", "bfloat16": "uint16"}
+"""The dtype of a kernel's buffers, by the dtype of the tensors."""
+
+
+def widen(x: Any) -> Any:
+    """Return an element of a buffer, a TIR expression, as float32."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) == "float32":
+        return x
+    return tirx.reinterpret("float32", tirx.shift_left(x.astype("uint32"), tirx.const(16, "uint32")))
+
+
+def narrow(x: Any, dtype: str) -> Any:
+    """Return a float32 TIR expression as an element of a buffer for `dtype`, rounded to the nearest, ties to even."""
+    from tvm import tirx
+
+    if dtype == "float32":
+        return x
+    bits = tirx.reinterpret("uint32", x)
+    upper = tirx.shift_right(bits, tirx.const(16, "uint32"))
+    odd = tirx.bitwise_and(upper, tirx.const(1, "uint32"))
+    rounded = tirx.shift_right(bits + tirx.const(0x7FFF, "uint32") + odd, tirx.const(16, "uint32"))
+    # Rounding could carry the bits of NaN into those of another number. TVM takes `x == x` to be true.
+    is_nan = tirx.bitwise_and(bits, tirx.const(0x7FFFFFFF, "uint32")) > tirx.const(0x7F800000, "uint32")
+    return tirx.Select(is_nan, tirx.const(0x7FC0, "uint32"), rounded).astype("uint16")
+
+
+def round_to(x: Any, dtype: str) -> Any:
+    """Return a float32 TIR expression rounded to `dtype`, as float32."""
+    return x if dtype == "float32" else widen(narrow(x, dtype))
