@@ -258,7 +258,7 @@ def test_the_table_of_pending_sums_is_that_of_the_op_table() -> None:
     layouts = {"annotate_sharding", "redistribute"}
     for entry in entries():
         if (
-            entry.code.pattern
+            entry.code.patterns
             or Trait.ON_COMMUNICATOR in entry.traits
             or entry.name in layouts
             or not entry.traits.isdisjoint(OF_PROGRAMS)

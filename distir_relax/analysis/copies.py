@@ -1,8 +1,8 @@
 """Copies of non-contiguous tensors: by reshapes, and by kernels that need contiguous operands.
 
 torch preserves strides, so a reshape of a transposed or broadcast tensor is a copy. Inputs of functions are assumed to
-be contiguous. So are results, except those of views, and of elementwise ops, which keep the order of their operand's
-dims in memory.
+be contiguous. So are results, except those of views, and of elementwise ops and others that keep the order of their
+operand's dims in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class Copies:
 NO_COPIES = Copies(frozenset(), {})
 
 
+_KEEP_ORDER = {Trait.POINTWISE, Trait.KEEPS_ORDER}
+
+
 def layout_copies(function: Function) -> Copies:
     """Find the copies in a function of the distributed stage, from the strides of the first device's shards."""
     strides: dict[str, tuple[int, ...]] = {}
@@ -45,7 +48,7 @@ def layout_copies(function: Function) -> Copies:
         operand_strides = strides.get(first.name)
         rule = entry.code.strides
         if rule is None:
-            if operand_strides is not None and Trait.POINTWISE in entry.traits:
+            if operand_strides is not None and not entry.traits.isdisjoint(_KEEP_ORDER):
                 _keep_order(op, operand_strides, strides)
             continue
         shape = first.placed.local(0).shape

@@ -12,6 +12,7 @@ import torch
 from distir_relax.kernels.native import MOST_ELEMENTS, is_small
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.norms import rms_norm
+from distir_relax.kernels.positions import rotary
 
 CHECK = """
 import sys
@@ -129,3 +130,38 @@ def test_norms_agree_without_native_kernels() -> None:
         )
         found.append(torch.tensor([json.loads(line) for line in ran.stdout.splitlines()]))
     torch.testing.assert_close(found[0], found[1], rtol=2e-6, atol=1e-6)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The rotation as models spell it out."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("angles", [1, 3])
+@pytest.mark.parametrize("width", [2, 34, 64])
+def test_rotary(width: int, angles: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Five heads of which a larger product has the rows, and the angles of positions 2 to 8.
+    x = torch.randn((3, 7, 9, width), generator=generator).to(dtype)[:, :, 2:7].transpose(1, 2)
+    angle = torch.randn((angles, 1, 11, width), generator=generator)[:, :, 2:9]
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    result = rotary(x, cos, sin)
+    assert result.transpose(1, 2).is_contiguous()
+    if dtype == torch.bfloat16:
+        assert torch.equal(result, rotated(x, cos, sin))
+    exact = rotated(x.double(), cos.double(), sin.double())
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_rotary_of_other_layouts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, angle = (torch.randn((3, 5, 7, 6), generator=generator) for _ in range(2))
+    apart = torch.stack([x, x], -1)[..., 0]
+    assert torch.equal(rotary(apart, angle.cos(), angle.sin()), rotated(x, angle.cos(), angle.sin()))
+    for cos, sin in ((angle[:1, :1].cos(), angle[:, :1].sin()), (angle[:1, :1, :1].cos(), angle[:1, :1, :1].sin())):
+        torch.testing.assert_close(rotary(x, cos, sin), rotated(x, cos, sin), rtol=1e-6, atol=1e-6)
+    cos, sin = angle[0].cos(), angle[0].sin()
+    torch.testing.assert_close(rotary(x[0], cos, sin), rotated(x[0], cos, sin))

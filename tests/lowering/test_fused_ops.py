@@ -80,3 +80,40 @@ def test_what_is_not_a_norm_stays(change: Callable[..., torch.Tensor]) -> None:
     plan = dr.compile(model, (x,), mesh=1)
     assert "nn.rms_norm" not in ops(plan)
     torch.testing.assert_close(plan(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, half: int) -> torch.Tensor:
+    """The rotation of transformers."""
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class Heads(nn.Module):
+    """Queries of three heads, transposed as attention takes them."""
+
+    def __init__(self, half: int) -> None:
+        super().__init__()
+        self.half = half
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        queries = x.unflatten(-1, (3, -1)).transpose(1, 2)
+        return rotate(queries, cos[:, None], sin[:, None], self.half)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "shardings"), [(1, {}), (5, {"x": "S[0]"}), (5, {"x": "S[1]"}), (5, {"x": "S[2]"})])
+def test_rotary(batch: int, shardings: dict[str, str], dtype: str) -> None:
+    x, angles = numbers(5, 7, 3 * 34, dtype=dtype), numbers(batch, 7, 34)
+    inputs = x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    plan = dr.compile(Heads(17), inputs, mesh=3, shardings=shardings)
+    assert "rotary" in ops(plan)
+    assert "concat" not in ops(plan)
+    exact = {"rtol": 1e-6, "atol": 1e-6} if dtype == "float32" else {"rtol": 0.0, "atol": 0.0}
+    torch.testing.assert_close(plan(*inputs), Heads(17)(*inputs), **exact)
+
+
+def test_what_is_not_rotary_stays() -> None:
+    x, angles = numbers(5, 7, 3 * 34), numbers(1, 7, 34)
+    inputs = x, angles.cos(), angles.sin()
+    plan = dr.compile(Heads(16), inputs, mesh=1)
+    assert "rotary" not in ops(plan)
+    torch.testing.assert_close(plan(*inputs), Heads(16)(*inputs))

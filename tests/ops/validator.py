@@ -297,7 +297,7 @@ def validated() -> list[tuple[str, int]]:
                 entry.rule_for(types, sample.attrs, infer(name, types, sample.attrs))
             except NotImplementedError:
                 continue
-            if entry.computes and sample.operands and not entry.code.pattern:
+            if entry.computes and sample.operands:
                 found.append((name, number))
     return found
 

@@ -57,6 +57,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "linear_weight_grad": _linear_weight_grad,
         "joined_products": _joined_products,
         "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded),
+        "positions": SimpleNamespace(rotary=_rotary),
         "random": SimpleNamespace(
             dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
             next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
@@ -94,6 +95,19 @@ def _constant(value: Any, dtype: str) -> Any:
     from tvm.ir.expr import is_prim_expr
 
     return size_scalar(value, dtype) if is_prim_expr(value) else relax.const(value, dtype)
+
+
+def _rotary(x: Any, cos: Any, sin: Any) -> Any:
+    """As `distir_relax.kernels.positions.rotary`."""
+    from tvm import relax
+
+    op, axis = relax.op, len(x.ty.shape) - 1
+    half = int(x.ty.shape[axis]) // 2
+    first, second = (
+        _bound(op.strided_slice(x, [axis], [begin], [begin + half], assume_inbound=True)) for begin in (0, half)
+    )
+    swapped = _bound(op.concat([_bound(op.negative(second)), first], axis=axis))
+    return op.add(_bound(op.multiply(x, cos)), _bound(op.multiply(swapped, sin)))
 
 
 def _strided_slice(x: Any, axes: Any, begin: Any, end: Any, strides: Any = None) -> Any:

@@ -9,5 +9,6 @@ from distir_relax.ops.elementwise import (  # noqa: F401
     functions,
     logic,
     pointwise,
+    rotary,
     seed,
 )

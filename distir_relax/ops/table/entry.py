@@ -84,6 +84,8 @@ class Trait(Enum):
     """Waits for a receive that was started before."""
     POINTWISE = "pointwise"
     """Each element of the result depends on the elements at the same position; operands broadcast."""
+    KEEPS_ORDER = "keeps order"
+    """The dims of the result are in memory in the order of those of operand 0, as after an elementwise op."""
     COMMUTATIVE = "commutative"
     """Its two operands can be swapped, also in a pattern."""
     TRIVIAL = "trivial"
@@ -150,9 +152,9 @@ class Semantics:
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
     bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `tvm_extern`, `indices`, `norms`,
-    `random`, `recurrent`, `resample`, `routing`, `sequence` of `distir_relax.kernels` in scope: the reference
-    semantics, and the code of the torch backend. An op of several results returns a tuple. If it depends on attributes,
-    it is a function of them."""
+    `positions`, `random`, `recurrent`, `resample`, `routing`, `sequence` of `distir_relax.kernels` in scope: the
+    reference semantics, and the code of the torch backend. An op of several results returns a tuple. If it depends on
+    attributes, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes if it

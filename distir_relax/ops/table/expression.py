@@ -86,12 +86,23 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     import torch
     import torch.nn.functional as F
 
-    from distir_relax.kernels import indices, norms, random, recurrent, resample, routing, scans, sequence, tvm_extern
+    from distir_relax.kernels import (
+        indices,
+        norms,
+        positions,
+        random,
+        recurrent,
+        resample,
+        routing,
+        scans,
+        sequence,
+        tvm_extern,
+    )
 
     names = [f"a{i}" for i in range(len(operands))]
     scope: dict[str, Any] = {
         **{"torch": torch, "F": F, "comm": comm},
-        **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "random": random},
+        **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "positions": positions, "random": random},
         **{"recurrent": recurrent, "resample": resample, "routing": routing, "sequence": sequence, "scans": scans},
         **dict(zip(names, operands, strict=True)),
     }
