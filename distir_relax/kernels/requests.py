@@ -15,14 +15,14 @@ class Request:
     """One request in a step: `new` tokens after `past` ones, with outputs for the `last` of them.
 
     `states` are its states by name, which the step replaces by their next values; `sized` are the values of the program
-    that depend on these sizes alone.
+    that depend on these sizes alone, None for a mask that is all true.
     """
 
     past: int
     new: int
     last: int
     states: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
-    sized: Sequence[torch.Tensor] = ()
+    sized: Sequence[torch.Tensor | None] = ()
 
 
 def join(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

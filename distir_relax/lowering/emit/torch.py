@@ -21,7 +21,8 @@ def to_torch_requests(module: Module, entry: str, name: str, states: Mapping[str
     `module` is a ranked program of one sequence (`single_sequence`), and `states` maps its inputs that are states to
     the outputs with their next values. The text defines ``main(comm, weights, requests, *inputs)``, of inputs and
     outputs with the rows of all requests; ``prepare_sizes``, for the values of a request that depend on its sizes
-    alone, and ``SIZED``, the kinds of their dims; and ``prepare`` and ``STEPS``, as `to_torch`.
+    alone, ``SIZED``, the kinds of their dims, and ``MASKS``, which of them may be None if all true; and ``prepare`` and
+    ``STEPS``, as `to_torch`.
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
@@ -54,6 +55,7 @@ _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main",
 _RESERVED |= {"prepare_sizes", "of_sizes", "request", "requests", "sizes", "each", "join", "rows"}
 _RESERVED |= {
     "tvm_extern",
+    "attention",
     "indices",
     "norms",
     "positions",
@@ -112,6 +114,7 @@ class _Program:
                 callees,
                 set(used_names) | symbols,
                 self.mutated[function.name],
+                by_call=self.states is None,
             )
             callees[function.name] = emitted.callee()
             texts.append(emitted.text() if self.states is None else RequestsFunction(emitted, self.states).text())
@@ -189,6 +192,7 @@ def _imports(texts: Sequence[str]) -> str:
     """Generate the imports of the kernels that a program uses."""
     imports = {
         "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
+        "attention.": "from distir_relax.kernels import attention\n",
         "indices.": "from distir_relax.kernels import indices\n",
         "norms.": "from distir_relax.kernels import norms\n",
         "positions.": "from distir_relax.kernels import positions\n",

@@ -56,6 +56,8 @@ class TorchFunction:
     callees: Mapping[str, Callee]
     taken: set[str]
     mutated: Collection[str] = ()
+    by_call: bool = True
+    """Whether `prepare_sizes` runs for the sizes of a call, rather than for a block of positions."""
     keys: dict[str, str] = field(default_factory=dict)
     """The name of each call's weights, by the name of its first result; calls with equal weights share one."""
     names: dict[str, str] = field(default_factory=dict)
@@ -70,6 +72,8 @@ class TorchFunction:
     """The values that depend on sizes and fixed values only."""
     sized_results: list[str] = field(default_factory=list)
     """Those of them that `prepare_sizes` returns."""
+    masks: set[str] = field(default_factory=set)
+    """Those of them that may be None instead, if all their elements are true (`Code.none_if_true`)."""
     body: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -175,11 +179,29 @@ class TorchFunction:
         remaining = [op for op in self.function.ops if op.results[0].name not in sized]
         used = {v.name for op in remaining for v in op.operands} | {o.value.name for o in self.function.outputs}
         self.sized_results = [v.name for op in ops for v in op.results if v.name in used]
+        self.masks = self._masks(remaining)
+        results = [
+            f"attention.unless_all_true({self.names[name]})"
+            if name in self.masks and self.by_call
+            else self.names[name]
+            for name in self.sized_results
+        ]
         return (
             f"def prepare_sizes({', '.join(['comm', 'weights', *self.symbols])}):\n"
             + "".join(f"    {line}\n" for line in lines)
-            + f"    return [{', '.join(self.names[name] for name in self.sized_results)}]\n\n\n"
+            + f"    return [{', '.join(results)}]\n\n\n"
         )
+
+    def _masks(self, ops: Sequence[Op]) -> set[str]:
+        """Return the results of `prepare_sizes` that only operands `Code.none_if_true` of the other ops use."""
+        users = [
+            (v.name, not op.callee and n in lookup(op.name, op.location).code.none_if_true and v.tensor.dtype == "bool")
+            for op in ops
+            for n, v in enumerate(op.operands)
+        ]
+        others = {name for name, may_be_none in users if not may_be_none}
+        others |= {o.value.name for o in self.function.outputs}
+        return set(self.sized_results) - others
 
     def _name_weights(self) -> None:
         """Name the weights of calls after their locations in the model."""

@@ -98,7 +98,7 @@ class RequestsFunction:
         return (
             emitted.prepare
             + emitted.prepare_sizes
-            + (f"SIZED = {self._sized_dims()!r}\n\n\n" if emitted.prepare_sizes else "")
+            + (f"SIZED = {self._sized_dims()!r}\nMASKS = {self._masks()!r}\n\n\n" if emitted.prepare_sizes else "")
             + "".join(f"{region}\n\n" for region in self.regions)
             + f"def main({', '.join(arguments)}):\n"
             + "    sizes = rows(requests)\n"
@@ -112,6 +112,10 @@ class RequestsFunction:
         kinds = {v.name: v.tensor for op in self.emitted.function.ops for v in op.results}
         found = [[_dim_kind(size) for size in kinds[name].shape] for name in self.emitted.sized_results]
         return None if any(kind is None for dims in found for kind in dims) else found  # type: ignore[return-value]
+
+    def _masks(self) -> list[int]:
+        """Return which sized values may be None if all their elements are true."""
+        return [number for number, name in enumerate(self.emitted.sized_results) if name in self.emitted.masks]
 
     def _outputs(self) -> list[Output]:
         return [output for output in self.emitted.function.outputs if output.name not in self.states.values()]

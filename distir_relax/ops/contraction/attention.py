@@ -52,6 +52,8 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _torch(attrs: Attrs) -> str:
+    if not attrs["causal"] and (attrs["boolean"] or attrs.get("grouped")):
+        return f"attention.attend({{0}}, {{1}}, {{2}}, {'{3}' if attrs['masked'] else 'None'}, {{scale}})"
     mask = "attn_mask={3}, " if attrs["masked"] else ""
     causal = "is_causal=True, " if attrs["causal"] else ""
     grouped = ", enable_gqa=True" if attrs.get("grouped") else ""
@@ -151,7 +153,7 @@ define(
         product=_products,
         workspace=_workspace,
     ),
-    code=Code(relax=_relax, unrepeated=(1, 2)),
+    code=Code(relax=_relax, unrepeated=(1, 2), none_if_true=(3,)),
     gradient=Gradient(all=_attention_gradient),
     incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
 )

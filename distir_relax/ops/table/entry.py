@@ -151,9 +151,9 @@ class Semantics:
     """Result types from operand types and attributes; raises ValueError on misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `tvm_extern`, `indices`, `norms`,
-    `positions`, `random`, `recurrent`, `resample`, `routing`, `sequence` of `distir_relax.kernels` in scope: the
-    reference semantics, and the code of the torch backend. An op of several results returns a tuple. If it depends on
+    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `attention`, `indices`, `norms`,
+    `positions`, `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of `distir_relax.kernels` in
+    scope: reference semantics and code of the torch backend. An op of several results returns a tuple. If it depends on
     attributes, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
@@ -315,6 +315,8 @@ class Code:
     unrepeated: tuple[int, ...] = ()
     """The operands that the torch expression takes before each element of dim 1 is repeated, with attribute `grouped`.
     """
+    none_if_true: tuple[int, ...] = ()
+    """The boolean operands for which the torch expression takes None as well, if all elements are true."""
 
 
 PLAIN_CODE = Code()

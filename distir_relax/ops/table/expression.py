@@ -87,6 +87,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     import torch.nn.functional as F
 
     from distir_relax.kernels import (
+        attention,
         indices,
         norms,
         positions,
@@ -101,7 +102,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
 
     names = [f"a{i}" for i in range(len(operands))]
     scope: dict[str, Any] = {
-        **{"torch": torch, "F": F, "comm": comm},
+        **{"torch": torch, "F": F, "comm": comm, "attention": attention},
         **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "positions": positions, "random": random},
         **{"recurrent": recurrent, "resample": resample, "routing": routing, "sequence": sequence, "scans": scans},
         **dict(zip(names, operands, strict=True)),

@@ -73,5 +73,5 @@ def load_request_program(
             values: Sequence[torch.Tensor] = module.prepare_sizes(comm, weights, *(sizes[s] for s in module.SIZES))
             return values
 
-        program.sized = SizedValues(prepare, module.SIZED, max_length)
+        program.sized = SizedValues(prepare, module.SIZED, module.MASKS, max_length)
     return program

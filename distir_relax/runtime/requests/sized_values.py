@@ -7,7 +7,7 @@ all requests that are within it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,29 +24,60 @@ class SizedValues:
     """The values that `prepare(past, new, last)` computes.
 
     `dims` has for each value the kind of each of its dims: ``new`` for the new positions, ``all`` for all of them, or
-    empty for others. It is None if a value depends on the sizes otherwise: then nothing is taken of a block. No
-    sequence is longer than `max_length`, if there is a bound.
+    empty for others. It is None if a value depends on the sizes otherwise: then nothing is taken of a block. `masks`
+    are the numbers of the values that are None for one new position if all their elements are true. No sequence is
+    longer than `max_length`, if there is a bound.
     """
 
     def __init__(
         self, prepare: Callable[[int, int, int], Sequence[torch.Tensor]], dims: Sequence[Sequence[str]] | None,
-        max_length: int | None,
+        masks: Collection[int], max_length: int | None,
     ) -> None:  # fmt: skip
-        self._compute = lru_cache(_MAX_BLOCKS)(prepare)
+        self._prepare = prepare
         self._dims = dims
+        self._masks = masks
         self._max_length = max_length
+        self._exact = lru_cache(_MAX_BLOCKS)(self._of_sizes)
+        self._block = lru_cache(_MAX_BLOCKS)(self._of_block)
 
-    def of(self, past: int, new: int, last: int) -> Sequence[torch.Tensor]:
+    def of(self, past: int, new: int, last: int) -> Sequence[torch.Tensor | None]:
         """Return the values for a request of these sizes."""
         first = past - past % BLOCK
         if self._dims is None or past + new > first + BLOCK:
-            return self._compute(past, new, last)
+            return self._exact(past, new, last)
+        values, all_true = self._block(first)
+        row = past - first
+        return [
+            None
+            if new == 1 and all_true[number][row : row + 1] == [True]
+            else self._part(x, dims, row, new, past + new)
+            for number, (x, dims) in enumerate(zip(values, self._dims, strict=True))
+        ]
+
+    def _of_sizes(self, past: int, new: int, last: int) -> Sequence[torch.Tensor | None]:
+        values = self._prepare(past, new, last)
+        return [None if new == 1 and n in self._masks and bool(x.all()) else x for n, x in enumerate(values)]
+
+    def _of_block(self, first: int) -> tuple[Sequence[torch.Tensor], list[list[bool]]]:
+        """Return the values of a block, and for each mask whether the columns up to a row's position are true."""
+        assert self._dims is not None
         count = BLOCK if self._max_length is None else min(BLOCK, self._max_length - first)
-        values = self._compute(first, count, 0)
-        return [self._part(x, dims, past - first, new, past + new) for x, dims in zip(values, self._dims, strict=True)]
+        values = self._prepare(first, count, 0)
+        return values, [
+            _rows_all_true(x, dims, first) if n in self._masks else []
+            for n, (x, dims) in enumerate(zip(values, self._dims, strict=True))
+        ]
 
     def _part(self, x: torch.Tensor, dims: Sequence[str], start: int, new: int, total: int) -> torch.Tensor:
         for dim, kind in enumerate(dims):
             if kind:
                 x = x.narrow(dim, start, new) if kind == "new" else x.narrow(dim, 0, total)
         return x
+
+
+def _rows_all_true(mask: torch.Tensor, dims: Sequence[str], first: int) -> list[bool]:
+    """Return for each new position of a mask whether it is true for all positions up to that one."""
+    if sorted(filter(None, dims)) != ["all", "new"]:
+        return []
+    rows = mask.movedim((dims.index("new"), dims.index("all")), (0, 1)).flatten(2 if mask.dim() > 2 else 1)
+    return [bool(row[: first + n + 1].all()) for n, row in enumerate(rows)]
