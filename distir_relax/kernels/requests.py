@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Request:
     """One request in a step: `new` tokens after `past` ones, with outputs for the `last` of them.
 
-    `states` are its states by name, which the step replaces by their next values; `sized` are the values of the program
+    `states` are its states by name, which the step replaces by their next values: those that grow are buffers with the
+    `past` tokens first, and get the new ones after these. `sized` are the values of the program
     that depend on these sizes alone, None for a mask that is all true.
     """
 

@@ -1,4 +1,4 @@
-"""Growing tensors: elements are appended along a dim, in place if the tensor has reserved memory."""
+"""Growing tensors: elements are appended along a dim, in place if the tensor has reserved memory, or in a buffer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def reserve(buffer: torch.Tensor, length: int, dim: int) -> torch.Tensor:
     return result
 
 
-def truncate(x: torch.Tensor, length: int, dim: int) -> torch.Tensor:
-    """Return the first `length` elements along `dim` of a result of `append`, with its reserved memory."""
-    buffer: torch.Tensor | None = getattr(x, "reserved", None)
-    return x.narrow(dim, 0, length) if buffer is None else reserve(buffer, length, dim)
+def extend(buffer: torch.Tensor, length: int, new: torch.Tensor, dim: int) -> torch.Tensor:
+    """Write `new` after the first `length` elements of `buffer` along `dim`, and return those with the new ones."""
+    count = new.shape[dim]
+    buffer.narrow(dim, length, count).copy_(new)
+    return buffer.narrow(dim, 0, length + count)

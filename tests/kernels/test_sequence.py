@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from distir_relax.kernels.sequence import append, reserve, truncate
+from distir_relax.kernels.sequence import append, extend
 
 
 def test_appending_is_concatenation_in_place() -> None:
@@ -34,10 +34,9 @@ def test_a_tensor_without_reserved_memory_is_not_written_to() -> None:
     assert whole.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_is_taken_back_is_overwritten() -> None:
-    x = append(reserve(torch.empty(4, 2), 0, 0), torch.ones(3, 2), 0)
-    shorter = truncate(x, 1, 0)
-    longer = append(shorter, torch.zeros(2, 2), 0)
-    assert longer[:, 0].tolist() == [1, 0, 0]
-    assert longer.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    assert truncate(torch.arange(3), 2, 0).tolist() == [0, 1]
+def test_a_buffer_is_extended_in_place() -> None:
+    buffer = torch.zeros(2, 5)
+    extend(buffer, 0, torch.ones(2, 3), 1)
+    longer = extend(buffer, 1, torch.full((2, 2), 7.0), 1)
+    assert longer.tolist() == [[1, 7, 7], [1, 7, 7]]
+    assert buffer.tolist() == [[1, 7, 7, 0, 0], [1, 7, 7, 0, 0]]

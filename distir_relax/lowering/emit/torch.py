@@ -15,20 +15,22 @@ from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
 
 
-def to_torch_requests(module: Module, entry: str, name: str, states: Mapping[str, str]) -> str:
+def to_torch_requests(
+    module: Module, entry: str, name: str, states: Mapping[str, str], growing: Mapping[str, int]
+) -> str:
     """Return the text of the module that runs a step of several requests with the program `entry`.
 
     `module` is a ranked program of one sequence (`single_sequence`), and `states` maps its inputs that are states to
-    the outputs with their next values. The text defines ``main(comm, weights, requests, *inputs)``, of inputs and
-    outputs with the rows of all requests; ``prepare_sizes``, for the values of a request that depend on its sizes
-    alone, ``SIZED``, the kinds of their dims, and ``MASKS``, which of them may be None if all true; and ``prepare`` and
-    ``STEPS``, as `to_torch`.
+    the outputs with their next values; `growing` are the dims along which states grow. The text defines
+    ``main(comm, weights, requests, *inputs)``, of inputs and outputs with the rows of all requests; ``prepare_sizes``,
+    for the values of a request that depend on its sizes alone, ``SIZED``, the kinds of their dims, and ``MASKS``, which
+    of them may be None if all true; and ``prepare`` and ``STEPS``, as `to_torch`.
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
     module = _unrepeated(module)
-    return _Program(module, module.function(entry), name, ranks, states).text()
+    return _Program(module, module.function(entry), name, ranks, states, growing).text()
 
 
 def to_torch(module: Module, name: str) -> dict[str, str]:
@@ -83,6 +85,8 @@ class _Program:
     ranks: list[int]
     states: Mapping[str, str] | None = None
     """For a step of several requests, the outputs with the next values of its states."""
+    growing: Mapping[str, int] = field(default_factory=dict)
+    """The dims along which states grow."""
     names: dict[str, str] = field(default_factory=dict)
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -117,7 +121,9 @@ class _Program:
                 by_call=self.states is None,
             )
             callees[function.name] = emitted.callee()
-            texts.append(emitted.text() if self.states is None else RequestsFunction(emitted, self.states).text())
+            texts.append(
+                emitted.text() if self.states is None else RequestsFunction(emitted, self.states, self.growing).text()
+            )
         ranks = ", ".join(map(str, self.ranks))
         return (
             f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} {ranks} of '

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
 from distir_relax.ir.symbols import op_symbols
 from distir_relax.layout import Symbol, is_symbolic, symbols_within
-from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
+from distir_relax.ops import Trait, lookup, torch_buffered, torch_expression, torch_in_place
 
 # Values with larger storage are deleted after their last use; for smaller ones the extra line is not worth it.
 _LARGE = 1 << 11
@@ -275,8 +275,8 @@ class TorchFunction:
             arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
         return self._line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
 
-    def op_lines(self, op: Op) -> list[str]:
-        """Return the lines of an op that is not a call."""
+    def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
+        """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
         entry = lookup(op.name, op.location)
         literal = entry.code.numbers if any(v.name not in self.numbers for v in op.operands) else frozenset()
         operands = [
@@ -284,7 +284,9 @@ class TorchFunction:
             for i, v in enumerate(op.operands)
         ]
         form = entry.code.packed if op.results[0].name in self.packed else None
-        if form:
+        if buffered:
+            code = torch_buffered(op, operands)
+        elif form:
             packed = f"weights[{json.dumps(self.packed[op.results[0].name])}]"
             code = form.apply.format(operands[0], packed=packed)
         else:

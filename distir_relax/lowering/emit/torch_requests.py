@@ -62,11 +62,12 @@ class RequestsFunction:
 
     Each of the `requests` is a `kernels.requests.Request`, whose ``sized`` values are the result of `prepare_sizes`.
     `emitted` is the code of the program for one sequence, whose names and weights it uses. `states` maps its inputs
-    that are states to the outputs with their next values.
+    that are states to the outputs with their next values; `growing` are the dims along which states grow.
     """
 
     emitted: TorchFunction
     states: Mapping[str, str]
+    growing: Mapping[str, int]
     rows: RowOps = field(init=False)
     regions: list[str] = field(default_factory=list)
     """The functions that run for each request."""
@@ -199,16 +200,20 @@ class RequestsFunction:
         if not ops and not stores:
             return
         emitted = self.emitted
+        buffered = self._buffered(ops)
         inner = {op.results[0].name for op in ops}
         used = dict.fromkeys(v for op in ops for v in op.operands if v.name not in produced)
         used |= dict.fromkeys(v for v in stores.values() if v.name not in produced)
         header, arguments, items, reads = list[str](), list[str](), list[str](), list[str]()
         symbols = {symbol.name for op in ops for symbol in symbols_in_code(op)}
+        symbols |= {"past"} if any(value.name in self.growing for value in used) else set()
         header += [f"{name} = request.{name}" for name in SIZES if name in symbols]
         for value in used:
             name = emitted.names.get(value.name, "")
             if value.name in self.states:
-                header.append(f"{name} = request.states[{json.dumps(value.name)}]")
+                is_part = value.name in self.growing and value.name not in buffered
+                part = f".narrow({self.growing[value.name]}, 0, past)" if is_part else ""
+                header.append(f"{name} = request.states[{json.dumps(value.name)}]{part}")
             elif value.name in emitted.sized_results:
                 header.append(f"{name} = request.sized[{emitted.sized_results.index(value.name)}]")
             elif value.name in self.lists:
@@ -222,8 +227,11 @@ class RequestsFunction:
                 items.append(split or f"[{name}] * len(requests)")
                 reads.append(name)
         results = [v for v in produced.values() if self.users.get(v.name, set()) - inner]
-        lines = [*header, *(line for op in ops for line in emitted.op_lines(op))]
-        lines += [f"request.states[{json.dumps(state)}] = {emitted.names[v.name]}" for state, v in stores.items()]
+        lines = list(header)
+        for op in ops:
+            is_buffered = bool(op.operands) and buffered.get(op.operands[0].name) is op
+            lines += emitted.op_lines(op, is_buffered)
+        lines += [self._store(state, value) for state, value in stores.items() if state not in buffered]
         if results:
             lines.append(f"return {', '.join(emitted.names[v.name] for v in results)}")
         function = f"request_{len(self.regions)}"
@@ -239,6 +247,30 @@ class RequestsFunction:
             line = f"{each[0]} = [{call}]" if each else f"[{call}]"
         self.statements.append(_Statement([line], reads, each))
         self.lists |= {v.name: name for v, name in zip(results, each, strict=True)}
+
+    def _buffered(self, ops: Sequence[Op]) -> dict[str, Op]:
+        """Return the ops that append the new elements of growing states to their buffers, by the names of the states.
+
+        The next value of the state is the result, and nothing else reads the state in the same function.
+        """
+        found: dict[str, Op] = {}
+        for op in ops:
+            state = op.operands[0].name if op.operands else ""
+            if state in self.growing and lookup(op.name, op.location).code.buffered:
+                next_value = self._stores([v.name for v in op.results]).get(state)
+                reads = [v for other in ops for v in other.operands if v.name == state]
+                if next_value == op.results[0] and op.attrs["axis"] == self.growing[state] and len(reads) == 1:
+                    found[state] = op
+        return found
+
+    def _store(self, state: str, value: Value) -> str:
+        """Return the line that keeps the next value of a state."""
+        target, name = f"request.states[{json.dumps(state)}]", self.emitted.names[value.name]
+        return (
+            f"sequence.extend({target}, 0, {name}, {self.growing[state]})"
+            if state in self.growing
+            else f"{target} = {name}"
+        )
 
 
 def _dim_kind(size: Size) -> str | None:

@@ -34,7 +34,14 @@ from distir_relax.ops.table.entry import (
     operands,
 )
 from distir_relax.ops.table.expansion import Emitter, Expansion
-from distir_relax.ops.table.expression import evaluate, is_zero, relax_expression, torch_expression, torch_in_place
+from distir_relax.ops.table.expression import (
+    evaluate,
+    is_zero,
+    relax_expression,
+    torch_buffered,
+    torch_expression,
+    torch_in_place,
+)
 from distir_relax.ops.table.gradient import Backward, backward_step
 from distir_relax.ops.table.helpers import (
     axis_in,
@@ -195,6 +202,7 @@ __all__ = [
     "same_type",
     "same_types",
     "size_array",
+    "torch_buffered",
     "torch_expression",
     "torch_in_place",
     "unsplit_axis_rule",

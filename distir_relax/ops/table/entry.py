@@ -315,6 +315,9 @@ class Code:
     unrepeated: tuple[int, ...] = ()
     """The operands that the torch expression takes before each element of dim 1 is repeated, with attribute `grouped`.
     """
+    buffered: Expression = ""
+    """The torch expression where operand 0 is the beginning of a buffer, which is ``{0}`` instead: it has the first
+    ``{length}`` elements along attribute `axis`, and room for the others of the result."""
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
 

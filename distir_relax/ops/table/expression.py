@@ -39,6 +39,14 @@ def torch_in_place(op: Op, operands: Sequence[str]) -> str:
     return _fill(lookup(op.name, op.location).code.in_place, op.attrs, operands, op.location)
 
 
+def torch_buffered(op: Op, operands: Sequence[str]) -> str:
+    """Return the torch code of `op` with a buffer as operand 0; "" if it has no such form."""
+    form = lookup(op.name, op.location).code.buffered
+    return form and _fill(
+        form, {**op.attrs, "length": op.operands[0].tensor.shape[op.attrs["axis"]]}, operands, op.location
+    )
+
+
 def is_zero(op: Op) -> bool:
     """Return whether the result of a local op is zero since an operand is empty, or is empty itself."""
     return _emptiness(op) == "True"

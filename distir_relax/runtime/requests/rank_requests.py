@@ -123,8 +123,6 @@ class RankRequests:
                 else self._memory.new(slot.length)
             )
             self._states[slot.request] = states
-        elif states.length != slot.past:
-            states.truncate(self._manifest, slot.past)
         states.length = slot.past + len(slot.tokens)
 
     def _call(self, rows: int, last: int) -> Call:

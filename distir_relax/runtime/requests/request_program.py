@@ -55,7 +55,11 @@ def emit_request_programs(bundle: Bundle) -> dict[str, str]:
     with assuming(ranked.guards):
         single = single_sequence(ranked)
         states = {state.tensor.name: state.output for state in manifest.states}
-        return {entry: to_torch_requests(single, entry, manifest.name, states) for entry in dict.fromkeys(single.ranks)}
+        growing = {state.tensor.name: state.dim for state in manifest.states if state.grows}
+        return {
+            entry: to_torch_requests(single, entry, manifest.name, states, growing)
+            for entry in dict.fromkeys(single.ranks)
+        }
 
 
 def load_request_program(

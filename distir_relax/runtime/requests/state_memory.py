@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, State, local_shape
-from distir_relax.kernels.sequence import reserve, truncate
 from distir_relax.layout import DTYPES
 from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory, is_available
@@ -24,19 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class RequestStates:
-    """The states of a request on one rank, by name; `length` is the number of tokens that they have."""
+    """The states of a request on one rank, by name.
+
+    Those that grow are buffers, with room for all tokens of the request. They have the first `length`.
+    """
 
     tensors: dict[str, torch.Tensor]
     length: int = 0
     _memory: PageMemory | None = None
     _places: Sequence[_Place] = ()
-
-    def truncate(self, manifest: Manifest, length: int) -> None:
-        """Take back the tokens after the first `length`."""
-        for state in manifest.states:
-            if state.grows and state.tensor.name in self.tensors:
-                self.tensors[state.tensor.name] = truncate(self.tensors[state.tensor.name], length, state.dim)
-        self.length = length
 
 
 class StateMemory:
@@ -74,8 +69,7 @@ class StateMemory:
 
         tensors = {}
         for state, shape in zip(self._states, shapes, strict=True):
-            buffer = torch.zeros(shape, dtype=torch_dtype(state.tensor.dtype), device=self._device)
-            tensors[state.tensor.name] = reserve(buffer, filled, state.dim) if state.grows else buffer
+            tensors[state.tensor.name] = torch.zeros(shape, dtype=torch_dtype(state.tensor.dtype), device=self._device)
         return RequestStates(tensors, filled)
 
     def _in_pages(self, shapes: Sequence[tuple[int, ...]], filled: int) -> RequestStates:
@@ -90,8 +84,7 @@ class StateMemory:
         tensors = {}
         for state, place in zip(self._states, places, strict=True):
             part = whole[place.start : place.end].view(torch_dtype(state.tensor.dtype))
-            buffer = part[: math.prod(place.shape)].view(place.shape)
-            tensors[state.tensor.name] = reserve(buffer, filled, state.dim) if state.grows else buffer
+            tensors[state.tensor.name] = part[: math.prod(place.shape)].view(place.shape)
         return RequestStates(tensors, filled, memory, places)
 
     def _share_pages(self, made: RequestStates, source: RequestStates, shared: int) -> bool:
