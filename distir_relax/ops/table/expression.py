@@ -41,10 +41,10 @@ def torch_in_place(op: Op, operands: Sequence[str]) -> str:
 
 def torch_buffered(op: Op, operands: Sequence[str]) -> str:
     """Return the torch code of `op` with a buffer as operand 0; "" if it has no such form."""
-    form = lookup(op.name, op.location).code.buffered
-    return form and _fill(
-        form, {**op.attrs, "length": op.operands[0].tensor.shape[op.attrs["axis"]]}, operands, op.location
-    )
+    form, axis = lookup(op.name, op.location).code.buffered, op.attrs.get("axis")
+    if not form or not isinstance(axis, int):
+        return ""
+    return _fill(form, {**op.attrs, "length": op.operands[0].tensor.shape[axis]}, operands, op.location)
 
 
 def is_zero(op: Op) -> bool:
