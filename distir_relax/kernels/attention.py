@@ -1,11 +1,25 @@
-"""Attention with a mask, which is None if it allows everything: often so for one new position."""
+"""Attention with a mask, which is None if it allows everything: often so for one new position.
+
+In a step of several requests, each attends to its own keys and values. A native kernel does so for all with one new
+position and few earlier ones. It computes each request by itself: which others there are changes no bit of its results.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from distir_relax.kernels.native import MOST_ELEMENTS, STORED, attend_each
+from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.kernels.native.load import Kernel
+    from distir_relax.kernels.requests import Request
 
 
 def unless_all_true(mask: torch.Tensor) -> torch.Tensor | None:
@@ -29,3 +43,117 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
         y = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale)
         return y.reshape(q.shape[0], heads, 1, v.shape[3])
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+class Cache(NamedTuple):
+    """A growing state as keys or values: its name, the dim that grows, and its view (1, heads, tokens, width).
+
+    The view is of `shape`, -1 along the tokens, with its dims permuted by `axes`; None for those of the state.
+    """
+
+    state: str
+    axis: int
+    shape: tuple[int, ...] | None
+    axes: tuple[int, ...] | None
+
+    def view(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the view of some tokens."""
+        x = x if self.shape is None else x.reshape(self.shape)
+        return x if self.axes is None else x.permute(self.axes)
+
+    def place(self, request: Request) -> bytes:
+        """Return the address of a request's buffer, and its strides by head and by token, as three int64."""
+        places = request.states.places
+        if self.state not in places:
+            x = self.view(request.states[self.state])
+            places[self.state] = struct.pack("=3q", x.data_ptr(), x.stride(1), x.stride(2))
+        return places[self.state]
+
+
+CacheArguments: TypeAlias = "tuple[str, int, tuple[int, ...] | None, tuple[int, ...] | None]"
+
+
+class RequestsAttention:
+    """The attention of the `requests` of a step, layer by layer."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._plans: dict[object, _Plan] = {}
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[torch.Tensor | None] | None,
+        scale: float, caches: tuple[CacheArguments, CacheArguments],
+    ) -> torch.Tensor:  # fmt: skip
+        """Append new keys and values to the caches of each request, and return the attention of its queries to them.
+
+        `q` is (1, h, rows, d), with the rows of all requests, and so is the result; `k` and `v` are new elements of the
+        states, with those of all requests. `masks` has that of each request, None for one that allows everything, and
+        `caches` are those of keys and of values.
+        """
+        keys, values = (Cache(*cache) for cache in caches)
+        new_k, new_v = keys.view(k), values.view(v)
+        heads, width, value_width = new_k.shape[1], new_k.shape[3], new_v.shape[3]
+        y = q.new_empty(1, q.shape[2], q.shape[1], value_width).transpose(1, 2)
+        allowed = None if masks is None else tuple(mask is None for mask in masks)
+        key = (allowed, q.shape[1], heads, width, value_width, q.dtype, k.dtype, v.dtype)
+        if (plan := self._plans.get(key)) is None:
+            plan = self._plans[key] = _plan(self._requests, allowed, q, new_k, new_v)
+        if plan.kernel is not None:
+            q, new_k, new_v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, new_k, new_v))
+            places = array("b", b"".join([cache.place(r) for r in plan.requests for cache in (keys, values)]))
+            plan.kernel(
+                places.buffer_info()[0], plan.parts.buffer_info()[0], len(plan.requests),
+                q.data_ptr(), q.stride(1), q.stride(2), new_k.data_ptr(), new_k.stride(1), new_k.stride(2),
+                new_v.data_ptr(), new_v.stride(1), new_v.stride(2), y.data_ptr(), y.stride(1), y.stride(2),
+                plan.scores.data_ptr(), plan.longest, scale,
+            )  # fmt: skip
+        for number, row in plan.others:
+            request = self._requests[number]
+            past, new = request.past, request.new
+            all_k, all_v = (
+                cache.view(extend(request.states[cache.state], past, x.narrow(cache.axis, row, new), cache.axis))
+                for cache, x in ((keys, k), (values, v))
+            )
+            mask = None if masks is None else masks[number]
+            y.narrow(2, row, new).copy_(attend(q.narrow(2, row, new), all_k, all_v, mask, scale))
+        return y
+
+
+@dataclass
+class _Plan:
+    """How requests attend in layers of some sizes: those that the native kernel takes, and the `others`.
+
+    `parts` has for each of the former its number among them, its row, and the number of its earlier tokens; `others`
+    their numbers and first rows.
+    """
+
+    kernel: Kernel | None
+    requests: list[Request]
+    parts: array[int]
+    scores: torch.Tensor
+    longest: int
+    others: list[tuple[int, int]]
+
+
+def _plan(
+    requests: Sequence[Request], allowed: Sequence[bool] | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> _Plan:
+
+    heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    dtype = str(q.dtype).removeprefix("torch.")
+    kernel = None
+    if q.is_cpu and dtype in STORED and q.dtype == k.dtype == v.dtype:
+        kernel = attend_each(heads, group, k.shape[3], v.shape[3], dtype)
+    taken, parts, others, row = list["Request"](), array("q"), list[tuple[int, int]](), 0
+    for number, request in enumerate(requests):
+        is_small = (request.past + 1) * heads * k.shape[3] <= MOST_ELEMENTS
+        if kernel and request.new == 1 and is_small and (allowed is None or allowed[number]):
+            parts.extend((len(taken), row, request.past))
+            taken.append(request)
+        else:
+            others.append((number, row))
+        row += request.new
+    longest = -(-max((r.past + 1 for r in taken), default=0) // 16) * 16
+    return _Plan(
+        kernel if taken else None, taken, parts, q.new_empty(0).float().new_empty(group * longest), longest, others
+    )

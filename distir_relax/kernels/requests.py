@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+class States(dict[str, "torch.Tensor"]):
+    """The states of a request, by name. Kernels keep in `places` where growing ones are in memory, by their names."""
+
+    def __init__(self, states: Mapping[str, torch.Tensor] = MappingProxyType({})) -> None:
+        super().__init__(states)
+        self.places: dict[str, bytes] = {}
 
 
 @dataclass(slots=True)
@@ -22,7 +31,7 @@ class Request:
     past: int
     new: int
     last: int
-    states: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
+    states: States = field(default_factory=States)
     sized: Sequence[torch.Tensor | None] = ()
 
 

@@ -1,13 +1,16 @@
-"""Attention of grouped heads, with masks and without, beside the product of softmax and values in float64."""
+"""Attention with grouped heads, with masks and without, and of several requests, beside softmax in float64."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from distir_relax.kernels.attention import attend, unless_all_true
+from distir_relax.kernels.attention import RequestsAttention, attend, unless_all_true
+from distir_relax.kernels.native import attend_each
+from distir_relax.kernels.requests import Request, States
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -41,3 +44,103 @@ def test_a_mask_that_is_all_true_is_none() -> None:
     assert unless_all_true(mask) is None
     mask[2, 4] = False
     assert unless_all_true(mask) is mask
+
+
+Layout = tuple[tuple[int, ...] | None, tuple[int, ...] | None, int]
+"""The shape of a view of a state, -1 along the tokens, its order of dims, and the dim of the tokens in the state."""
+BY_HEAD: Layout = (None, None, 2)
+BY_TOKEN: Layout = ((1, -1, 3, 19), (0, 2, 1, 3), 1)
+
+
+class Step:
+    """Requests with random states of three heads: keys by head, values by token, of widths 7 and 19."""
+
+    def __init__(self, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, group: int, room: int = 3) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def randn(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        self.group, rows = group, sum(new for _, new in sizes)
+        self.requests = [
+            Request(
+                past, new, 1, States({"k": randn(1, 3, past + new + room, 7), "v": randn(1, past + new + room, 57)})
+            )
+            for past, new in sizes
+        ]
+        # As strided views of one tensor, as joined products of a model give them.
+        whole = randn(1, rows, 3 * (7 * group + 7 + 19))
+        q, k, self.v = whole.split([21 * group, 21, 57], 2)
+        self.q, self.k = q.view(1, rows, -1, 7).transpose(1, 2), k.view(1, rows, 3, 7).transpose(1, 2)
+        self.masks: list[torch.Tensor | None] = [
+            None if new == 1 else torch.ones(new, past + new, dtype=torch.bool).tril(past) for past, new in sizes
+        ]
+
+    def run(self) -> torch.Tensor:
+        caches = (("k", BY_HEAD[2], *BY_HEAD[:2]), ("v", BY_TOKEN[2], *BY_TOKEN[:2]))
+        return RequestsAttention(self.requests).attend(self.q, self.k, self.v, self.masks, 0.3, caches)
+
+    def expected(self) -> torch.Tensor:
+        parts, row = [], 0
+        for request, mask in zip(self.requests, self.masks, strict=True):
+            here = slice(row, row + request.new)
+            k = torch.cat([request.states["k"][:, :, : request.past], self.k[:, :, here]], 2)
+            v = torch.cat([request.states["v"][:, : request.past], self.v[:, here]], 1)
+            parts.append(exact(self.q[:, :, here], k, v.view(1, -1, 3, 19).transpose(1, 2), mask, 0.3))
+            row += request.new
+        return torch.cat(parts, 2)
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("group", [1, 3])
+def test_requests_of_a_step(monkeypatch: pytest.MonkeyPatch, native: str, dtype: torch.dtype, group: int) -> None:
+    monkeypatch.setattr("distir_relax.kernels.attention.attend_each", attend_each if native == "1" else lambda *_: None)
+    step = Step([(0, 1), (15, 1), (4, 3), (16, 1), (0, 2), (37, 1), (2, 1)], dtype, group)
+    masked = torch.arange(38) > 20
+    step.masks[5] = masked[None]
+    expected = step.expected()
+    y = step.run()
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+    row = 0
+    for request in step.requests:
+        past, new = request.past, request.new
+        assert torch.equal(request.states["k"][:, :, past : past + new], step.k[:, :, row : row + new])
+        assert torch.equal(request.states["v"][:, past : past + new], step.v[:, row : row + new])
+        row += new
+
+
+def test_others_change_no_bit_of_a_request() -> None:
+    step = Step([(5, 1), (90, 1), (2, 4), (33, 1)], torch.float32, 3)
+    together, row = step.run(), 0
+    for number, request in enumerate(step.requests):
+        alone = Step([(5, 1), (90, 1), (2, 4), (33, 1)], torch.float32, 3)
+        rows = slice(row, row + request.new)
+        alone.requests, alone.masks = [alone.requests[number]], [alone.masks[number]]
+        alone.q, alone.k, alone.v = alone.q[:, :, rows], alone.k[:, :, rows], alone.v[:, rows]
+        assert torch.equal(alone.run(), together[:, :, rows])
+        row += request.new
+
+
+def test_elements_after_the_tokens_and_extreme_scores_do_no_harm() -> None:
+    step = Step([(3, 1), (20, 1)], torch.float32, 2)
+    step.q.mul_(1e4)
+    for request in step.requests:
+        request.states["k"][:, :, request.past :] = math.nan
+        request.states["v"][:, request.past :] = math.nan
+    torch.testing.assert_close(step.run().double(), step.expected(), rtol=1e-3, atol=1e-3)
+
+
+def test_long_caches_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distir_relax.kernels.attention.MOST_ELEMENTS", 21 * 10)
+    step = Step([(9, 1), (10, 1)], torch.float32, 3)
+    calls: list[int] = []
+    kernel = attend_each(3, 3, 7, 19, "float32")
+    assert kernel is not None
+    monkeypatch.setattr(
+        "distir_relax.kernels.attention.attend_each",
+        lambda *_: lambda caches, parts, count, *rest: (calls.append(count), kernel(caches, parts, count, *rest)),
+    )
+    torch.testing.assert_close(step.run().double(), step.expected(), rtol=1e-5, atol=1e-6)
+    assert calls == [1]

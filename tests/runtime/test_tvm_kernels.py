@@ -132,7 +132,7 @@ FUNCTIONS = {
 def test_functions_are_as_good_as_float32(name: str) -> None:
     from tvm import te
 
-    from distir_relax.runtime.backends.tvm import math as tvm_math
+    from distir_relax.kernels.native import math as tvm_math
 
     function, tolerance = FUNCTIONS[name]
     edges = torch.tensor(

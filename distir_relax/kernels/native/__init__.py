@@ -1,9 +1,20 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
+from distir_relax.kernels.native.attention import attend_each
 from distir_relax.kernels.native.few_rows import few_rows
 from distir_relax.kernels.native.floats import STORED
 from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
 
-__all__ = ["MOST_ELEMENTS", "STORED", "few_rows", "is_small", "measured_once", "native", "rms_norm", "rotary"]
+__all__ = [
+    "MOST_ELEMENTS",
+    "STORED",
+    "attend_each",
+    "few_rows",
+    "is_small",
+    "measured_once",
+    "native",
+    "rms_norm",
+    "rotary",
+]

@@ -54,7 +54,7 @@ def _unrepeated(module: Module) -> Module:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {"prepare_sizes", "of_sizes", "request", "requests", "sizes", "each", "join", "rows"}
+_RESERVED |= {"prepare_sizes", "of_sizes", "request", "requests", "attending", "sizes", "each", "join", "rows"}
 _RESERVED |= {
     "tvm_extern",
     "attention",

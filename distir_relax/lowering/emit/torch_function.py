@@ -273,7 +273,7 @@ class TorchFunction:
         if callee.as_list:
             first = len(arguments) - len(callee.arguments)
             arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
-        return self._line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
+        return self.line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
 
     def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
         """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
@@ -291,9 +291,10 @@ class TorchFunction:
             code = form.apply.format(operands[0], packed=packed)
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
-        return [self._line(op, code)]
+        return [self.line(op, code)]
 
-    def _line(self, op: Op, code: str) -> str:
+    def line(self, op: Op, code: str) -> str:
+        """Return the line that assigns the results of `code` to the variables of an op's."""
         targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
         place = f"  # {op.location}" if op.location else ""
         return f"{targets} = {code}{place}"

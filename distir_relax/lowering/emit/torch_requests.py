@@ -15,9 +15,10 @@ from distir_relax.ir import Function, Module, Op, Output, Value, inline
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
+from distir_relax.lowering.emit.cached_operands import Cache, cached_operands
 from distir_relax.lowering.emit.request_rows import ROWS, RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_function import TorchFunction, symbols_in_code
-from distir_relax.ops import Trait, lookup
+from distir_relax.ops import Trait, lookup, torch_cached
 
 SIZES = ("last", "new", "past")
 """The sizes of a request."""
@@ -69,6 +70,8 @@ class RequestsFunction:
     states: Mapping[str, str]
     growing: Mapping[str, int]
     rows: RowOps = field(init=False)
+    caches: Mapping[str, tuple[Cache, ...]] = field(init=False)
+    """The operands that are caches, of the ops that run for all requests in one call."""
     regions: list[str] = field(default_factory=list)
     """The functions that run for each request."""
     statements: list[_Statement] = field(default_factory=list)
@@ -83,6 +86,7 @@ class RequestsFunction:
 
     def __post_init__(self) -> None:
         self.rows = row_ops(self.emitted.function, self.emitted.fixed)
+        self.caches = cached_operands(self.emitted.function, self.states, self.growing)
         for output in self._outputs():
             if rows_of(output.value.tensor) is None:
                 raise UnsupportedOpError(
@@ -103,6 +107,7 @@ class RequestsFunction:
             + "".join(f"{region}\n\n" for region in self.regions)
             + f"def main({', '.join(arguments)}):\n"
             + "    sizes = rows(requests)\n"
+            + ("    attending = attention.RequestsAttention(requests)\n" if self.caches else "")
             + "".join(f"    {name} = sum(sizes[{json.dumps(name)}])\n" for name in ROWS if name in self.used_sizes)
             + "".join(f"    {line}\n" for line in self._lines(outputs))
             + f"    return ({', '.join(outputs)}{',' * (len(outputs) == 1)})\n"
@@ -135,13 +140,11 @@ class RequestsFunction:
     def _generate(self) -> None:
         """Generate `main`: ops that run for each request wait until one that runs once needs their results."""
         emitted, function = self.emitted, self.emitted.function
-        ops = [
-            op
-            for op in function.ops
-            if op.results[0].name not in emitted.fixed | emitted.sized and not emitted.is_number(op)
-        ]
+        replaced = {v.name for caches in self.caches.values() for c in caches for op in c.replaced for v in op.results}
+        absent = replaced | emitted.fixed | emitted.sized
+        ops = [op for op in function.ops if op.results[0].name not in absent and not emitted.is_number(op)]
         for op in ops:
-            for value in op.operands:
+            for value in self._operands(op):
                 self.users.setdefault(value.name, set()).add(op.results[0].name)
         for output in self._outputs():
             self.users.setdefault(output.value.name, set()).add(f"output {output.name}")
@@ -153,10 +156,14 @@ class RequestsFunction:
             runs_once = op.results[0].name in self.rows.once
             # All ranks communicate in one order only if such an op is alone in its function.
             is_alone = not runs_once and Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
+            runs_once |= op.results[0].name in self.caches
             produced = {v.name for other in waiting for v in other.results}
-            if is_alone or (runs_once and any(v.name in produced for v in op.operands)):
+            if is_alone or (runs_once and any(v.name in produced for v in self._operands(op))):
                 self._region(waiting)
                 waiting.clear()
+            if op.results[0].name in self.caches:
+                self._cached(op)
+                continue
             if runs_once:
                 reads = [name for value in op.operands if (name := self._variable(value))]
                 writes = [emitted.names[v.name] for v in op.results]
@@ -172,6 +179,40 @@ class RequestsFunction:
         self._region([], self._stores(self.lists.keys() | self.joined | set(self.states)))
         for output in self._outputs():
             self._variable(output.value)
+
+    def _operands(self, op: Op) -> list[Value]:
+        """Return the operands of an op, the new elements of those that are caches."""
+        caches = self.caches.get(op.results[0].name, ())
+        numbers = lookup(op.name, op.location).code.cached_operands if caches else ()
+        new = {number: cache.new for number, cache in zip(numbers, caches, strict=True)}
+        return [new.get(number, value) for number, value in enumerate(op.operands)]
+
+    def _cached(self, op: Op) -> None:
+        """Generate an op that runs for all requests in one call, with their caches."""
+        caches = self.caches[op.results[0].name]
+        rows = {0, *lookup(op.name, op.location).code.cached_operands}
+        operands, reads = list[str](), list[str]()
+        for number, value in enumerate(self._operands(op)):
+            code, read = (self._variable(value),) * 2 if number in rows else self._each(value)
+            operands.append(code)
+            reads += [read] if read else []
+        code = torch_cached(op, operands, tuple(cache.arguments for cache in caches))
+        (result,) = op.results
+        self.statements.append(_Statement([self.emitted.line(op, code)], reads, [self.emitted.names[result.name]]))
+        self.joined.add(result.name)
+        self.used_sizes |= {symbol.name for symbol in symbols_in_code(op)}
+
+    def _each(self, value: Value) -> tuple[str, str]:
+        """Return the list of each request's part of a value, and the variable of `main` that it reads, if any."""
+        if value.name in self.lists:
+            code = self.lists[value.name]
+            return code, code if code.isidentifier() else ""
+        name = self.emitted.names[value.name]
+        if value.name not in self.joined:
+            return f"[{name}] * len(requests)", ""
+        rows = self.rows.joined.get(value.name)
+        split = f"{name}.split(sizes[{json.dumps(rows[1])}], {rows[0]})" if rows else ""
+        return split or f"[{name}] * len(requests)", name
 
     def _variable(self, value: Value) -> str:
         """Return the variable of `main` with the rows of all requests, which are joined first; empty for a weight."""
@@ -216,16 +257,11 @@ class RequestsFunction:
                 header.append(f"{name} = request.states[{json.dumps(value.name)}]{part}")
             elif value.name in emitted.sized_results:
                 header.append(f"{name} = request.sized[{emitted.sized_results.index(value.name)}]")
-            elif value.name in self.lists:
+            elif value.name in self.lists or value.name in self.joined:
+                item, read = self._each(value)
                 arguments.append(name)
-                items.append(self.lists[value.name])
-                reads.append(self.lists[value.name])
-            elif value.name in self.joined:
-                rows = self.rows.joined.get(value.name)
-                arguments.append(name)
-                split = f"{name}.split(sizes[{json.dumps(rows[1])}], {rows[0]})" if rows else ""
-                items.append(split or f"[{name}] * len(requests)")
-                reads.append(name)
+                items.append(item)
+                reads += [read] if read else []
         results = [v for v in produced.values() if self.users.get(v.name, set()) - inner]
         lines = list(header)
         for op in ops:

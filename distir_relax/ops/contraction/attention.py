@@ -60,6 +60,12 @@ def _torch(attrs: Attrs) -> str:
     return f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, {mask}{causal}scale={{scale}}{grouped})"
 
 
+def _cached(attrs: Attrs) -> str:
+    """Return the code for all requests of a step; none for a causal mask, which counts rows from the first."""
+    masks = "{3}" if attrs["masked"] else "None"
+    return "" if attrs["causal"] else f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}})"
+
+
 def _relax(attrs: Attrs) -> str:
     scores = "R.multiply(R.matmul({0}, R.permute_dims({1}, (0, 1, 3, 2))), R.const({scale}, {dtype}))"
     if attrs["causal"]:
@@ -153,7 +159,7 @@ define(
         product=_products,
         workspace=_workspace,
     ),
-    code=Code(relax=_relax, unrepeated=(1, 2), none_if_true=(3,)),
+    code=Code(relax=_relax, unrepeated=(1, 2), cached=_cached, cached_operands=(1, 2), none_if_true=(3,)),
     gradient=Gradient(all=_attention_gradient),
     incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
 )

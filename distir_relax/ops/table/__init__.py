@@ -39,6 +39,7 @@ from distir_relax.ops.table.expression import (
     is_zero,
     relax_expression,
     torch_buffered,
+    torch_cached,
     torch_expression,
     torch_in_place,
 )
@@ -203,6 +204,7 @@ __all__ = [
     "same_types",
     "size_array",
     "torch_buffered",
+    "torch_cached",
     "torch_expression",
     "torch_in_place",
     "unsplit_axis_rule",

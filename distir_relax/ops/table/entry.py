@@ -318,6 +318,12 @@ class Code:
     buffered: Expression = ""
     """The torch expression where operand 0 is the beginning of a buffer, which is ``{0}`` instead: it has the first
     ``{length}`` elements along attribute `axis`, and room for the others of the result."""
+    cached: Expression = ""
+    """The torch expression for all requests of a step, where the operands `cached_operands` are views of states with
+    their new elements. Those stand for the new elements of all requests, and operand 0 for their rows; ``{caches}`` has
+    the arguments of a `kernels.attention.Cache` for each. Other operands are lists with the value of each request.
+    `attending` is a `kernels.attention.RequestsAttention`."""
+    cached_operands: tuple[int, ...] = ()
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
 

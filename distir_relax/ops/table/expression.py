@@ -10,7 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Op
+from distir_relax.ir import Attribute, Op
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
@@ -45,6 +45,11 @@ def torch_buffered(op: Op, operands: Sequence[str]) -> str:
     if not form or not isinstance(axis, int):
         return ""
     return _fill(form, {**op.attrs, "length": op.operands[0].tensor.shape[axis]}, operands, op.location)
+
+
+def torch_cached(op: Op, operands: Sequence[str], caches: Attribute) -> str:
+    """Return the torch code of `op` for all requests of a step, with `caches`; "" if it has no such form."""
+    return _fill(lookup(op.name, op.location).code.cached, {**op.attrs, "caches": caches}, operands, op.location)
 
 
 def is_zero(op: Op) -> bool:

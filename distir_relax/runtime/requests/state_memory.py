@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, State, local_shape
+from distir_relax.kernels.requests import States
 from distir_relax.layout import DTYPES
 from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory, is_available
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @dataclass
@@ -28,7 +29,7 @@ class RequestStates:
     Those that grow are buffers, with room for all tokens of the request. They have the first `length`.
     """
 
-    tensors: dict[str, torch.Tensor]
+    tensors: States
     length: int = 0
     _memory: PageMemory | None = None
     _places: Sequence[_Place] = ()
@@ -67,7 +68,7 @@ class StateMemory:
             return self._in_pages(shapes, filled)
         import torch
 
-        tensors = {}
+        tensors = States()
         for state, shape in zip(self._states, shapes, strict=True):
             tensors[state.tensor.name] = torch.zeros(shape, dtype=torch_dtype(state.tensor.dtype), device=self._device)
         return RequestStates(tensors, filled)
@@ -81,7 +82,7 @@ class StateMemory:
             end = places[-1].end
         memory = PageMemory(end)
         whole = torch.frombuffer(memory.buffer(), dtype=torch.uint8)
-        tensors = {}
+        tensors = States()
         for state, place in zip(self._states, places, strict=True):
             part = whole[place.start : place.end].view(torch_dtype(state.tensor.dtype))
             tensors[state.tensor.name] = part[: math.prod(place.shape)].view(place.shape)

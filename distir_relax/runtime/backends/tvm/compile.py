@@ -17,7 +17,7 @@ from typing import Any
 from distir_relax.errors import BundleError, RunError
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.hoist_constants import relax_function, split_program
-from distir_relax.runtime.backends.tvm.math import legalizations
+from distir_relax.runtime.backends.tvm.legalizations import legalizations
 from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order_by_torch
 
 PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"

@@ -22,7 +22,7 @@ from functools import cache
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from distir_relax.runtime.backends.tvm.math import exp
+from distir_relax.kernels.native.math import exp
 
 FLOATS = {"float32": 4, "float64": 8}
 VARIABLE = "n"
