@@ -59,13 +59,14 @@ def _steps(module: types.ModuleType) -> Steps:
 class TorchProgram:
     """A `RankProgram` that calls the module's `main(comm, weights, *sizes, *inputs)`, with the sizes called `sizes`.
 
-    `main` takes the result of `prepare_sizes`, if there is one, after the sizes; that of the last sizes is kept.
+    `main` takes the result of `prepare_sizes`, if there is one, after the sizes; that of the last sizes is kept. It has
+    None for masks that are all true.
     """
 
     def __init__(
         self, main: Callable[..., Any], comm: Communicator, weights: dict[str, torch.Tensor], steps: Steps,
         state: Mapping[str, torch.Tensor], sizes: Sequence[str] = (),
-        prepare_sizes: Callable[..., list[torch.Tensor]] | None = None,
+        prepare_sizes: Callable[..., list[torch.Tensor | None]] | None = None,
     ) -> None:  # fmt: skip
         self._main = main
         self._comm = comm
@@ -75,7 +76,7 @@ class TorchProgram:
         self.state = state
         self._sizes = sizes
         self._prepare_sizes = prepare_sizes
-        self._of_sizes: OrderedDict[tuple[int, ...], list[torch.Tensor]] = OrderedDict()
+        self._of_sizes: OrderedDict[tuple[int, ...], list[torch.Tensor | None]] = OrderedDict()
 
     @property
     def held(self) -> frozenset[int]:

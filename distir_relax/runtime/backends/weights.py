@@ -23,8 +23,8 @@ def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, to
     return {name: weight.clone() if name in manifest.updates else weight for name, weight in weights.items()}
 
 
-def memory(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-    """Return the addresses of the storages of tensors, whatever part of them they view."""
+def memory(tensors: Iterable[torch.Tensor | None]) -> frozenset[int]:
+    """Return the addresses of the storages of tensors, whatever part of them they view; None has none."""
     import torch
 
     # Packed weights are opaque objects and never results.
