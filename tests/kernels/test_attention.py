@@ -23,18 +23,22 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
 
 @pytest.mark.parametrize(("heads", "groups"), [(9, 3), (5, 1), (3, 3)])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("masked", ["", "all heads", "each head", "rows"])
+@pytest.mark.parametrize("masked", ["", "all heads", "each head", "each head alike", "rows", "added"])
 def test_attention(heads: int, groups: int, rows: int, masked: str) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(2, n, t, width, generator=generator)
         for n, t, width in ((heads, rows, 7), (groups, 11, 7), (groups, 11, 5))
     )
-    shape = {"": (), "all heads": (2, 1, rows, 11), "each head": (1, heads, rows, 11), "rows": (rows, 11)}[masked]
+    shape = {
+        "": (), "all heads": (2, 1, rows, 11), "each head": (2, heads, rows, 11), "each head alike": (heads, rows, 11),
+        "rows": (rows, 11), "added": (1, heads, 1, 11),
+    }[masked]  # fmt: skip
     mask = torch.rand(shape, generator=generator) < 0.6 if masked else None
     if mask is not None:
         mask[..., 0] = True
-    y = attend(q, k, v, mask, 0.3)
+    added = torch.zeros(shape).masked_fill(~mask, -math.inf) if masked == "added" and mask is not None else mask
+    y = attend(q, k, v, added, 0.3)
     assert y.shape == (2, heads, rows, 5)
     torch.testing.assert_close(y.double(), exact(q, k, v, mask, 0.3), rtol=1e-5, atol=1e-6)
 

@@ -19,6 +19,8 @@ class Attention(nn.Module):
 
     def repeated(self, x: torch.Tensor) -> torch.Tensor:
         b, h, t, d = x.shape
+        if h == 1:
+            return x.expand(b, self.groups, t, d)
         if self.tiled:
             return x[:, None].expand(b, self.groups, h, t, d).reshape(b, h * self.groups, t, d)
         return x[:, :, None].expand(b, h, self.groups, t, d).reshape(b, h * self.groups, t, d)

@@ -6,9 +6,10 @@ Models repeat each head of the keys for the query heads of its group. Ops whose 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from distir_relax.ir import Function, Op, Value, live_ops, producers
+from distir_relax.ir import Function, Op, Size, Value, live_ops, producers
 from distir_relax.layout import is_symbolic
 from distir_relax.ops import Trait, lookup
 
@@ -30,7 +31,10 @@ def without_repeats(function: Function) -> Function:
 
 
 def _before_repeat(value: Value, made_by: dict[str, Op]) -> Value | None:
-    """Return a value (b, h, ...) that is repeated to one of (b, h g, ...), each element of dim 1 in a row."""
+    """Return a value (b, h, ...) that is repeated to one of (b, h g, ...), each element of dim 1 in a row.
+
+    One element is repeated by a broadcast, several by a broadcast along a new dim, which is joined with dim 1 after it.
+    """
     shapes = [value.tensor.shape]
     for _ in range(3):
         op = made_by.get(value.name)
@@ -40,12 +44,24 @@ def _before_repeat(value: Value, made_by: dict[str, Op]) -> Value | None:
             return None
         value = op.operands[0]
         shapes.append(value.tensor.shape)
+        if len(shapes) == 2 and _is_broadcast_of_one(*shapes):
+            return value
     repeated, spread, alone, before = shapes
     if len(before) < 2 or len(spread) != len(before) + 1 or is_symbolic((before[1], spread[2])) or not before[1]:
         return None
     rest = before[2:]
     is_repeat = alone == (before[0], before[1], 1, *rest) and spread == (before[0], before[1], spread[2], *rest)
     return value if is_repeat and repeated == (before[0], before[1] * spread[2], *rest) else None
+
+
+def _is_broadcast_of_one(after: Sequence[Size], before: Sequence[Size]) -> bool:
+    """Return whether these shapes differ in dim 1 alone, which has one element before."""
+    return (
+        len(before) == len(after) > 1
+        and (*before[:1], *before[2:]) == (*after[:1], *after[2:])
+        and before[1] == 1 != after[1]
+        and not is_symbolic((after[1],))
+    )
 
 
 def _has_effects(op: Op) -> bool:
