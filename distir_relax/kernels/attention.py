@@ -102,12 +102,13 @@ class RequestsAttention:
         if (plan := self._plans.get(key)) is None:
             plan = self._plans[key] = _plan(self._requests, allowed, q, new_k, new_v)
         if plan.kernel is not None:
-            q, new_k, new_v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, new_k, new_v))
+            if not q.stride(3) == new_k.stride(3) == new_v.stride(3) == 1:
+                q, new_k, new_v = q.contiguous(), new_k.contiguous(), new_v.contiguous()
             places = array("b", b"".join([cache.place(r) for r in plan.requests for cache in (keys, values)]))
             plan.kernel(
                 places.buffer_info()[0], plan.parts.buffer_info()[0], len(plan.requests),
-                q.data_ptr(), q.stride(1), q.stride(2), new_k.data_ptr(), new_k.stride(1), new_k.stride(2),
-                new_v.data_ptr(), new_v.stride(1), new_v.stride(2), y.data_ptr(), y.stride(1), y.stride(2),
+                q.data_ptr(), *q.stride()[1:3], new_k.data_ptr(), *new_k.stride()[1:3],
+                new_v.data_ptr(), *new_v.stride()[1:3], y.data_ptr(), *y.stride()[1:3],
                 plan.scores.data_ptr(), plan.longest, scale,
             )  # fmt: skip
         for number, row in plan.others:

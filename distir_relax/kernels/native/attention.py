@@ -9,6 +9,8 @@ from distir_relax.kernels.native.load import native
 from distir_relax.kernels.native.math import exp
 
 _LANES = 16
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 @native
@@ -24,14 +26,23 @@ def attend_each(heads: int, group: int, width: int, value_width: int, dtype: str
     - memory for ``group`` rows of float32 scores, and the length of each, a multiple of 16;
     - the scale of the scores.
 
-    All strides are in elements, that of the last dim is 1. It computes in float32.
+    All strides are in elements, that of the last dim is 1. It computes in float32. Caches come from memory: those of a
+    head's values, and of the next head's keys, are fetched while the scores are computed.
     """
     from tvm.script import tirx as T
 
     whole, value_whole = width // _LANES, value_width // _LANES
+    bytes_each = 4 if dtype == "float32" else 2
+    lines, value_lines = (-(-n * bytes_each // _LINE) for n in (width, value_width))
     stored = STORED[dtype]
     pointer, numbers_pointer, floats_pointer = T.handle(stored).ty, T.handle("int64").ty, T.handle("float32").ty
     most = T.int64(1 << 48)
+    item = T.int64(bytes_each)
+
+    def fetch(address: Any) -> Any:
+        """Prefetch a cache line into all caches, which never fails; a line after the last token is of no use."""
+        place = T.reinterpret(pointer, address)
+        return T.call_llvm_intrin("void", "llvm.prefetch", place, T.int32(0), T.int32(3), T.int32(1))
 
     @T.prim_func
     def kernel(  # noqa: C901, PLR0912, PLR0915
@@ -68,12 +79,15 @@ def attend_each(heads: int, group: int, width: int, value_width: int, dtype: str
             v_data: T.let[T.handle(stored)] = T.reinterpret(pointer, caches[cache + 3])
             k = T.decl_buffer((most,), stored, data=k_data)
             v = T.decl_buffer((most,), stored, data=v_data)
+            next_k: T.let = caches[parts[T.min(i + 1, count - 1) * 3] * 6]
             k_step: T.let = caches[cache + 2]
             v_step: T.let = caches[cache + 5]
             padded: T.let = T.shift_left(T.shift_right(past + _LANES, T.int64(4)), T.int64(4))
             for h in range(heads):
                 k_from: T.let = h * caches[cache + 1]
                 v_from: T.let = h * caches[cache + 4]
+                v_soon: T.let = caches[cache + 3] + v_from * item
+                k_soon: T.let = T.Select(h + 1 < heads, caches[cache] + (k_from + caches[cache + 1]) * item, next_k)
                 for j in range(width):
                     k[k_from + past * k_step + j] = new_k[h * new_k_head + row * new_k_row + j]
                 for j in range(value_width):
@@ -85,6 +99,10 @@ def attend_each(heads: int, group: int, width: int, value_width: int, dtype: str
                     for t in range(padded - past - 1):
                         scores[g * longest + past + 1 + t] = T.float32(-3.4e38)
                 for t in range(past + 1):
+                    for line in T.unroll(value_lines):
+                        T.evaluate(fetch(v_soon + t * v_step * item + line * _LINE))
+                    for line in T.unroll(lines):
+                        T.evaluate(fetch(k_soon + t * k_step * item + line * _LINE))
                     for g in T.unroll(group):
                         for j in T.vectorized(_LANES):
                             sums[j] = T.float32(0)
