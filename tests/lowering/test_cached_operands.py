@@ -63,3 +63,12 @@ def test_look_alikes(before: str, after: str) -> None:
 
 def test_states_that_do_not_grow() -> None:
     assert not cached_operands(parse(TEXT).main, STATES, {"k.past": 2})
+
+
+def test_keys_whose_last_dim_is_that_of_the_tokens() -> None:
+    text = TEXT.replace("%k: f32[1, 6, new, 4]", "%k: f32[1, 6, 4, new]").replace("[1, 6, past, 4]", "[1, 6, 4, past]")
+    text = text.replace("%k.all: f32[1, 6, new + past, 4]", "%k.all: f32[1, 6, 4, new + past]").replace(
+        "{axis=2}", "{axis=3}\n    %keys: f32[1, 6, new + past, 4] = permute_dims(%k.all) {axes=(0, 1, 3, 2)}"
+    )
+    text = text.replace("(%q, %k.all,", "(%q, %keys,")
+    assert not cached_operands(parse(text).main, STATES, {"k.past": 3, "v.past": 1})

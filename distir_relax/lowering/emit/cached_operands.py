@@ -103,7 +103,7 @@ def _cache(chain: Sequence[Op], growing: Mapping[str, int]) -> Cache | None:
     if math.prod(shape[: tokens[0]]) != math.prod(whole[:axis]):
         return None
     sizes = tuple(-1 if dim == tokens[0] else size for dim, size in enumerate(shape))
-    if is_symbolic(sizes) or 0 in sizes or len(axes) != 4 or axes[2] != tokens[0] or sizes[axes[0]] != 1:
+    if is_symbolic(sizes) or 0 in sizes or len(axes) != 4 or axes[2:] != (tokens[0], 3) or sizes[axes[0]] != 1:
         return None
     is_same = shape == whole, axes == (0, 1, 2, 3)
     return Cache(state.name, axis, new, None if is_same[0] else sizes, None if is_same[1] else axes, tuple(chain))
