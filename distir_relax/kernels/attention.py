@@ -48,6 +48,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
+def load_kernel(heads: int, groups: int, width: int, value_width: int, dtype: str) -> Kernel | None:
+    """Return the native kernel for these numbers of heads of queries and of keys, compiled if need be; None if none."""
+    return attend_each(groups, heads // groups, width, value_width, dtype) if dtype in STORED else None
+
+
 class Cache(NamedTuple):
     """A growing state as keys or values: its name, the dim that grows, and its view (1, heads, tokens, width).
 
@@ -145,9 +150,8 @@ def _plan(
 
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
     dtype = str(q.dtype).removeprefix("torch.")
-    kernel = None
-    if q.is_cpu and dtype in STORED and q.dtype == k.dtype == v.dtype:
-        kernel = attend_each(heads, group, k.shape[3], v.shape[3], dtype)
+    is_native = q.is_cpu and q.dtype == k.dtype == v.dtype
+    kernel = load_kernel(q.shape[1], heads, k.shape[3], v.shape[3], dtype) if is_native else None
     taken, parts, others, row = list["Request"](), array("q"), list[tuple[int, int]](), 0
     for number, request in enumerate(requests):
         is_small = (request.past + 1) * heads * k.shape[3] <= MOST_ELEMENTS

@@ -24,7 +24,7 @@ def to_torch_requests(
     the outputs with their next values; `growing` are the dims along which states grow. The text defines
     ``main(comm, weights, requests, *inputs)``, of inputs and outputs with the rows of all requests; ``prepare_sizes``,
     for the values of a request that depend on its sizes alone, ``SIZED``, the kinds of their dims, and ``MASKS``, which
-    of them may be None if all true; and ``prepare`` and ``STEPS``, as `to_torch`.
+    of them may be None if all true; ``load_kernels()``, if there are any; and ``prepare`` and ``STEPS``, as `to_torch`.
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
@@ -55,7 +55,18 @@ def _unrepeated(module: Module) -> Module:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {"prepare_sizes", "of_sizes", "request", "requests", "attending", "sizes", "each", "join", "rows"}
+_RESERVED |= {
+    "prepare_sizes",
+    "of_sizes",
+    "request",
+    "requests",
+    "attending",
+    "load_kernels",
+    "sizes",
+    "each",
+    "join",
+    "rows",
+}
 _RESERVED |= {
     "tvm_extern",
     "attention",

@@ -104,6 +104,7 @@ class RequestsFunction:
             emitted.prepare
             + emitted.prepare_sizes
             + (f"SIZED = {self._sized_dims()!r}\nMASKS = {self._masks()!r}\n\n\n" if emitted.prepare_sizes else "")
+            + self._load_kernels()
             + "".join(f"{region}\n\n" for region in self.regions)
             + f"def main({', '.join(arguments)}):\n"
             + "    sizes = rows(requests)\n"
@@ -118,6 +119,13 @@ class RequestsFunction:
         kinds = {v.name: v.tensor for op in self.emitted.function.ops for v in op.results}
         found = [[_dim_kind(size) for size in kinds[name].shape] for name in self.emitted.sized_results]
         return None if any(kind is None for dims in found for kind in dims) else found  # type: ignore[return-value]
+
+    def _load_kernels(self) -> str:
+        """Generate the function that loads the kernels for caches; empty if there are none."""
+        ops = [op for op in self.emitted.function.ops if op.results[0].name in self.caches]
+        codes = [(lookup(op.name, op.location).code.cached_kernel, [v.tensor for v in op.operands]) for op in ops]
+        lines = dict.fromkeys(f"    {write(types)}\n" for write, types in codes if write)
+        return f"def load_kernels():\n{''.join(lines)}\n\n" if lines else ""
 
     def _masks(self) -> list[int]:
         """Return which sized values may be None if all their elements are true."""

@@ -66,6 +66,11 @@ def _cached(attrs: Attrs) -> str:
     return "" if attrs["causal"] else f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}})"
 
 
+def _cached_kernel(types: Types) -> str:
+    q, k, v = types[:3]
+    return f'attention.load_kernel({q.shape[1]}, {k.shape[1]}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
+
+
 def _relax(attrs: Attrs) -> str:
     scores = "R.multiply(R.matmul({0}, R.permute_dims({1}, (0, 1, 3, 2))), R.const({scale}, {dtype}))"
     if attrs["causal"]:
@@ -159,7 +164,14 @@ define(
         product=_products,
         workspace=_workspace,
     ),
-    code=Code(relax=_relax, unrepeated=(1, 2), cached=_cached, cached_operands=(1, 2), none_if_true=(3,)),
+    code=Code(
+        relax=_relax,
+        unrepeated=(1, 2),
+        cached=_cached,
+        cached_operands=(1, 2),
+        cached_kernel=_cached_kernel,
+        none_if_true=(3,),
+    ),
     gradient=Gradient(all=_attention_gradient),
     incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
 )

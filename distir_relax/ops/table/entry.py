@@ -324,6 +324,8 @@ class Code:
     the arguments of a `kernels.attention.Cache` for each. Other operands are lists with the value of each request.
     `attending` is a `kernels.attention.RequestsAttention`."""
     cached_operands: tuple[int, ...] = ()
+    cached_kernel: Callable[[Types], str] | None = None
+    """From the types of operands, the expression that loads the kernel of `cached`, which may have to be compiled."""
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
 
