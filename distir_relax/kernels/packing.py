@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
 _FEW_ROWS = 2
-"""Rows up to which a native kernel, which reads the weight once and computes on one thread, may be the fastest."""
+"""Rows up to which a native kernel, which reads the weight once, is the fastest on one thread."""
 _MEASURED = (1536, 1024)
-"""A weight on which it is compared with oneDNN, which uses all threads of the rank."""
+"""A weight on which it is compared with oneDNN on several threads."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
@@ -87,7 +87,7 @@ class PackedLinear:
             if self.few_rows is not None and rows <= _FEW_ROWS and _are_few_faster(x.dtype, torch.get_num_threads()):
                 x = x.contiguous()
                 few = x.new_empty((*x.shape[:-1], self.shape[0]))
-                self.few_rows(x.data_ptr(), few.data_ptr(), rows)
+                self.few_rows(x.data_ptr(), few.data_ptr(), rows, torch.get_num_threads())
                 return few
             return self.of_all_rows(x)
         return torch.nn.functional.linear(x, self.weight, self.bias)
@@ -117,23 +117,30 @@ def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
 
 def _few_rows(
     packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Callable[[int, int, int], None] | None:
-    """Return the native kernel for a weight and its bias: from the addresses of x and of the result, and the rows."""
+) -> Callable[[int, int, int, int], None] | None:
+    """Return the native kernel for a weight and its bias: from the addresses of x and the result, rows and threads."""
     import torch
 
     panel = panel_rows(packed, weight)
+    if panel is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
+        return None
     dtype = str(weight.dtype).removeprefix("torch.")
-    kernel = None if panel is None else few_rows(dtype, bias is not None)
-    if kernel is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
+    alone, together = (few_rows(dtype, bias is not None, parallel) for parallel in (False, True))
+    if alone is None or together is None:
         return None
     columns, inner = weight.shape
     of_weight, of_bias = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
-    return lambda x, result, rows: kernel(x, of_weight, of_bias, result, rows, columns, inner, panel)
+
+    def run(x: int, result: int, rows: int, threads: int) -> None:
+        kernel = alone if threads == 1 else together
+        kernel(x, of_weight, of_bias, result, rows, columns, inner, panel, threads)
+
+    return run
 
 
 @cache
 def _are_few_faster(dtype: torch.dtype, threads: int) -> bool:
-    """Whether the native kernel beats oneDNN with several threads: where one core gets most of the memory's speed."""
+    """Whether the native kernel beats oneDNN with several threads, whose pools are their own."""
     name = str(dtype).removeprefix("torch.")
     return threads == 1 or measured_once(f"few-rows-{name}-{threads}-threads", lambda: _measure_few(dtype))
 
@@ -157,7 +164,7 @@ def _measure_few(dtype: torch.dtype) -> bool:
 
     def few(layer: PackedLinear) -> None:
         assert layer.few_rows is not None
-        layer.few_rows(x.data_ptr(), result.data_ptr(), 1)
+        layer.few_rows(x.data_ptr(), result.data_ptr(), 1, torch.get_num_threads())
 
     return seconds(few) < seconds(lambda layer: layer.of_all_rows(x))
 

@@ -144,7 +144,7 @@ def _kernels() -> Finding:
         layer = pack_linear(torch.ones(128, 64, dtype=dtype), rows=16)
         few = ", of one or two rows TVM's" if layer.few_rows else ""
         kinds.append(f"{str(dtype).removeprefix('torch.')} products by {'oneDNN' if layer.packed else 'torch'}{few}")
-    works = few_rows("float32", False) is not None
+    works = few_rows("float32", False, False) is not None
     small = f"ops of up to {MOST_ELEMENTS:,} elements by {'TVM' if works else 'torch'}"
     fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the warning of `distir generate`"
     return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)

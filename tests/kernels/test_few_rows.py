@@ -26,8 +26,10 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
 def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
-    kernel = few_rows(str(dtype).removeprefix("torch."), biased)
+    dtype_name = str(dtype).removeprefix("torch.")
+    kernel, threaded = few_rows(dtype_name, biased, False), few_rows(dtype_name, biased, True)
     assert kernel is not None
+    assert threaded is not None
     generator = torch.Generator().manual_seed(0)
     for columns, inner in ((1, 2), (64, 16), (127, 66), (200, 1536)):
         weight = torch.randn(columns, inner, generator=generator).to(dtype)
@@ -37,13 +39,18 @@ def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
             x = torch.randn(rows, inner, generator=generator).to(dtype)
             result = torch.full((rows, columns), torch.nan, dtype=dtype)
             addresses = x.data_ptr(), packed.data_ptr(), bias.data_ptr(), result.data_ptr()
-            kernel(*addresses, rows, columns, inner, packed.shape[1] * packed.shape[3])
+            kernel(*addresses, rows, columns, inner, packed.shape[1] * packed.shape[3], 1)
             exact = F.linear(x.double(), weight.double(), bias.double() if biased else None)
             torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance * 10)
+            for threads in (2, 3, 5):
+                other = torch.full((rows, columns), torch.nan, dtype=dtype)
+                ends = other.data_ptr(), rows, columns, inner, packed.shape[1] * packed.shape[3], threads
+                threaded(*addresses[:3], *ends)
+                assert torch.equal(other, result)
 
 
 def test_sums_are_rounded_to_the_nearest_bfloat16() -> None:
-    kernel = few_rows("bfloat16", False)
+    kernel = few_rows("bfloat16", False, False)
     assert kernel is not None
     # Each column is one number times one and another times a small one: their sum needs more bits than bfloat16 has.
     bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.int16)
@@ -52,7 +59,7 @@ def test_sums_are_rounded_to_the_nearest_bfloat16() -> None:
     packed = panels(weight)
     x = torch.tensor([[1.0, 2.0**-8]], dtype=torch.bfloat16)
     result = torch.empty(1, len(weight), dtype=torch.bfloat16)
-    kernel(x.data_ptr(), packed.data_ptr(), 0, result.data_ptr(), 1, len(weight), 2, packed.shape[1] * 2)
+    kernel(x.data_ptr(), packed.data_ptr(), 0, result.data_ptr(), 1, len(weight), 2, packed.shape[1] * 2, 1)
     expected = (large.float() + large.float() * 2.0**-8).to(torch.bfloat16)
     # LLVM and torch may treat numbers below the least normal one as zero.
     normal = expected.isnan() | (expected.abs() >= torch.finfo(torch.bfloat16).tiny) | (expected == 0)
@@ -75,7 +82,7 @@ def test_panels_are_recognized_by_their_elements() -> None:
 def test_a_layer_uses_the_kernel_for_few_rows(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     layer = pack_linear(torch.ones(3, 5), rows=1)
-    monkeypatch.setattr(layer, "few_rows", lambda *given: calls.append(given[-1]))
+    monkeypatch.setattr(layer, "few_rows", lambda *given: calls.append(given[-2]))
     monkeypatch.setattr(layer, "packed", True)
     monkeypatch.setattr(packing, "_are_few_faster", lambda *_: faster)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda x, *_: x, raising=False)

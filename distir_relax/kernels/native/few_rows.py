@@ -42,11 +42,11 @@ def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
 
 
 @native
-def few_rows(dtype: str, biased: bool) -> Any:
+def few_rows(dtype: str, biased: bool, parallel: bool) -> Any:
     """Return the kernel ``x (rows, inner), w (n / 64, panel, 64), bias (n) -> y (rows, n)``.
 
-    It takes the addresses of x, w, bias and y, then rows, n, inner and panel. `dtype` is ``float32`` or ``bfloat16``;
-    sums are float32.
+    It takes the addresses of x, w, bias and y, then rows, n, inner, panel and threads. `dtype` is ``float32`` or
+    ``bfloat16``; sums are float32. If it is not `parallel`, the number of threads is 1.
     """
     from tvm.script import from_source
 
@@ -59,20 +59,24 @@ def few_rows(dtype: str, biased: bool) -> Any:
         "y": ("rows, n", item),
     }
     lines = ["@T.prim_func", "def kernel(here: T.handle, x_: T.int64, w_: T.int64, bias_: T.int64, y_: T.int64,"]
-    lines += ["           rows: T.int64, n: T.int64, inner: T.int64, panel: T.int64):"]
+    lines += ["           rows: T.int64, n: T.int64, inner: T.int64, panel: T.int64, threads: T.int64):"]
     lines += ['    T.match_buffer(here, (1,), "float32")']
     for name, (shape, kind) in shapes.items():
         lines.append(f'    {name}_data: T.let[T.handle("{kind}")] = T.reinterpret(T.handle("{kind}").ty, {name}_)')
         lines.append(f'    {name} = T.decl_buffer(({shape},), "{kind}", data={name}_data)')
-    lines += [f'    acc{count} = T.alloc_buffer(({count * PANEL},), "float32", scope="local")' for count in _BLOCKS]
-    lines.append(f'    edge = T.alloc_buffer(({PANEL},), "float32", scope="local")')
-    lines.append(f"    for p in range((n + {PANEL - 1}) // {PANEL}):")
+    lines.append(f"    for t in {'T.parallel' if parallel else 'range'}(threads):")
+    lines += [f'        acc{count} = T.alloc_buffer(({count * PANEL},), "float32", scope="local")' for count in _BLOCKS]
+    lines.append(f'        edge = T.alloc_buffer(({PANEL},), "float32", scope="local")')
+    # Threads take turns, so that together they read one stream.
+    lines.append(f"        for turn in range(((n + {PANEL - 1}) // {PANEL} + threads - 1) // threads):")
+    lines.append("            p: T.let[T.int64] = turn * threads + t")
+    lines.append(f"            if p * {PANEL} < n:")
     for count in _BLOCKS:
         first = _BLOCKS[0]
         head = f"for g in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
         row = f"g * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
         body = _block(count, row, is_narrow, biased)
-        lines += [f"        {head}", *(f"            {line}" for line in body)]
+        lines += [f"                {head}", *(f"                    {line}" for line in body)]
     from tvm.script import tirx
 
     return from_source("\n".join(lines), extra_vars={"T": tirx})

@@ -101,6 +101,7 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
 
 
 def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+    _limit_threads()
     import tvm
     from tvm.target import codegen
 
@@ -164,6 +165,14 @@ def _write(write: Callable[[Path], object], file: Path) -> None:
         written.replace(file)
 
 
+def _limit_threads() -> None:
+    """Let TVM have as many threads as torch, on any core; it reads these variables when it is first used."""
+    import torch
+
+    os.environ.setdefault("TVM_NUM_THREADS", str(torch.get_num_threads()))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
 @cache
 def _load_library() -> None:
     """Load TVM's library, which has the compiler from LLVM's representation to machine code, without its modules."""
@@ -171,6 +180,7 @@ def _load_library() -> None:
         return
     import ctypes
 
+    _limit_threads()
     spec = find_spec("tvm")
     assert spec is not None
     assert spec.origin is not None
