@@ -7,8 +7,8 @@ One core, microseconds for a product with a weight of (1536, 576), as `F.linear`
     Xeon with AMX            121, 150          350, 189
 
 torch multiplies float32 by MKL, whose product of a matrix and a vector is fast on the processors of its vendor alone.
-Where oneDNN's form has panels of columns, products of one or two rows are those of `native.few_rows`: on that EPYC 124
-and 71 for one row.
+Where oneDNN's form has panels of columns, `native.panel_product` computes with it what it is faster at: on that EPYC
+products of one row take 124 and 71, and float32 is faster with any number of rows, bfloat16 with up to eight.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
-from distir_relax.kernels.native import measured_once
-from distir_relax.kernels.native.few_rows import few_rows, panel_rows
+from distir_relax.kernels.native import measured_once, panel_product, panel_rows
 
 if TYPE_CHECKING:
     import torch
 
 _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
-_FEW_ROWS = 2
-"""Rows up to which a native kernel, which reads the weight once, is the fastest on one thread."""
 _MEASURED = (1536, 1024)
-"""A weight on which it is compared with oneDNN on several threads."""
+"""A weight on which both products are compared."""
+_MEASURED_ROWS = (1, 8, 32, 128, 512)
+_MOST_ROWS = 1 << 40
+_ROUNDS = 5
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
@@ -69,31 +68,32 @@ class PackedLinear:
         self.bias = bias
         self.shape = tuple(weight.shape)
         self.weight = weight
-        self.few_rows: Callable[..., None] | None = None
+        self.by_panels: Callable[[int, int, int, int], None] | None = None
+        """The native product, if it can be used: of the addresses of x and the result, rows and threads."""
         self.packed = _can_pack(weight)
         if self.packed:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), max(rows, _LEAST_ROWS))
-            self.few_rows = _few_rows(packed, weight, bias)
-            self.packed = self.few_rows is not None or _is_faster_packed(weight, rows)
+            self.by_panels = _by_panels(packed, weight, bias)
+            self.packed = self.by_panels is not None or _is_faster_packed(weight, rows)
             self.weight = packed if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         import torch
 
-        if self.packed:
-            rows = x.numel() // max(self.shape[1], 1)
-            if not rows:
-                return x.new_zeros((*x.shape[:-1], self.shape[0]))
-            if self.few_rows is not None and rows <= _FEW_ROWS and _are_few_faster(x.dtype, torch.get_num_threads()):
-                x = x.contiguous()
-                few = x.new_empty((*x.shape[:-1], self.shape[0]))
-                self.few_rows(x.data_ptr(), few.data_ptr(), rows, torch.get_num_threads())
-                return few
-            return self.of_all_rows(x)
-        return torch.nn.functional.linear(x, self.weight, self.bias)
+        if not self.packed:
+            return torch.nn.functional.linear(x, self.weight, self.bias)
+        rows = x.numel() // max(self.shape[1], 1)
+        if not rows:
+            return x.new_zeros((*x.shape[:-1], self.shape[0]))
+        if self.by_panels is not None and rows <= _most_rows(x.dtype, threads := torch.get_num_threads()):
+            x = x.contiguous()
+            result = x.new_empty((*x.shape[:-1], self.shape[0]))
+            self.by_panels(x.data_ptr(), result.data_ptr(), rows, threads)
+            return result
+        return self.by_onednn(x)
 
-    def of_all_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product by oneDNN; the weight is packed."""
+    def by_onednn(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product with the packed weight by oneDNN."""
         import torch
 
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -115,17 +115,17 @@ def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
     return weight.dtype == torch.bfloat16 or rows > 1 or _vendor() == "AuthenticAMD"
 
 
-def _few_rows(
+def _by_panels(
     packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Callable[[int, int, int, int], None] | None:
-    """Return the native kernel for a weight and its bias: from the addresses of x and the result, rows and threads."""
+    """Return the native product with a weight and its bias (`PackedLinear.by_panels`)."""
     import torch
 
     panel = panel_rows(packed, weight)
     if panel is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
         return None
     dtype = str(weight.dtype).removeprefix("torch.")
-    alone, together = (few_rows(dtype, bias is not None, parallel) for parallel in (False, True))
+    alone, together = (panel_product(dtype, bias is not None, parallel) for parallel in (False, True))
     if alone is None or together is None:
         return None
     columns, inner = weight.shape
@@ -139,34 +139,37 @@ def _few_rows(
 
 
 @cache
-def _are_few_faster(dtype: torch.dtype, threads: int) -> bool:
-    """Whether the native kernel beats oneDNN with several threads, whose pools are their own."""
+def _most_rows(dtype: torch.dtype, threads: int) -> int:
+    """Return the number of rows up to which the native product is faster than oneDNN's."""
     name = str(dtype).removeprefix("torch.")
-    return threads == 1 or measured_once(f"few-rows-{name}-{threads}-threads", lambda: _measure_few(dtype))
+    return measured_once(f"rows-{name}-{threads}-threads", lambda: _measure(dtype))
 
 
-def _measure_few(dtype: torch.dtype) -> bool:
-    """Compare the medians of both, on weights that no cache holds."""
+def _measure(dtype: torch.dtype) -> int:
+    """Compare both on weights that no cache holds, by the least time of several."""
     import torch
 
     layers = [PackedLinear(torch.ones(_MEASURED, dtype=dtype), None, 1) for _ in range(32)]
-    x = torch.ones(1, _MEASURED[1], dtype=dtype)
-    result = x.new_empty(1, _MEASURED[0])
-
-    def seconds(run: Callable[[PackedLinear], object]) -> float:
-        times = []
-        for _ in range(7):
+    most = 0
+    for rows in _MEASURED_ROWS:
+        x = torch.ones(rows, _MEASURED[1], dtype=dtype)
+        result = x.new_empty(rows, _MEASURED[0])
+        used = layers[: max(1, len(layers) // rows)]
+        panels, onednn = list[float](), list[float]()
+        for _ in range(_ROUNDS):
             start = time.perf_counter()
-            for layer in layers:
-                run(layer)
-            times.append(time.perf_counter() - start)
-        return median(times)
-
-    def few(layer: PackedLinear) -> None:
-        assert layer.few_rows is not None
-        layer.few_rows(x.data_ptr(), result.data_ptr(), 1, torch.get_num_threads())
-
-    return seconds(few) < seconds(lambda layer: layer.of_all_rows(x))
+            for layer in used:
+                assert layer.by_panels is not None
+                layer.by_panels(x.data_ptr(), result.data_ptr(), rows, torch.get_num_threads())
+            middle = time.perf_counter()
+            for layer in used:
+                layer.by_onednn(x)
+            panels.append(middle - start)
+            onednn.append(time.perf_counter() - middle)
+        if min(panels) > min(onednn):
+            return most
+        most = rows
+    return _MOST_ROWS
 
 
 @cache

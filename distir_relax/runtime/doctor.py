@@ -136,15 +136,15 @@ def _kernels() -> Finding:
     """Which code computes products, and small ops."""
     import torch
 
-    from distir_relax.kernels.native import MOST_ELEMENTS, few_rows
+    from distir_relax.kernels.native import MOST_ELEMENTS, panel_product
     from distir_relax.kernels.packing import pack_linear
 
     kinds = []
     for dtype in (torch.float32, torch.bfloat16):
         layer = pack_linear(torch.ones(128, 64, dtype=dtype), rows=16)
-        few = ", of one or two rows TVM's" if layer.few_rows else ""
-        kinds.append(f"{str(dtype).removeprefix('torch.')} products by {'oneDNN' if layer.packed else 'torch'}{few}")
-    works = few_rows("float32", False, False) is not None
+        by = "TVM and oneDNN" if layer.by_panels else "oneDNN" if layer.packed else "torch"
+        kinds.append(f"{str(dtype).removeprefix('torch.')} products by {by}")
+    works = panel_product("float32", False, False) is not None
     small = f"ops of up to {MOST_ELEMENTS:,} elements by {'TVM' if works else 'torch'}"
     fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the warning of `distir generate`"
     return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)

@@ -56,7 +56,7 @@ def test_joined_products_are_those_of_each_weight(dtype: torch.dtype, transposed
 
 def test_one_row_is_packed_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(31, 17)
-    monkeypatch.setattr(packing, "few_rows", lambda *_: None)
+    monkeypatch.setattr(packing, "panel_product", lambda *_: None)
     for vendor, packs in {"GenuineIntel": False, "AuthenticAMD": True, "": False}.items():
         monkeypatch.setattr(packing, "_vendor", lambda name=vendor: name)
         assert pack_linear(weight, rows=1).packed is packs

@@ -1,9 +1,9 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
 from distir_relax.kernels.native.attention import attend_each
-from distir_relax.kernels.native.few_rows import few_rows
 from distir_relax.kernels.native.floats import STORED
 from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
+from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
 
@@ -11,10 +11,11 @@ __all__ = [
     "MOST_ELEMENTS",
     "STORED",
     "attend_each",
-    "few_rows",
     "is_small",
     "measured_once",
     "native",
+    "panel_product",
+    "panel_rows",
     "rms_norm",
     "rotary",
 ]

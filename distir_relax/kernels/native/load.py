@@ -56,16 +56,16 @@ def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
     return load
 
 
-def measured_once(name: str, measure: Callable[[], bool]) -> bool:
+def measured_once(name: str, measure: Callable[[], int]) -> int:
     """Return what was measured on this processor, now or earlier: it is kept with the compiled kernels.
 
     So a choice by time, which may change the last bits of results, is the same in every run.
     """
     folder = _folder()
     file = None if folder is None else folder / f"{name}-{_hash(_processor())}.txt"
-    with suppress(OSError):
-        if file is not None and (text := file.read_text()) in ("True", "False"):
-            return text == "True"
+    with suppress(OSError, ValueError):
+        if file is not None:
+            return int(file.read_text())
     found = measure()
     if file is not None:
         _write(lambda path: path.write_text(str(found)), file)

@@ -1,4 +1,4 @@
-"""The native product of a few rows, on forms of oneDNN for processors with AVX-512, and beside oneDNN."""
+"""The native product, on forms of oneDNN for processors with AVX-512, and beside oneDNN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from distir_relax.kernels import packing
 from distir_relax.kernels.native import measured_once
-from distir_relax.kernels.native.few_rows import PANEL, few_rows, panel_rows
+from distir_relax.kernels.native.panel_product import PANEL, panel_product, panel_rows
 from distir_relax.kernels.packing import pack_linear
 
 
@@ -27,7 +27,7 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
 def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
     dtype_name = str(dtype).removeprefix("torch.")
-    kernel, threaded = few_rows(dtype_name, biased, False), few_rows(dtype_name, biased, True)
+    kernel, threaded = panel_product(dtype_name, biased, False), panel_product(dtype_name, biased, True)
     assert kernel is not None
     assert threaded is not None
     generator = torch.Generator().manual_seed(0)
@@ -50,7 +50,7 @@ def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
 
 
 def test_sums_are_rounded_to_the_nearest_bfloat16() -> None:
-    kernel = few_rows("bfloat16", False, False)
+    kernel = panel_product("bfloat16", False, False)
     assert kernel is not None
     # Each column is one number times one and another times a small one: their sum needs more bits than bfloat16 has.
     bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.int16)
@@ -75,29 +75,28 @@ def test_panels_are_recognized_by_their_elements() -> None:
     assert panel_rows(packed, weight.flip(0)) is None
     assert panel_rows(packed, weight[:, :65]) is None
     layer = pack_linear(weight, rows=1)
-    assert (layer.few_rows is None) == (found is None)
+    assert (layer.by_panels is None) == (found is None)
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_a_layer_uses_the_kernel_for_few_rows(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_uses_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     layer = pack_linear(torch.ones(3, 5), rows=1)
-    monkeypatch.setattr(layer, "few_rows", lambda *given: calls.append(given[-2]))
+    monkeypatch.setattr(layer, "by_panels", lambda *given: calls.append(given[-2]))
     monkeypatch.setattr(layer, "packed", True)
-    monkeypatch.setattr(packing, "_are_few_faster", lambda *_: faster)
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda x, *_: x, raising=False)
+    monkeypatch.setattr(layer, "by_onednn", lambda x: calls.append(-len(x)))
+    monkeypatch.setattr(packing, "_most_rows", lambda *_: 2)
     for rows in (0, 1, 2, 3):
         layer(torch.ones(rows, 5))
-    assert calls == ([1, 2] if faster else [])
+    assert calls == [1, 2, -3]
 
 
-def test_the_kernel_is_compared_with_onednn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if pack_linear(torch.ones(3, 5), rows=1).few_rows is not None:
-        assert packing._measure_few(torch.float32) in (True, False)
-    measured = [True, False]
-    assert measured_once("a choice", measured.pop) is False
-    assert measured_once("a choice", measured.pop) is False
-    assert measured_once("another", measured.pop) is True
+    if pack_linear(torch.ones(3, 5), rows=1).by_panels is not None:
+        assert packing._measure(torch.float32) in (0, *packing._MEASURED_ROWS[:-1], packing._MOST_ROWS)
+    measured = [7, 3]
+    assert measured_once("a choice", measured.pop) == 3
+    assert measured_once("a choice", measured.pop) == 3
+    assert measured_once("another", measured.pop) == 7
     (tmp_path / "distir-relax" / "kernels").chmod(0o777)
-    assert measured_once("a choice", lambda: True) is True
+    assert measured_once("a choice", lambda: 5) == 5

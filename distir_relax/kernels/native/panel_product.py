@@ -1,8 +1,9 @@
-"""Products of a few rows with a weight that oneDNN has packed, as fast as the weight can be read.
+"""Products with a weight that oneDNN has packed, as fast as the weight can be read if there are few rows.
 
 oneDNN's own kernels read a weight at half of that for one row (float32, a weight of (3072, 576), EPYC with AVX-512, one
 core: 15 GB/s of 30). Its layout for processors with AVX-512 is panels of 64 columns: ``w[n / 64, k, 64]``, and for
 bfloat16 ``w[n / 64, k / 2, 64, 2]``. A kernel keeps the sums of a panel in registers and reads the panel in one stream.
+A row's sums have the same order whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
 
 
 @native
-def few_rows(dtype: str, biased: bool, parallel: bool) -> Any:
+def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
     """Return the kernel ``x (rows, inner), w (n / 64, panel, 64), bias (n) -> y (rows, n)``.
 
     It takes the addresses of x, w, bias and y, then rows, n, inner, panel and threads. `dtype` is ``float32`` or
@@ -65,8 +66,10 @@ def few_rows(dtype: str, biased: bool, parallel: bool) -> Any:
         lines.append(f'    {name}_data: T.let[T.handle("{kind}")] = T.reinterpret(T.handle("{kind}").ty, {name}_)')
         lines.append(f'    {name} = T.decl_buffer(({shape},), "{kind}", data={name}_data)')
     lines.append(f"    for t in {'T.parallel' if parallel else 'range'}(threads):")
-    lines += [f'        acc{count} = T.alloc_buffer(({count * PANEL},), "float32", scope="local")' for count in _BLOCKS]
-    lines.append(f'        edge = T.alloc_buffer(({PANEL},), "float32", scope="local")')
+    # One buffer for each vector: they become registers, a larger one does not.
+    names = [_sum(count, r, start) for count in _BLOCKS for r in range(count) for start in range(0, PANEL, _LANES)]
+    lines += [f"        {line}" for name in names for line in _local(name, _LANES)]
+    lines += [f"        {line}" for line in _local("edge", PANEL)]
     # Threads take turns, so that together they read one stream.
     lines.append(f"        for turn in range(((n + {PANEL - 1}) // {PANEL} + threads - 1) // threads):")
     lines.append("            p: T.let[T.int64] = turn * threads + t")
@@ -82,11 +85,20 @@ def few_rows(dtype: str, biased: bool, parallel: bool) -> Any:
     return from_source("\n".join(lines), extra_vars={"T": tirx})
 
 
+def _local(name: str, count: int) -> list[str]:
+    """Return the lines that make a buffer of `count` numbers on the stack: TVM takes others from the heap."""
+    kind = 'T.handle("float32")'
+    return [
+        f'{name}_data: T.let[{kind}] = T.reinterpret({kind}.ty, T.tvm_stack_alloca("shape", {count // 2}))',
+        f'{name} = T.decl_buffer(({count},), "float32", data={name}_data, align=8)',
+    ]
+
+
 def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
     """Return the lines for `count` rows from `row` on, of panel ``p``."""
-    acc, starts = f"acc{count}", range(0, PANEL, _LANES)
+    starts = range(0, PANEL, _LANES)
     vector = f"for v in T.vectorized({_LANES}):"
-    sums = [(r, start, f"{acc}[{r * PANEL + start} + v]") for start in starts for r in range(count)]
+    sums = [(r, start, f"{_sum(count, r, start)}[v]") for start in starts for r in range(count)]
     lines = [line for _, _, total in sums for line in (vector, f"    {total} = T.float32(0)")]
     lines.append(f"for b in range(inner // {2 if is_narrow else 1}):")
     for r, start, total in sums:
@@ -105,16 +117,21 @@ def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
         lines.append(f"if (p + 1) * {PANEL} <= n:")
         for start in starts:
             column = f"p * {PANEL} + {start} + v"
-            result = _result(f"{acc}[{r * PANEL + start} + v]", column, is_narrow, biased)
+            result = _result(f"{_sum(count, r, start)}[v]", column, is_narrow, biased)
             lines += [f"    {vector}", f"        y[{row} + {r}, {column}] = {result}"]
         lines.append("else:")
-        # Through a separate buffer: an index that varies would put the sums into memory.
+        # Through another buffer, since the columns that are left are no whole vectors.
         for start in starts:
-            lines += [f"    {vector}", f"        edge[{start} + v] = {acc}[{r * PANEL + start} + v]"]
+            lines += [f"    {vector}", f"        edge[{start} + v] = {_sum(count, r, start)}[v]"]
         column = f"p * {PANEL} + c"
         lines.append(f"    for c in range(n - p * {PANEL}):")
         lines.append(f"        y[{row} + {r}, {column}] = {_result('edge[c]', column, is_narrow, biased)}")
     return lines
+
+
+def _sum(count: int, row: int, start: int) -> str:
+    """Return the name of the sums of a row of a block, and of the vector of columns from `start` on."""
+    return f"sum_{count}_{row}_{start}"
 
 
 def _widened(value: str) -> str:
