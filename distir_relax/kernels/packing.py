@@ -8,7 +8,7 @@ One core, microseconds for a product with a weight of (1536, 576), as `F.linear`
 
 torch multiplies float32 by MKL, whose product of a matrix and a vector is fast on the processors of its vendor alone.
 Where oneDNN's form has panels of columns, `native.panel_product` computes with it what it is faster at: on that EPYC
-products of one row take 124 and 71, and up to 32 rows of float32 and 8 of bfloat16 are faster.
+products of one row take 124 and 71, and those of up to eight are faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
 _MEASURED = (1536, 1024)
 """A weight on which both products are compared."""
-_MEASURED_ROWS = (1, 2, 4, 8, 16, 32)
+_MEASURED_ROWS = (1, 2, 4, 8)
 """More rows are computed by oneDNN: torch's other ops of so many use its threads, too, and TVM's are others."""
 _LAYERS, _ROUNDS = 24, 5
 
