@@ -171,6 +171,8 @@ def _limit_threads() -> None:
 
     os.environ.setdefault("TVM_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
+    # Its threads wait for the next product of a program for a millisecond, then sleep: others need the cores, too.
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "2000")
 
 
 @cache

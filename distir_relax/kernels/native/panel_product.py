@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.load import native
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
     from tvm.script import from_source
 
     is_narrow = dtype == "bfloat16"
-    item, pairs = ("uint16", "uint32") if is_narrow else ("float32", "float32")
+    item, pairs = STORED[dtype], "uint32" if is_narrow else "float32"
     shapes = {
         "x": ("rows, inner", item),
         "w": (f"(n + {PANEL - 1}) // {PANEL}, panel // {2 if is_narrow else 1}, {PANEL}", pairs),
@@ -78,11 +79,11 @@ def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
         first = _BLOCKS[0]
         head = f"for g in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
         row = f"g * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
-        body = _block(count, row, is_narrow, biased)
+        body = _block(count, row, dtype, biased)
         lines += [f"                {head}", *(f"                    {line}" for line in body)]
     from tvm.script import tirx
 
-    return from_source("\n".join(lines), extra_vars={"T": tirx})
+    return from_source("\n".join(lines), extra_vars={"T": tirx, "narrow": narrow, "widen": widen})
 
 
 def _local(name: str, count: int) -> list[str]:
@@ -94,8 +95,10 @@ def _local(name: str, count: int) -> list[str]:
     ]
 
 
-def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
+def _block(count: int, row: str, dtype: str, biased: bool) -> list[str]:
     """Return the lines for `count` rows from `row` on, of panel ``p``."""
+    is_narrow = dtype == "bfloat16"
+    stored = f"narrow({'{value} + widen(bias[{column}])' if biased else '{value}'}, '{dtype}')"
     starts = range(0, PANEL, _LANES)
     vector = f"for v in T.vectorized({_LANES}):"
     sums = [(r, start, f"{_sum(count, r, start)}[v]") for start in starts for r in range(count)]
@@ -108,7 +111,7 @@ def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
             # Two weights in 32 bits, the first in the lower half.
             halves = f"T.shift_left({weight}, T.uint32(16))", f"T.bitwise_and({weight}, T.uint32(0xFFFF0000))"
             terms = [
-                (f"T.reinterpret('float32', {half})", _widened(f"x[{row} + {r}, 2 * b + {k}]"))
+                (f"T.reinterpret('float32', {half})", f"widen(x[{row} + {r}, 2 * b + {k}])")
                 for k, half in enumerate(halves)
             ]
         lines.append(f"    {vector}")
@@ -117,7 +120,7 @@ def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
         lines.append(f"if (p + 1) * {PANEL} <= n:")
         for start in starts:
             column = f"p * {PANEL} + {start} + v"
-            result = _result(f"{_sum(count, r, start)}[v]", column, is_narrow, biased)
+            result = stored.format(value=f"{_sum(count, r, start)}[v]", column=column)
             lines += [f"    {vector}", f"        y[{row} + {r}, {column}] = {result}"]
         lines.append("else:")
         # Through another buffer, since the columns that are left are no whole vectors.
@@ -125,31 +128,13 @@ def _block(count: int, row: str, is_narrow: bool, biased: bool) -> list[str]:
             lines += [f"    {vector}", f"        edge[{start} + v] = {_sum(count, r, start)}[v]"]
         column = f"p * {PANEL} + c"
         lines.append(f"    for c in range(n - p * {PANEL}):")
-        lines.append(f"        y[{row} + {r}, {column}] = {_result('edge[c]', column, is_narrow, biased)}")
+        lines.append(f"        y[{row} + {r}, {column}] = {stored.format(value='edge[c]', column=column)}")
     return lines
 
 
 def _sum(count: int, row: int, start: int) -> str:
     """Return the name of the sums of a row of a block, and of the vector of columns from `start` on."""
     return f"sum_{count}_{row}_{start}"
-
-
-def _widened(value: str) -> str:
-    """Return the float32 of a bfloat16, given by its bits."""
-    return f"T.reinterpret('float32', T.shift_left(T.Cast('uint32', {value}), T.uint32(16)))"
-
-
-def _result(value: str, column: str, is_narrow: bool, biased: bool) -> str:
-    """Return a sum with its bias, as it is stored."""
-    if biased:
-        value = f"({value} + {_widened(f'bias[{column}]') if is_narrow else f'bias[{column}]'})"
-    if not is_narrow:
-        return value
-    bits = f"T.reinterpret('uint32', {value})"
-    # To the nearest, of two to the even one.
-    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
-    nearest = f"T.Cast('uint16', T.shift_right({bits} + T.uint32(0x7FFF) + {odd}, T.uint32(16)))"
-    return f"T.Select({value} != {value}, T.uint16(0x7FC0), {nearest})"
 
 
 def _bytes_at(address: int, size: int) -> torch.Tensor:
