@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import distir_relax as dr
 from distir_relax.analysis.simulator import simulate_module
+from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.ir import Module, inline, parse, print_module, verify
-from distir_relax.lowering import FuseLocal
 from distir_relax.ops import check
 from distir_relax.sharding import list_reshards
 from tests.zoo import Case, gpt2
@@ -165,7 +165,7 @@ def test_functions_are_simulated_to_the_same_time() -> None:
     """A layer that is entered in the same state again is not simulated again; time and memory are as written out."""
     plan = _plan(llama(7), 3)
     called = dr.simulate(plan, profile="dgx2-v100")
-    written = simulate_module(FuseLocal().run(inline(plan.modules["distributed"])), called.profile)
+    written = simulate_module(fuse_for_ranks(inline(plan.modules["distributed"])), called.profile)
     assert called.makespan == written.makespan
     assert list(called.peak_memory) == list(written.peak_memory)
 

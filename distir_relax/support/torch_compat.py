@@ -29,6 +29,8 @@ PRIVATE = {
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.mkldnn._linear_pointwise": "products with a weight packed by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
+    "torch.ops.mkldnn.data_ptr": "the packed weight, which our own product reads",
+    "torch.ops.mkldnn._nbytes": "its size",
     "torch.ops.mkldnn._is_mkldnn_bf16_supported": "whether the processor multiplies packed bfloat16",
 }
 """The private APIs by path, with the purpose of each."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.repeated_operands import without_repeats
-from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values
+from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values, mutated_values
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
 
@@ -110,7 +110,7 @@ class _Program:
         self.names[self.main.name] = "main"
         self._visit(self.main, "")
         for function in callees_first(self.module):
-            self.mutated[function.name] = self._mutated_values(function)
+            self.mutated[function.name] = mutated_values(self.module, function, self.mutated)
         inner = [f for f in callees_first(self.module) if f.name in self.names and f is not self.main]
         used_names = set(_RESERVED)
         for function in inner:
@@ -167,21 +167,6 @@ class _Program:
                     pairs = zip(inputs, op.operands, strict=True)
                     stored[op.callee] -= {name for name, operand in pairs if operand.name not in fixed}
         return stored
-
-    def _mutated_values(self, function: Function) -> set[str]:
-        mutated: set[str] = set()
-        for op in function.ops:
-            if op.callee:
-                inputs = (i.value.name for i in self.module.function(op.callee).inputs)
-                pairs = zip(inputs, op.operands, strict=True)
-                mutated.update(operand.name for name, operand in pairs if name in self.mutated[op.callee])
-            elif lookup(op.name).code.in_place:
-                mutated.add(op.operands[0].name)
-        # If the updated value is a padded weight, the weight gets its new value too.
-        for op in reversed(function.ops):
-            if any(v.name in mutated for v in op.results):
-                mutated.update(v.name for v in op.operands)
-        return mutated
 
     def _steps(self, functions: Sequence[Function]) -> str:
         """Generate the text of each step; for a step in a function also the function, and its call locations."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
+from distir_relax.ir import TASK, Function, Module, Op, Value, fresh_name, value_names
 from distir_relax.ir.symbols import op_symbols
 from distir_relax.layout import Symbol, is_symbolic, symbols_within
 from distir_relax.ops import Trait, lookup, torch_buffered, torch_expression, torch_in_place
@@ -371,6 +371,23 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
         if not is_late and all(v.name in constant for v in op.operands):
             constant.update(v.name for v in op.results)
     return constant
+
+
+def mutated_values(module: Module, function: Function, of_callees: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the values that a function or its callees update in place, and the producers' operands of those."""
+    mutated: set[str] = set()
+    for op in function.ops:
+        if op.callee:
+            inputs = (i.value.name for i in module.function(op.callee).inputs)
+            pairs = zip(inputs, op.operands, strict=True)
+            mutated.update(operand.name for name, operand in pairs if name in of_callees[op.callee])
+        elif lookup(op.name).code.in_place:
+            mutated.add(op.operands[0].name)
+    # If the updated value is a padded weight, the weight gets its new value too.
+    for op in reversed(function.ops):
+        if any(v.name in mutated for v in op.results):
+            mutated.update(v.name for v in op.operands)
+    return mutated
 
 
 def sized_values(function: Function, fixed: Collection[str], mutated: Collection[str] = ()) -> set[str]:

@@ -5,10 +5,12 @@ A product of a few rows reads its weight once, and one that reads a larger weigh
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Function, Module, Op, PlacedType, Value
+from distir_relax.ir import Function, Module, Op, PlacedType, Value, callees_first
+from distir_relax.lowering.emit.torch_function import mutated_values
 from distir_relax.ops import Trait, lookup
 
 
@@ -20,11 +22,14 @@ class JoinProducts:
     gives: ClassVar[str] = ""
 
     def run(self, module: Module) -> Module:
-        """Join ops of every function (`Code.joined`). Equal ranks stay equal."""
-        return replace(module, functions=tuple(map(_joined, module.functions)))
+        """Join ops of every function (`Code.joined`), but none whose weight changes with one whose weight does not."""
+        mutated: dict[str, set[str]] = {}
+        for function in callees_first(module):
+            mutated[function.name] = mutated_values(module, function, mutated)
+        return replace(module, functions=tuple(_joined(f, mutated[f.name]) for f in module.functions))
 
 
-def _joined(function: Function) -> Function:
+def _joined(function: Function, mutated: Collection[str]) -> Function:
     """Replace the first of several products of an input by their joined form."""
     groups: list[tuple[int, list[Op]]] = []
     by_input: dict[object, tuple[int, list[Op]]] = {}
@@ -35,7 +40,8 @@ def _joined(function: Function) -> Function:
             # Products do not move across communication, for which other ranks wait.
             by_input.clear()
         elif entry.code.joined and all(_dims(v) <= 2 for v in op.operands[1:]):
-            key = (op.name, op.operands[0], tuple(op.attrs.items()), _devices(op))
+            changes = any(v.name in mutated for v in op.operands[1:])
+            key = (op.name, op.operands[0], tuple(op.attrs.items()), _devices(op), changes)
             start, group = by_input.get(key, (-1, []))
             if all(defined.get(v.name, -1) < start for v in op.operands[1:]):
                 group.append(op)
