@@ -193,12 +193,15 @@ def test_other_bad_requests(running: str) -> None:
     assert "text/html" in page.headers["content-type"]
 
 
-def test_a_client_that_leaves_cancels_its_request(bundle: Path) -> None:
+def test_a_client_that_leaves_cancels_its_request(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with server(bundle) as (address, service):
+        step = service.engine.step
+        # So that no request is done before its client leaves.
+        monkeypatch.setattr(service.engine, "step", lambda: (time.sleep(0.005), step())[1])
         body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0}
         with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}) as answer:
             next(answer.iter_lines())
-            assert service.engine.running == 1
+            until(lambda: service.engine.running == 1)
         until(lambda: not service.engine.running)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{address}/v1/completions", json=body, timeout=0.05)
