@@ -72,12 +72,12 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
     scope: dict[str, Any] = {"torch": torch, "F": F, "updates": updates}
     scope |= {"pack_linear": pack_linear, "pack_joined": pack_joined}
     form = lookup(sample.op).code.packed
-    if sample.fixed and form is not None:
+    if sample.fixed and form:
         rows = sample.results[0].elements // sample.results[0].shape[-1]
         for variant in variants:
-            code = form.prepare.format(*names, weights=", ".join(names[1:]), rows=rows)
+            code = form.format(*names, weights=", ".join(names[1:]), rows=rows)
             variant[1] = eval(code, {**scope, **dict(zip(names, variant, strict=True))})
-        code = form.apply.format(names[0], packed=names[1])
+        code = f"{names[1]}({names[0]})"
     else:
         values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
         op = Op(sample.op, values, (), sample.attrs)

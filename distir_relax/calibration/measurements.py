@@ -20,6 +20,7 @@ from distir_relax.calibration.measure import CollectiveSample, time_collectives,
 from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.kernels.processor import processor_field
 from distir_relax.runtime.world import World
 
 # The shares of a collective and of a program in the time of a pass, relative to an op; and the approximate number of
@@ -165,8 +166,4 @@ def _host_cache() -> int:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return processor_field("model name") or platform.processor() or platform.machine()

@@ -48,7 +48,7 @@ def op_seconds(
     if rate:
         compute = flops(entry, operands, attrs, results) / rate
     elif cost.product:
-        packed = fixed and entry.code.packed is not None and dtype in profile.packed
+        packed = fixed and bool(entry.code.packed) and dtype in profile.packed
         matrix: Matrix = profile.packed[dtype] if packed else profile.rate(profile.matrix, dtype)
         compute = matrix.seconds(*cost.product(operands, attrs, results))
         bandwidth = matrix.bandwidth or bandwidth

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from distir_relax.kernels.native import MOST_ELEMENTS, STORED, attend_each
+from distir_relax.kernels.native import MOST_ELEMENTS, STORED, attend_each, stored_name
 from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
@@ -147,11 +147,9 @@ class _Plan:
 def _plan(
     requests: Sequence[Request], allowed: Sequence[bool] | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> _Plan:
-
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    dtype = str(q.dtype).removeprefix("torch.")
-    is_native = q.is_cpu and q.dtype == k.dtype == v.dtype
-    kernel = load_kernel(q.shape[1], heads, k.shape[3], v.shape[3], dtype) if is_native else None
+    dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
+    kernel = load_kernel(q.shape[1], heads, k.shape[3], v.shape[3], dtype) if dtype else None
     taken, parts, others, row = list["Request"](), array("q"), list[tuple[int, int]](), 0
     for number, request in enumerate(requests):
         is_small = (request.past + 1) * heads * k.shape[3] <= MOST_ELEMENTS

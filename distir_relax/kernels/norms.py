@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from distir_relax.kernels.native import is_small
+from distir_relax.kernels.native import is_small, stored_name
 from distir_relax.kernels.native import rms_norm as native_rms_norm
-from distir_relax.kernels.native.floats import STORED
-
-_NAMES = {getattr(torch, name): name for name in STORED}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: bool = False) -> torch.Tensor:
@@ -18,7 +15,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: boo
     It is computed in float32, or float64, and has the dtype of `x`. With `rounded`, the normalized `x` is rounded to
     its dtype before it is multiplied with `weight`, as language models do.
     """
-    dtype, weight_dtype = _NAMES.get(x.dtype), _NAMES.get(weight.dtype)
+    dtype, weight_dtype = stored_name(x.dtype), stored_name(weight.dtype)
     if dtype and weight_dtype and is_small(x):
         width = weight.numel()
         kernel = native_rms_norm(width, dtype, weight_dtype, rounded and dtype != "float32")

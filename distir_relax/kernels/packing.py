@@ -7,8 +7,8 @@ One core, microseconds for a product with a weight of (1536, 576), as `F.linear`
     Xeon with AMX            121, 150          350, 189
 
 torch multiplies float32 by MKL, whose product of a matrix and a vector is fast on the processors of its vendor alone.
-Where oneDNN's form has panels of columns, `native.panel_product` computes with it what it is faster at: on that EPYC
-products of one row take 124 and 71, and those of up to eight are faster.
+Where oneDNN's form has panels of columns, `native.panel_product` computes the products that it is faster for: on that
+EPYC those of up to eight rows, of one row in 124 and 71.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distir_relax.kernels.native import measured_once, panel_product, panel_rows
+from distir_relax.kernels.native import measured_once, panel_product, panel_rows, stored_name
+from distir_relax.kernels.processor import processor_field
 
 if TYPE_CHECKING:
     import torch
@@ -122,9 +122,11 @@ def _by_panels(
     import torch
 
     panel = panel_rows(packed, weight)
-    if panel is None or (bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous())):
+    dtype = stored_name(weight.dtype)
+    if panel is None or dtype is None:
         return None
-    dtype = str(weight.dtype).removeprefix("torch.")
+    if bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous()):
+        return None
     alone, together = (panel_product(dtype, bias is not None, parallel) for parallel in (False, True))
     if alone is None or together is None:
         return None
@@ -141,8 +143,7 @@ def _by_panels(
 @cache
 def _most_rows(dtype: torch.dtype, threads: int) -> int:
     """Return the number of rows up to which the native product is faster than oneDNN's."""
-    name = str(dtype).removeprefix("torch.")
-    return measured_once(f"rows-{name}-{threads}-threads", lambda: _measure(dtype))
+    return measured_once(f"rows-{stored_name(dtype)}-{threads}-threads", lambda: _measure(dtype))
 
 
 def _measure(dtype: torch.dtype) -> int:
@@ -152,23 +153,25 @@ def _measure(dtype: torch.dtype) -> int:
     layers = [PackedLinear(torch.ones(_MEASURED, dtype=dtype), None, 1) for _ in range(_LAYERS)]
     most = 0
     for rows in _MEASURED_ROWS:
-        x = torch.ones(rows, _MEASURED[1], dtype=dtype)
-        address, result = x.data_ptr(), x.new_empty(rows, _MEASURED[0])
-
-        def panels(layer: PackedLinear, x: int = address, y: int = result.data_ptr(), rows: int = rows) -> None:
-            assert layer.by_panels is not None
-            layer.by_panels(x, y, rows, torch.get_num_threads())
-
-        def onednn(layer: PackedLinear, x: torch.Tensor = x) -> None:
-            layer.by_onednn(x)
-
-        if _seconds(panels, layers) > _seconds(onednn, layers):
+        if not _are_panels_faster(layers, torch.ones(rows, _MEASURED[1], dtype=dtype)):
             break
         most = rows
     return most
 
 
-def _seconds(run: Callable[[PackedLinear], None], layers: Sequence[PackedLinear]) -> float:
+def _are_panels_faster(layers: Sequence[PackedLinear], x: torch.Tensor) -> bool:
+    import torch
+
+    result, threads = x.new_empty(len(x), _MEASURED[0]), torch.get_num_threads()
+
+    def panels(layer: PackedLinear) -> None:
+        assert layer.by_panels is not None
+        layer.by_panels(x.data_ptr(), result.data_ptr(), len(x), threads)
+
+    return _seconds(panels, layers) <= _seconds(lambda layer: layer.by_onednn(x), layers)
+
+
+def _seconds(run: Callable[[PackedLinear], object], layers: Sequence[PackedLinear]) -> float:
     # Threads of the other product spin for a while.
     time.sleep(0.01)
     times = []
@@ -180,11 +183,6 @@ def _seconds(run: Callable[[PackedLinear], None], layers: Sequence[PackedLinear]
     return min(times)
 
 
-@cache
 def _vendor() -> str:
     """Return the vendor of the processor as Linux names it, ``GenuineIntel``; empty if unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+    return processor_field("vendor_id")

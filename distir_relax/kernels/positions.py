@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from distir_relax.kernels.native import STORED, is_small
+from distir_relax.kernels.native import is_small, stored_name
 from distir_relax.kernels.native import rotary as native_rotary
-
-_NAMES = {getattr(torch, name): name for name in STORED}
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -16,7 +14,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     `cos` and `sin` have as many dims as `x` (batch, heads, positions, features), and broadcast to its shape, except in
     the last dim. The order of the result's dims in memory is that of `x`.
     """
-    dtype = _NAMES.get(x.dtype)
+    dtype = stored_name(x.dtype)
     if dtype and x.dim() == 4 and cos.dtype == sin.dtype == x.dtype and is_small(x):
         batch, heads, positions, width = x.shape
         x_batch, x_head, x_position, x_feature = x.stride()

@@ -134,7 +134,10 @@ def _tvm_ffi() -> Finding:
 
 def _kernels() -> Finding:
     """Which code computes products, and small ops."""
-    import torch
+    try:
+        import torch
+    except ImportError as wrong:
+        return Finding("kernels", False, str(wrong), "pip install torch", essential=False)
 
     from distir_relax.kernels.native import MOST_ELEMENTS, panel_product
     from distir_relax.kernels.packing import pack_linear

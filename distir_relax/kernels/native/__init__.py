@@ -1,7 +1,7 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
 from distir_relax.kernels.native.attention import attend_each
-from distir_relax.kernels.native.floats import STORED
+from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
 from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.rms_norm import rms_norm
@@ -18,4 +18,5 @@ __all__ = [
     "panel_rows",
     "rms_norm",
     "rotary",
+    "stored_name",
 ]

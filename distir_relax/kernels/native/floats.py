@@ -5,10 +5,21 @@ Kernels see bfloat16 as its 16 bits, the upper half of those of float32.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 STORED = {"float32": "float32", "bfloat16": "uint16"}
 """The dtype of a kernel's buffers, by the dtype of the tensors."""
+
+
+@cache
+def stored_name(dtype: torch.dtype) -> str | None:
+    """Return the name of a dtype, None for one that kernels do not take."""
+    name = str(dtype).removeprefix("torch.")
+    return name if name in STORED else None
 
 
 def widen(x: Any) -> Any:

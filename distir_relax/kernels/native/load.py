@@ -27,6 +27,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
+from distir_relax.kernels.processor import processor_field
+
 if TYPE_CHECKING:
     import torch
 
@@ -57,7 +59,7 @@ def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
 
 
 def measured_once(name: str, measure: Callable[[], int]) -> int:
-    """Return what was measured on this processor, now or earlier: it is kept with the compiled kernels.
+    """Return the result of a measurement on this processor, now or earlier: it is kept with the compiled kernels.
 
     So a choice by time, which may change the last bits of results, is the same in every run.
     """
@@ -101,7 +103,7 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
 
 
 def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-    _limit_threads()
+    _set_threads()
     import tvm
     from tvm.target import codegen
 
@@ -165,12 +167,20 @@ def _write(write: Callable[[Path], object], file: Path) -> None:
         written.replace(file)
 
 
-def _limit_threads() -> None:
-    """Let TVM have as many threads as torch, on any core; it reads these variables when it is first used."""
+def limit_threads(count: int) -> None:
+    """Let TVM have so many threads, unless a variable says how many, on any core. It is called before TVM is used.
+
+    TVM would use half the cores, and bind the threads of all ranks to the same ones.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(count))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+def _set_threads() -> None:
+    """Let TVM have as many threads as torch."""
     import torch
 
-    os.environ.setdefault("TVM_NUM_THREADS", str(torch.get_num_threads()))
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    limit_threads(torch.get_num_threads())
     # Its threads wait for the next product of a program for a millisecond, then sleep: others need the cores, too.
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "2000")
 
@@ -182,7 +192,7 @@ def _load_library() -> None:
         return
     import ctypes
 
-    _limit_threads()
+    _set_threads()
     spec = find_spec("tvm")
     assert spec is not None
     assert spec.origin is not None
@@ -190,11 +200,6 @@ def _load_library() -> None:
         ctypes.CDLL(str(Path(spec.origin).parent / "lib" / name), ctypes.RTLD_GLOBAL)
 
 
-@cache
 def _processor() -> str:
-    """Return what tells processors with different instructions apart."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return "".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags"))
+    """Return a text that differs for processors with different instructions."""
+    return f"{processor_field('model name')} {processor_field('flags')}"

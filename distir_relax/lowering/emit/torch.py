@@ -109,8 +109,7 @@ class _Program:
     def text(self) -> str:
         self.names[self.main.name] = "main"
         self._visit(self.main, "")
-        for function in callees_first(self.module):
-            self.mutated[function.name] = mutated_values(self.module, function, self.mutated)
+        self.mutated = mutated_values(self.module)
         inner = [f for f in callees_first(self.module) if f.name in self.names and f is not self.main]
         used_names = set(_RESERVED)
         for function in inner:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import TASK, Function, Module, Op, Value, fresh_name, value_names
+from distir_relax.ir import TASK, Function, Module, Op, Value, callees_first, fresh_name, value_names
 from distir_relax.ir.symbols import op_symbols
 from distir_relax.layout import Symbol, is_symbolic, symbols_within
 from distir_relax.ops import Trait, lookup, torch_buffered, torch_expression, torch_in_place
@@ -283,12 +283,10 @@ class TorchFunction:
             self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
             for i, v in enumerate(op.operands)
         ]
-        form = entry.code.packed if op.results[0].name in self.packed else None
         if buffered:
             code = torch_buffered(op, operands)
-        elif form:
-            packed = f"weights[{json.dumps(self.packed[op.results[0].name])}]"
-            code = form.apply.format(operands[0], packed=packed)
+        elif op.results[0].name in self.packed:
+            code = f"weights[{json.dumps(self.packed[op.results[0].name])}]({operands[0]})"
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
         return [self.line(op, code)]
@@ -305,7 +303,7 @@ class TorchFunction:
         for op in self.function.ops:
             form = lookup(op.name).code.packed
             if (
-                form is None
+                not form
                 or op.results[0].name in fixed
                 or not all(v.name in fixed and len(v.tensor.shape) <= 2 for v in op.operands[1:])
             ):
@@ -319,14 +317,11 @@ class TorchFunction:
             self.packed[op.results[0].name] = name
 
     def _packed_operands(self, op: Op) -> tuple[int, ...]:
-        form = lookup(op.name).code.packed
-        return tuple(range(1, len(op.operands))) if form and op.results[0].name in self.packed else ()
+        return tuple(range(1, len(op.operands))) if op.results[0].name in self.packed else ()
 
     def _pack(self, op: Op) -> str:
-        form = lookup(op.name).code.packed
-        assert form is not None
         names = [self.names.get(v.name, "") for v in op.operands]
-        code = form.prepare.format(*names, weights=", ".join(names[1:]), rows=_rows(op))
+        code = lookup(op.name).code.packed.format(*names, weights=", ".join(names[1:]), rows=_rows(op))
         return f"weights[{json.dumps(self.packed[op.results[0].name])}] = {code}"
 
     def _use(self, value: Value) -> str:
@@ -373,8 +368,15 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
     return constant
 
 
-def mutated_values(module: Module, function: Function, of_callees: Mapping[str, Collection[str]]) -> set[str]:
-    """Return the values that a function or its callees update in place, and the producers' operands of those."""
+def mutated_values(module: Module) -> dict[str, set[str]]:
+    """Return the values that each function or its callees update in place, and the producers' operands of those."""
+    found: dict[str, set[str]] = {}
+    for function in callees_first(module):
+        found[function.name] = _mutated_in(module, function, found)
+    return found
+
+
+def _mutated_in(module: Module, function: Function, of_callees: Mapping[str, Collection[str]]) -> set[str]:
     mutated: set[str] = set()
     for op in function.ops:
         if op.callee:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Function, Module, Op, PlacedType, Value, callees_first
+from distir_relax.ir import Function, Module, Op, PlacedType, Value
 from distir_relax.lowering.emit.torch_function import mutated_values
 from distir_relax.ops import Trait, lookup
 
@@ -23,9 +23,7 @@ class JoinProducts:
 
     def run(self, module: Module) -> Module:
         """Join ops of every function (`Code.joined`), but none whose weight changes with one whose weight does not."""
-        mutated: dict[str, set[str]] = {}
-        for function in callees_first(module):
-            mutated[function.name] = mutated_values(module, function, mutated)
+        mutated = mutated_values(module)
         return replace(module, functions=tuple(_joined(f, mutated[f.name]) for f in module.functions))
 
 

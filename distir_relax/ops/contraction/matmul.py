@@ -13,7 +13,6 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     OnnxOperands,
-    Packed,
     Rule,
     Semantics,
     Split,
@@ -71,7 +70,7 @@ define(
     Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(packed=Packed("pack_linear({1}.t(), rows={rows})"), joined="joined_matmul", relax="R.matmul({0}, {1})"),
+    code=Code(packed="pack_linear({1}.t(), rows={rows})", joined="joined_matmul", relax="R.matmul({0}, {1})"),
     gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _second_gradient),
 )
 
@@ -89,7 +88,7 @@ define(
     Split("... k, n k -> ... n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
-        packed=Packed("pack_linear({1}, rows={rows})"),
+        packed="pack_linear({1}, rows={rows})",
         joined="joined_linear",
         relax="R.matmul({0}, R.permute_dims({1}))",
     ),
@@ -162,7 +161,7 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
         patterns=("add(linear(0, 1), 2)",),
-        packed=Packed("pack_linear({1}, {2}, rows={rows})"),
+        packed="pack_linear({1}, {2}, rows={rows})",
         joined="joined_linear_bias",
     ),
 )
@@ -174,7 +173,7 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, {1}), {2})",
         patterns=("add(matmul(0, 1), 2)",),
-        packed=Packed("pack_linear({1}.t(), {2}, rows={rows})"),
+        packed="pack_linear({1}.t(), {2}, rows={rows})",
         joined="joined_matmul_bias",
     ),
 )
@@ -221,7 +220,7 @@ def _define_joined(name: str, one: str, weight: str, infer: Any) -> None:
         cost=Cost(flops=lambda types, attrs, results: 2.0 * math.prod(product(types, attrs, results)), product=product),
         code=Code(
             relax=f"joined_products({name.startswith('linear')}, {step}, {{*}})",
-            packed=Packed(f"pack_joined([{{weights}}], {transposed=}, {biased=}, rows={{rows}})"),
+            packed=f"pack_joined([{{weights}}], {transposed=}, {biased=}, rows={{rows}})",
         ),
     )
 

@@ -77,23 +77,28 @@ def _norm_attrs(shapes: Sequence[tuple[Any, ...]], captured: Attrs) -> Attrs | N
     return {"axes": axes, "epsilon": epsilon} if axes == tuple(range(rank - normal, rank)) else None
 
 
-define(
-    "nn.layer_norm",
-    Semantics(infer=_infer_norm, torch="F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})"),
-    Split(_norm_rule),
-    cost=Cost(flops=flops_per_result(8.0)),
-    code=Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
-    gradient=Gradient(all=_norm_gradient),
-)
+def _define_norm(name: str, torch: str, code: Code) -> None:
+    define(
+        name,
+        Semantics(infer=_infer_norm, torch=torch),
+        Split(_norm_rule),
+        cost=Cost(flops=flops_per_result(8.0)),
+        code=code,
+        gradient=Gradient(all=_norm_gradient),
+    )
+
 
 _WIDE = 'astype(0, dtype="float32")'
 _NORMAL = "multiply({x}, rsqrt(add(mean(square({x}), axis=axes, keepdims=True), epsilon)))"
-define(
+_define_norm(
+    "nn.layer_norm",
+    "F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})",
+    Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
+)
+_define_norm(
     "nn.rms_norm",
-    Semantics(infer=_infer_norm, torch="norms.rms_norm({0}, {1}, {epsilon})"),
-    Split(_norm_rule),
-    cost=Cost(flops=flops_per_result(8.0)),
-    code=Code(
+    "norms.rms_norm({0}, {1}, {epsilon})",
+    Code(
         relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})",
         patterns=(
             f"multiply({_NORMAL.format(x='0')}, 1)",
@@ -102,20 +107,16 @@ define(
         ),
         fused_attrs=_norm_attrs,
     ),
-    gradient=Gradient(all=_norm_gradient),
 )
 # Of narrow floats, as in Llama and T5: the normalized values are rounded before they are multiplied.
-define(
+_define_norm(
     "rms_norm_rounded",
-    Semantics(infer=_infer_norm, torch="norms.rms_norm({0}, {1}, {epsilon}, rounded=True)"),
-    Split(_norm_rule),
-    cost=Cost(flops=flops_per_result(8.0)),
-    code=Code(
+    "norms.rms_norm({0}, {1}, {epsilon}, rounded=True)",
+    Code(
         relax="norms.rms_norm_rounded({0}, {1}, {axes}, {epsilon})",
         patterns=(f"multiply(astype({_NORMAL.format(x=_WIDE)}, dtype=dtype), 1)",),
         fused_attrs=_norm_attrs,
     ),
-    gradient=Gradient(all=_norm_gradient),
 )
 
 

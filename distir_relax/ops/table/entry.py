@@ -278,17 +278,6 @@ FREE = Cost(flops=no_flops)
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A form of an op with prepacked constant weights: all operands but the first."""
-
-    prepare: str
-    """The packing expression over them: ``{1}``, … or ``{weights}`` for all, and ``{rows}``, the rows of the op's first
-    result. It is run once, with `distir_relax.kernels.packing` in scope."""
-    apply: str = "{packed}({0})"
-    """The expression over ``{0}`` and ``{packed}``."""
-
-
-@dataclass(frozen=True)
 class Code:
     """Backend code of an op, besides its reference semantics."""
 
@@ -297,8 +286,10 @@ class Code:
     op of the same name called with the operands, and the attributes as keywords."""
     numbers: frozenset[int] = frozenset()
     """The operands for which the torch expression accepts a Python number as well as a tensor."""
-    packed: Packed | None = None
-    """How the torch backend may prepack a weight when the program is loaded."""
+    packed: str = ""
+    """The torch expression that packs all operands but the first, if they are constant weights: over ``{1}``, … or
+    ``{weights}`` for all, and ``{rows}``, the rows of the op's first result. It is run once, when the program is
+    loaded, with `distir_relax.kernels.packing` in scope, and gives a function of operand 0."""
     patterns: tuple[str, ...] = ()
     """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands, or
     one of several spellings (`distir_relax.ops.table.patterns`)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -115,11 +115,7 @@ def _match_value(
 
 
 def _match_attrs(pattern: Pattern, op: Op) -> _Bound | None:
-    bound: _Bound | None = {}
-    for key, template in pattern.attrs:
-        found = _match_attr(template, op.attrs.get(key))
-        bound = None if bound is None or found is None else _join(bound, found)
-    return bound
+    return _join_all(_match_attr(template, op.attrs.get(key)) for key, template in pattern.attrs)
 
 
 def _match_attr(template: Template, value: Attribute) -> _Bound | None:
@@ -129,10 +125,14 @@ def _match_attr(template: Template, value: Attribute) -> _Bound | None:
         return {} if template == value else None
     if not isinstance(value, tuple) or len(value) != len(template):
         return None
+    return _join_all(_match_attr(part, element) for part, element in zip(template, value, strict=True))
+
+
+def _join_all(found: Iterable[_Bound | None]) -> _Bound | None:
+    """Return all together, None if one is None or two differ in a common key."""
     bound: _Bound | None = {}
-    for part, element in zip(template, value, strict=True):
-        found = _match_attr(part, element)
-        bound = None if bound is None or found is None else _join(bound, found)
+    for each in found:
+        bound = None if bound is None or each is None else _join(bound, each)
     return bound
 
 

@@ -10,16 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, State, local_shape
 from distir_relax.kernels.requests import States
 from distir_relax.layout import DTYPES
 from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory, is_available
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
 from distir_relax.kernels.indices import checked
+from distir_relax.kernels.native.load import limit_threads
 from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.weights import load_weights, memory
@@ -233,7 +234,5 @@ def _threads(ranks: int) -> int:
     """Return this rank's share of the node's cores, unless OMP_NUM_THREADS is set; TVM's pool gets as many."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     count = int(setting) if setting.isdigit() and int(setting) > 0 else max(1, len(os.sched_getaffinity(0)) // ranks)
-    # TVM would use half the cores, and bind the threads of all ranks to the same ones.
-    os.environ.setdefault("TVM_NUM_THREADS", str(count))
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    limit_threads(count)
     return count
