@@ -8,7 +8,7 @@ One core, microseconds for a product with a weight of (1536, 576), as `F.linear`
 
 torch multiplies float32 by MKL, whose product of a matrix and a vector is fast on the processors of its vendor alone.
 Where oneDNN's form has panels of columns, `native.panel_product` computes the products that it is faster for: on that
-EPYC those of up to eight rows, of one row in 124 and 71.
+EPYC those of up to 64 rows and more, of one row in 124 and 71.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from distir_relax.kernels.native import measured_once, panel_product, panel_rows, stored_name
+from distir_relax.kernels.native import has_dot, measured_once, panel_product, panel_rows, stored_name
 from distir_relax.kernels.processor import processor_field
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
 _MEASURED = (1536, 1024)
 """A weight on which both products are compared."""
-_MEASURED_ROWS = (1, 2, 4, 8)
-"""More rows are computed by oneDNN: torch's other ops of so many use its threads, too, and TVM's are others."""
+_MEASURED_ROWS = (1, 4, 16, 64, 256)
+"""More rows are computed by oneDNN."""
 _LAYERS, _ROUNDS = 24, 5
 
 
@@ -127,7 +127,7 @@ def _by_panels(
         return None
     if bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous()):
         return None
-    alone, together = (panel_product(dtype, bias is not None, parallel) for parallel in (False, True))
+    alone, together = (panel_product(dtype, bias is not None, parallel, has_dot()) for parallel in (False, True))
     if alone is None or together is None:
         return None
     columns, inner = weight.shape
@@ -168,19 +168,19 @@ def _are_panels_faster(layers: Sequence[PackedLinear], x: torch.Tensor) -> bool:
         assert layer.by_panels is not None
         layer.by_panels(x.data_ptr(), result.data_ptr(), len(x), threads)
 
-    return _seconds(panels, layers) <= _seconds(lambda layer: layer.by_onednn(x), layers)
+    def onednn(layer: PackedLinear) -> None:
+        layer.by_onednn(x)
+
+    rounds = [[_seconds(run, layers) for run in (panels, onednn)] for _ in range(_ROUNDS)]
+    by_panels, by_onednn = (min(times) for times in zip(*rounds, strict=True))
+    return bool(by_panels <= by_onednn)
 
 
 def _seconds(run: Callable[[PackedLinear], object], layers: Sequence[PackedLinear]) -> float:
-    # Threads of the other product spin for a while.
-    time.sleep(0.01)
-    times = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        for layer in layers:
-            run(layer)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    start = time.perf_counter()
+    for layer in layers:
+        run(layer)
+    return time.perf_counter() - start
 
 
 def _vendor() -> str:

@@ -147,7 +147,7 @@ def _kernels() -> Finding:
         layer = pack_linear(torch.ones(128, 64, dtype=dtype), rows=16)
         by = "TVM and oneDNN" if layer.by_panels else "oneDNN" if layer.packed else "torch"
         kinds.append(f"{str(dtype).removeprefix('torch.')} products by {by}")
-    works = panel_product("float32", False, False) is not None
+    works = panel_product("float32", False, False, False) is not None
     small = f"ops of up to {MOST_ELEMENTS:,} elements by {'TVM' if works else 'torch'}"
     fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the warning of `distir generate`"
     return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)

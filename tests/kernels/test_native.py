@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from distir_relax.kernels.native import MOST_ELEMENTS, is_small, load
+from distir_relax.kernels.native import MOST_ELEMENTS, is_small
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.norms import rms_norm
 from distir_relax.kernels.positions import rotary
@@ -41,9 +41,39 @@ def test_a_compiled_kernel_is_kept_on_disk_and_loads_without_the_modules_of_tvm(
     assert run(tmp_path) == "False"
 
 
-def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "kernel.ll").write_text("damaged")
-    assert load._read(tmp_path / "kernel.ll", "kernel") is None
+def test_a_damaged_file_is_written_again(tmp_path: Path) -> None:
+    run(tmp_path)
+    (file,) = (tmp_path / "distir-relax" / "kernels").iterdir()
+    text = file.read_text()
+    file.write_text(text[: len(text) // 2])
+    assert run(tmp_path) == "True"
+    assert file.read_text() == text
+
+
+THREADS = """
+import os
+import torch
+from distir_relax.kernels.native import panel_product, threads
+if {by_tvm}:
+    threads._openmp = lambda: ()
+torch.set_num_threads(3)
+torch.ones(1 << 20).exp_()
+before = set(os.listdir("/proc/self/task"))
+x, w, y = torch.arange(14.0).view(2, 7), torch.ones(5, 7, 64), torch.zeros(2, 320)
+panel_product("float32", False, True, False)(x.data_ptr(), w.data_ptr(), 0, y.data_ptr(), 2, 320, 7, 7, 3)
+assert torch.equal(y, x.sum(1, keepdim=True).expand(2, 320))
+print(len(before), len(set(os.listdir("/proc/self/task")) - before))
+"""
+
+
+@pytest.mark.parametrize("by_tvm", [False, True])
+def test_parallel_loops_run_on_the_threads_of_torch(by_tvm: bool, tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", THREADS.format(by_tvm=by_tvm)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    before, started = map(int, ran.stdout.split())
+    assert before >= 3
+    assert (started > 0) == by_tvm
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from distir_relax.kernels import packing
-from distir_relax.kernels.native import measured_once
+from distir_relax.kernels.native import has_dot, measured_once
 from distir_relax.kernels.native.panel_product import PANEL, panel_product, panel_rows
 from distir_relax.kernels.packing import pack_linear
 
@@ -23,11 +23,16 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
     return padded.view(columns // PANEL, PANEL, rows // pair, pair).permute(0, 2, 1, 3).contiguous()
 
 
+DOTS = [False, *([True] if has_dot() else [])]
+
+
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
-def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "dots"), [(torch.float32, 1e-5, False), *((torch.bfloat16, 4e-3, dots) for dots in DOTS)]
+)
+def test_products(dtype: torch.dtype, tolerance: float, dots: bool, biased: bool) -> None:
     dtype_name = str(dtype).removeprefix("torch.")
-    kernel, threaded = panel_product(dtype_name, biased, False), panel_product(dtype_name, biased, True)
+    kernel, threaded = (panel_product(dtype_name, biased, parallel, dots) for parallel in (False, True))
     assert kernel is not None
     assert threaded is not None
     generator = torch.Generator().manual_seed(0)
@@ -35,7 +40,7 @@ def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
         weight = torch.randn(columns, inner, generator=generator).to(dtype)
         bias = torch.randn(columns, generator=generator).to(dtype)
         packed = panels(weight)
-        for rows in (1, 2, 3, 7, 9):
+        for rows in (1, 2, 3, 7, 9, 21):
             x = torch.randn(rows, inner, generator=generator).to(dtype)
             result = torch.full((rows, columns), torch.nan, dtype=dtype)
             addresses = x.data_ptr(), packed.data_ptr(), bias.data_ptr(), result.data_ptr()
@@ -49,8 +54,9 @@ def test_products(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
                 assert torch.equal(other, result)
 
 
-def test_sums_are_rounded_to_the_nearest_bfloat16() -> None:
-    kernel = panel_product("bfloat16", False, False)
+@pytest.mark.parametrize("dots", DOTS)
+def test_sums_are_rounded_to_the_nearest_bfloat16(dots: bool) -> None:
+    kernel = panel_product("bfloat16", False, False, dots)
     assert kernel is not None
     # Each column is one number times one and another times a small one: their sum needs more bits than bfloat16 has.
     bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.int16)
@@ -62,7 +68,7 @@ def test_sums_are_rounded_to_the_nearest_bfloat16() -> None:
     kernel(x.data_ptr(), packed.data_ptr(), 0, result.data_ptr(), 1, len(weight), 2, packed.shape[1] * 2, 1)
     expected = (large.float() + large.float() * 2.0**-8).to(torch.bfloat16)
     # LLVM and torch may treat numbers below the least normal one as zero.
-    normal = expected.isnan() | (expected.abs() >= torch.finfo(torch.bfloat16).tiny) | (expected == 0)
+    normal = expected.isnan() | (large.abs() >= torch.finfo(torch.bfloat16).tiny * 2**8) | (expected == 0)
     torch.testing.assert_close(result[0][normal], expected[normal], rtol=0, atol=0, equal_nan=True)
 
 

@@ -1,6 +1,7 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
 from distir_relax.kernels.native.attention import attend_each
+from distir_relax.kernels.native.dot import has_dot
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
 from distir_relax.kernels.native.panel_product import panel_product, panel_rows
@@ -11,6 +12,7 @@ __all__ = [
     "MOST_ELEMENTS",
     "STORED",
     "attend_each",
+    "has_dot",
     "is_small",
     "measured_once",
     "native",

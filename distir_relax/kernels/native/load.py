@@ -16,7 +16,6 @@ import hashlib
 import os
 import stat
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
@@ -25,8 +24,11 @@ from functools import cache, partial, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
+from distir_relax.kernels.native.dot import with_dot
+from distir_relax.kernels.native.threads import use_launcher, with_launcher
 from distir_relax.kernels.processor import processor_field
 
 if TYPE_CHECKING:
@@ -59,12 +61,12 @@ def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
 
 
 def measured_once(name: str, measure: Callable[[], int]) -> int:
-    """Return the result of a measurement on this processor, now or earlier: it is kept with the compiled kernels.
+    """Return the result of a measurement of these kernels on this processor, now or earlier: it is kept with them.
 
     So a choice by time, which may change the last bits of results, is the same in every run.
     """
     folder = _folder()
-    file = None if folder is None else folder / f"{name}-{_hash(_processor())}.txt"
+    file = None if folder is None else folder / f"{name}-{_hash((_sources(), _processor()))}.txt"
     with suppress(OSError, ValueError):
         if file is not None:
             return int(file.read_text())
@@ -89,36 +91,35 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
         return None
     name = write.__name__.strip("_")
     try:
-        file = _file(write, name, arguments)
-        kernel = None if file is None else _read(file, name)
-        if kernel is None:
-            module = _compile(write, name, arguments)
-            if file is not None:
-                _write(lambda path: module.write_to_file(str(path)), file)
-            kernel = module[name]
-        return partial(kernel, torch.empty(1))
+        with TemporaryDirectory() as temporary:
+            file = _file(write, name, arguments, _folder() or Path(temporary))
+            with suppress(Exception):  # no file, or one that was damaged: it is written again
+                return partial(_read(file, name), torch.empty(1))
+            text = with_dot(with_launcher(_compile(write, name, arguments)))
+            _write(lambda path: path.write_text(text), file)
+            return partial(_read(file, name), torch.empty(1))
     except Exception as error:  # of TVM and LLVM: the caller goes on with torch
         warnings.warn(f"the kernel {name} was not compiled, torch is used: {error}", RuntimeWarning, stacklevel=4)
         return None
 
 
-def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> str:
+    """Return LLVM's text of a kernel."""
     _set_threads()
     import tvm
     from tvm.target import codegen
 
     target = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
     function = write(*arguments).with_attr("global_symbol", name)
-    return tvm.compile(tvm.IRModule({name: function}), target=target).mod
+    module = tvm.compile(tvm.IRModule({name: function}), target=target).mod
+    text: str = module.inspect_source("ll")
+    return text
 
 
-def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Path | None:
+def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...], folder: Path) -> Path:
     """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
-    folder = _folder()
-    if folder is None:
-        return None
-    source = Path(write.__code__.co_filename).read_bytes()
-    key = (source, _helpers(), repr(arguments), version("apache-tvm"), version("apache-tvm-ffi"), _processor())
+    versions = version("apache-tvm"), version("apache-tvm-ffi")
+    key = (_sources(write.__code__.co_filename), repr(arguments), versions, _processor())
     return folder / f"{name}-{_hash(key)}.ll"
 
 
@@ -127,9 +128,9 @@ def _hash(key: object) -> str:
 
 
 @cache
-def _helpers() -> tuple[bytes, ...]:
-    """Return the sources of this package, whose functions kernels share."""
-    return tuple(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+def _sources(*files: str) -> tuple[bytes, ...]:
+    """Return the sources of kernels in `files`, and those of this package, whose functions kernels share."""
+    return tuple(path.read_bytes() for path in sorted({*map(Path, files), *Path(__file__).parent.glob("*.py")}))
 
 
 def _folder() -> Path | None:
@@ -145,23 +146,22 @@ def _folder() -> Path | None:
     return folder if is_private else None
 
 
-def _read(file: Path, name: str) -> Kernel | None:
-    """Return the kernel of a file, None if there is none, or it cannot be used."""
+def _read(file: Path, name: str) -> Kernel:
+    """Return the kernel of a file; any error of TVM if it cannot be used."""
     if not file.exists():
-        return None
+        raise FileNotFoundError(file)
     import tvm_ffi
 
     _load_library()
-    try:
-        found: Kernel = tvm_ffi.load_module(str(file))[name]
-    except Exception:  # a file that was damaged is written again
-        return None
+    module = tvm_ffi.load_module(str(file))
+    use_launcher(module)
+    found: Kernel = module[name]
     return found
 
 
 def _write(write: Callable[[Path], object], file: Path) -> None:
     """Write a file; other processes see the whole of it or nothing."""
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+    with suppress(OSError), TemporaryDirectory(dir=file.parent) as folder:
         written = Path(folder) / file.name
         write(written)
         written.replace(file)
@@ -181,8 +181,6 @@ def _set_threads() -> None:
     import torch
 
     limit_threads(torch.get_num_threads())
-    # Its threads wait for the next product of a program for a millisecond, then sleep: others need the cores, too.
-    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "2000")
 
 
 @cache

@@ -3,13 +3,15 @@
 oneDNN's own kernels read a weight at half of that for one row (float32, a weight of (3072, 576), EPYC with AVX-512, one
 core: 15 GB/s of 30). Its layout for processors with AVX-512 is panels of 64 columns: ``w[n / 64, k, 64]``, and for
 bfloat16 ``w[n / 64, k / 2, 64, 2]``. A kernel keeps the sums of a panel in registers and reads the panel in one stream.
-A row's sums have the same order whatever the number of rows.
+With more rows the next panel is read ahead, so that the memory and the processor work at the same time. A row's sums
+have the same order whatever the number of rows.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.kernels.native.dot import dot
 from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.load import native
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 PANEL = 64
 """Columns of a panel."""
 _LANES, _BLOCKS = 16, (4, 2, 1)
+_TO_READ, _TO_SECOND_CACHE, _DATA = 0, 2, 1
+"""Hints of LLVM's prefetch."""
 
 
 def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
@@ -44,11 +48,12 @@ def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
 
 
 @native
-def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
+def panel_product(dtype: str, biased: bool, parallel: bool, dots: bool) -> Any:
     """Return the kernel ``x (rows, inner), w (n / 64, panel, 64), bias (n) -> y (rows, n)``.
 
     It takes the addresses of x, w, bias and y, then rows, n, inner, panel and threads. `dtype` is ``float32`` or
-    ``bfloat16``; sums are float32. If it is not `parallel`, the number of threads is 1.
+    ``bfloat16``; sums are float32. If it is not `parallel`, the number of threads is 1. With `dots`, it uses the
+    instruction of `dot` for bfloat16.
     """
     from tvm.script import from_source
 
@@ -56,6 +61,7 @@ def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
     item, pairs = STORED[dtype], "uint32" if is_narrow else "float32"
     shapes = {
         "x": ("rows, inner", item),
+        "x_pairs": ("rows, inner // 2", "uint32"),
         "w": (f"(n + {PANEL - 1}) // {PANEL}, panel // {2 if is_narrow else 1}, {PANEL}", pairs),
         "bias": ("n", item),
         "y": ("rows, n", item),
@@ -64,7 +70,8 @@ def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
     lines += ["           rows: T.int64, n: T.int64, inner: T.int64, panel: T.int64, threads: T.int64):"]
     lines += ['    T.match_buffer(here, (1,), "float32")']
     for name, (shape, kind) in shapes.items():
-        lines.append(f'    {name}_data: T.let[T.handle("{kind}")] = T.reinterpret(T.handle("{kind}").ty, {name}_)')
+        address = f"{name.removesuffix('_pairs')}_"
+        lines.append(f'    {name}_data: T.let[T.handle("{kind}")] = T.reinterpret(T.handle("{kind}").ty, {address})')
         lines.append(f'    {name} = T.decl_buffer(({shape},), "{kind}", data={name}_data)')
     lines.append(f"    for t in {'T.parallel' if parallel else 'range'}(threads):")
     # One buffer for each vector: they become registers, a larger one does not.
@@ -79,11 +86,11 @@ def panel_product(dtype: str, biased: bool, parallel: bool) -> Any:
         first = _BLOCKS[0]
         head = f"for g in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
         row = f"g * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
-        body = _block(count, row, dtype, biased)
+        body = _block(count, row, dtype, biased, dots)
         lines += [f"                {head}", *(f"                    {line}" for line in body)]
     from tvm.script import tirx
 
-    return from_source("\n".join(lines), extra_vars={"T": tirx, "narrow": narrow, "widen": widen})
+    return from_source("\n".join(lines), extra_vars={"T": tirx, "dot": dot, "narrow": narrow, "widen": widen})
 
 
 def _local(name: str, count: int) -> list[str]:
@@ -95,7 +102,7 @@ def _local(name: str, count: int) -> list[str]:
     ]
 
 
-def _block(count: int, row: str, dtype: str, biased: bool) -> list[str]:
+def _block(count: int, row: str, dtype: str, biased: bool, dots: bool) -> list[str]:
     """Return the lines for `count` rows from `row` on, of panel ``p``."""
     is_narrow = dtype == "bfloat16"
     stored = f"narrow({'{value} + widen(bias[{column}])' if biased else '{value}'}, '{dtype}')"
@@ -104,7 +111,17 @@ def _block(count: int, row: str, dtype: str, biased: bool) -> list[str]:
     sums = [(r, start, f"{_sum(count, r, start)}[v]") for start in starts for r in range(count)]
     lines = [line for _, _, total in sums for line in (vector, f"    {total} = T.float32(0)")]
     lines.append(f"for b in range(inner // {2 if is_narrow else 1}):")
+    if count == _BLOCKS[0]:
+        # The first four blocks each read a quarter of the thread's next panel ahead, and the memory does not wait.
+        ahead = f"T.address_of(w[p + threads, b, g % {PANEL // _LANES} * {_LANES}])"
+        hints = ", ".join(f"T.int32({hint})" for hint in (_TO_READ, _TO_SECOND_CACHE, _DATA))
+        lines.append(f"    T.evaluate(T.call_llvm_intrin('void', 'llvm.prefetch.p0', {ahead}, {hints}))")
     for r, start, total in sums:
+        if is_narrow and dots:
+            whole = f"{_sum(count, r, start)}[T.Ramp(0, 1, {_LANES})]"
+            factors = f"w[p, b, T.Ramp({start}, 1, {_LANES})], T.Broadcast(x_pairs[{row} + {r}, b], {_LANES})"
+            lines.append(f"    {whole} = dot({whole}, {factors})")
+            continue
         weight = f"w[p, b, {start} + v]"
         terms = [(weight, f"x[{row} + {r}, b]")]
         if is_narrow:
