@@ -1,7 +1,7 @@
 """Attention with a mask, which is None if it allows everything: often so for one new position.
 
-In a step of several requests, each attends to its own keys and values. A native kernel does so for all with one new
-position and few earlier ones. It computes each request by itself: which others there are changes no bit of its results.
+In a step of several requests, each attends to its own keys and values. A native kernel does so for all whose rows each
+attend to consecutive positions. It computes each row by itself: which others there are changes no bit of its results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from distir_relax.kernels.native import MOST_ELEMENTS, STORED, attend_each, stored_name
+from distir_relax.kernels.native import STORED, attend_requests, rows_of_block, stored_name
 from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 
 def load_kernel(heads: int, groups: int, width: int, value_width: int, dtype: str) -> Kernel | None:
     """Return the native kernel for these numbers of heads of queries and of keys, compiled if need be; None if none."""
-    return attend_each(groups, heads // groups, width, value_width, dtype) if dtype in STORED else None
+    return attend_requests(groups, heads // groups, width, value_width, dtype) if dtype in STORED else None
 
 
 class Cache(NamedTuple):
@@ -98,23 +98,25 @@ class RequestsAttention:
         states, with those of all requests. `masks` has that of each request, None for one that allows everything, and
         `caches` are those of keys and of values.
         """
+        import torch
+
         keys, values = (Cache(*cache) for cache in caches)
         new_k, new_v = keys.view(k), values.view(v)
         heads, width, value_width = new_k.shape[1], new_k.shape[3], new_v.shape[3]
         y = q.new_empty(1, q.shape[2], q.shape[1], value_width).transpose(1, 2)
-        allowed = None if masks is None else tuple(mask is None for mask in masks)
-        key = (allowed, q.shape[1], heads, width, value_width, q.dtype, k.dtype, v.dtype)
+        masks = masks or [None] * len(self._requests)
+        key = (*map(id, masks), q.shape[1], heads, width, value_width, q.dtype, k.dtype, v.dtype)
         if (plan := self._plans.get(key)) is None:
-            plan = self._plans[key] = _plan(self._requests, allowed, q, new_k, new_v)
+            plan = self._plans[key] = _plan(self._requests, masks, q, new_k, new_v)
         if plan.kernel is not None:
             if not q.stride(3) == new_k.stride(3) == new_v.stride(3) == 1:
                 q, new_k, new_v = q.contiguous(), new_k.contiguous(), new_v.contiguous()
             places = array("b", b"".join([cache.place(r) for r in plan.requests for cache in (keys, values)]))
             plan.kernel(
-                places.buffer_info()[0], plan.parts.buffer_info()[0], len(plan.requests),
-                q.data_ptr(), *q.stride()[1:3], new_k.data_ptr(), *new_k.stride()[1:3],
+                places.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.blocks) // 5,
+                plan.limits.buffer_info()[0], q.data_ptr(), *q.stride()[1:3], new_k.data_ptr(), *new_k.stride()[1:3],
                 new_v.data_ptr(), *new_v.stride()[1:3], y.data_ptr(), *y.stride()[1:3],
-                plan.scores.data_ptr(), plan.longest, scale,
+                scale, torch.get_num_threads(),
             )  # fmt: skip
         for number, row in plan.others:
             request = self._requests[number]
@@ -123,43 +125,62 @@ class RequestsAttention:
                 cache.view(extend(request.states[cache.state], past, x.narrow(cache.axis, row, new), cache.axis))
                 for cache, x in ((keys, k), (values, v))
             )
-            mask = None if masks is None else masks[number]
-            y.narrow(2, row, new).copy_(attend(q.narrow(2, row, new), all_k, all_v, mask, scale))
+            part = attend(q.narrow(2, row, new), all_k, all_v, masks[number], scale)
+            y.narrow(2, row, new).copy_(part)
         return y
 
 
 @dataclass
 class _Plan:
-    """How requests attend in layers of some sizes: those that the native kernel takes, and the `others`.
+    """How requests attend in layers with the same `masks`: those that the native kernel takes, and the `others`.
 
-    `parts` has for each of the former its number among them, its row, and the number of its earlier tokens; `others`
-    their numbers and first rows.
+    `blocks` and `limits` are arguments of the kernel; `others` have their numbers and first rows.
     """
 
+    masks: Sequence[torch.Tensor | None]
     kernel: Kernel | None
     requests: list[Request]
-    parts: array[int]
-    scores: torch.Tensor
-    longest: int
+    blocks: array[int]
+    limits: array[int]
     others: list[tuple[int, int]]
 
 
 def _plan(
-    requests: Sequence[Request], allowed: Sequence[bool] | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> _Plan:
+    requests: Sequence[Request], masks: Sequence[torch.Tensor | None], q: torch.Tensor, k: torch.Tensor,
+    v: torch.Tensor,
+) -> _Plan:  # fmt: skip
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
     kernel = load_kernel(q.shape[1], heads, k.shape[3], v.shape[3], dtype) if dtype else None
-    taken, parts, others, row = list["Request"](), array("q"), list[tuple[int, int]](), 0
-    for number, request in enumerate(requests):
-        is_small = (request.past + 1) * heads * k.shape[3] <= MOST_ELEMENTS
-        if kernel and request.new == 1 and is_small and (allowed is None or allowed[number]):
-            parts.extend((len(taken), row, request.past))
-            taken.append(request)
+    plan, start, most = _Plan(masks, kernel, [], array("q"), array("q"), []), 0, rows_of_block(group)
+    for number, (request, mask) in enumerate(zip(requests, masks, strict=True)):
+        limits = _limits(request, mask) if kernel else None
+        if limits is None:
+            plan.others.append((number, start))
+            plan.limits.extend([0] * (2 * request.new))
         else:
-            others.append((number, row))
-        row += request.new
-    longest = -(-max((r.past + 1 for r in taken), default=0) // 16) * 16
-    return _Plan(
-        kernel if taken else None, taken, parts, q.new_empty(0).float().new_empty(group * longest), longest, others
-    )
+            for row in range(0, request.new, most):
+                rows = min(most, request.new - row)
+                plan.blocks.extend((len(plan.requests), start + row, rows, start, request.past))
+            plan.requests.append(request)
+            plan.limits.extend(limits)
+        start += request.new
+    plan.kernel = kernel if plan.requests else None
+    return plan
+
+
+def _limits(request: Request, mask: torch.Tensor | None) -> list[int] | None:
+    """Return the first position that each row attends to, and the one after the last; None if it leaves some out."""
+    import torch
+
+    tokens = request.past + request.new
+    if mask is None:
+        return [0, tokens] * request.new
+    if mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-1] != tokens or mask.numel() > request.new * tokens:
+        return None
+    rows = mask.reshape(-1, tokens).byte()
+    first, last = rows.argmax(1), tokens - rows.flip(1).argmax(1)
+    if not bool(((last - first == rows.sum(1)) & rows.any(1)).all()):
+        return None
+    found: list[int] = torch.stack([first, last], 1).expand(request.new, 2).flatten().tolist()
+    return found

@@ -30,7 +30,9 @@ _MEASURED = (1536, 1024)
 """A weight on which both products are compared."""
 _MEASURED_ROWS = (1, 4, 16, 64, 256)
 """More rows are computed by oneDNN."""
-_LAYERS, _ROUNDS = 24, 5
+_LAYERS, _ROUNDS = 24, 7
+_TOLERANCE = 1.05
+"""Of times that differ by less, the native product has sums in the same order for any number of rows."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
@@ -173,7 +175,7 @@ def _are_panels_faster(layers: Sequence[PackedLinear], x: torch.Tensor) -> bool:
 
     rounds = [[_seconds(run, layers) for run in (panels, onednn)] for _ in range(_ROUNDS)]
     by_panels, by_onednn = (min(times) for times in zip(*rounds, strict=True))
-    return bool(by_panels <= by_onednn)
+    return bool(by_panels <= _TOLERANCE * by_onednn)
 
 
 def _seconds(run: Callable[[PackedLinear], object], layers: Sequence[PackedLinear]) -> float:

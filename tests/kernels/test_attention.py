@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from distir_relax.kernels import attention
 from distir_relax.kernels.attention import RequestsAttention, attend, unless_all_true
-from distir_relax.kernels.native import attend_each
+from distir_relax.kernels.native import attend_requests
 from distir_relax.kernels.requests import Request, States
 
 
@@ -99,7 +100,8 @@ class Step:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("group", [1, 3])
 def test_requests_of_a_step(monkeypatch: pytest.MonkeyPatch, native: str, dtype: torch.dtype, group: int) -> None:
-    monkeypatch.setattr("distir_relax.kernels.attention.attend_each", attend_each if native == "1" else lambda *_: None)
+    if native == "0":
+        monkeypatch.setattr("distir_relax.kernels.attention.attend_requests", lambda *_: None)
     step = Step([(0, 1), (15, 1), (4, 3), (16, 1), (0, 2), (37, 1), (2, 1)], dtype, group)
     masked = torch.arange(38) > 20
     step.masks[5] = masked[None]
@@ -136,15 +138,59 @@ def test_elements_after_the_tokens_and_extreme_scores_do_no_harm() -> None:
     torch.testing.assert_close(step.run().double(), step.expected(), rtol=1e-3, atol=1e-3)
 
 
-def test_long_caches_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distir_relax.kernels.attention.MOST_ELEMENTS", 21 * 10)
-    step = Step([(9, 1), (10, 1)], torch.float32, 3)
-    calls: list[int] = []
-    kernel = attend_each(3, 3, 7, 19, "float32")
-    assert kernel is not None
-    monkeypatch.setattr(
-        "distir_relax.kernels.attention.attend_each",
-        lambda *_: lambda caches, parts, count, *rest: (calls.append(count), kernel(caches, parts, count, *rest)),
-    )
+@pytest.mark.parametrize("past", [0, 63, 100])
+@pytest.mark.parametrize("group", [1, 5, 100])
+def test_a_row_does_not_depend_on_how_a_prompt_is_cut(past: int, group: int) -> None:
+    sizes = (1, 2, 17, 25)
+    step = Step([(past, sum(sizes))], torch.float32, group, room=0)
+    expected, exact_result = step.run(), step.expected()
+    torch.testing.assert_close(expected.double(), exact_result, rtol=1e-5, atol=1e-6)
+    q, k, v, states = step.q, step.k, step.v, step.requests[0].states
+    row = 0
+    for size in sizes:
+        rows = slice(row, row + size)
+        step.requests = [Request(past + row, size, 1, states)]
+        step.masks = [torch.ones(size, past + row + size, dtype=torch.bool).tril(past + row)]
+        step.q, step.k, step.v = q[:, :, rows], k[:, :, rows], v[:, rows]
+        assert torch.equal(step.run(), expected[:, :, rows])
+        row += size
+
+
+@pytest.mark.parametrize("window", [1, 3, 70])
+def test_windows(window: int) -> None:
+    step = Step([(150, 9)], torch.float32, 3)
+    positions = torch.arange(159)
+    first = torch.arange(151, 160)[:, None] - window
+    step.masks = [((positions >= first) & (positions < first + window))[None, None]]
     torch.testing.assert_close(step.run().double(), step.expected(), rtol=1e-5, atol=1e-6)
-    assert calls == [1]
+    assert not kernel_leaves(step)
+
+
+def kernel_leaves(step: Step) -> list[int]:
+    """The numbers of the requests that the native kernel does not take."""
+    q, k = step.q, step.k
+    plan = attention._plan(step.requests, step.masks, q, k, step.v.view(1, -1, 3, 19).transpose(1, 2))
+    return [number for number, _ in plan.others]
+
+
+def test_other_masks_are_left_to_torch() -> None:
+    sizes = [(0, 5), (20, 3), (20, 3), (20, 3), (20, 3), (20, 3)]
+    step = Step(sizes, torch.float32, 3)
+    causal = step.masks[1]
+    assert causal is not None
+    holes, of_heads = causal.clone(), causal.expand(9, 3, 23)
+    holes[1, 3] = False
+    added = torch.randn(3, 23, generator=torch.Generator().manual_seed(0))
+    step.masks[2:5] = [holes, of_heads, None]
+    torch.testing.assert_close(step.run().double(), step.expected(), rtol=1e-5, atol=1e-6)
+    assert kernel_leaves(step) == [2, 3]
+    step.masks[1] = added
+    assert kernel_leaves(step) == [1, 2, 3]
+
+
+def test_not_a_number_is_not_hidden() -> None:
+    step = Step([(20, 1), (4, 1)], torch.float32, 3)
+    step.q[0, 4, 0] = math.nan
+    y = step.run()
+    assert y[0, 4, 0].isnan().all()
+    assert y.isnan().sum() == 19

@@ -1,6 +1,6 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
-from distir_relax.kernels.native.attention import attend_each
+from distir_relax.kernels.native.attention import attend_requests, rows_of_block
 from distir_relax.kernels.native.dot import has_dot
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
@@ -11,7 +11,7 @@ from distir_relax.kernels.native.rotary import rotary
 __all__ = [
     "MOST_ELEMENTS",
     "STORED",
-    "attend_each",
+    "attend_requests",
     "has_dot",
     "is_small",
     "measured_once",
@@ -20,5 +20,6 @@ __all__ = [
     "panel_rows",
     "rms_norm",
     "rotary",
+    "rows_of_block",
     "stored_name",
 ]

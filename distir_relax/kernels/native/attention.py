@@ -1,151 +1,268 @@
-"""Attention of one new position of each of several requests."""
+"""Attention of the new positions of several requests, each of which attends to its own keys and values.
+
+Blocks of rows attend to blocks of keys, one after the other, with a running maximum and sum of each row [1]. Scores are
+stored by key, with the rows of a block in the lanes of vectors, so that maximum and sum of a row need no sums across
+lanes, and the heads that share keys are rows of one block. Blocks of keys begin at multiples of their size: a row's
+result does not depend on the rows that are computed with it.
+
+[1] Dao et al., FlashAttention, 2022.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.native.math import exp
+from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local
 
-_LANES = 16
-_LINE = 64
-"""Bytes of a cache line."""
+KEYS = 64
+"""Keys of a block."""
+_MOST_ROWS = 96
+_TOGETHER = 8
+"""Keys whose scores are computed at the same time."""
+_ROWS, _COLUMNS = 4, 4
+"""Rows, and vectors of columns, whose values are added at the same time."""
+_SCORES = tuple(f"score_{number}" for number in range(_TOGETHER))
+_SUMS = tuple(f"sum_{row}_{column}" for row in range(_ROWS) for column in range(_COLUMNS))
+_PART = ("cache", "row", "rows", "start", "past")
+_LEAST = "T.float32(-3.4e38)"
+"""The score of a key that a row does not attend to."""
+_MOST = "T.int64(1 << 48)"
+"""More than the elements of any buffer."""
+
+
+def rows_of_block(group: int) -> int:
+    """Return the number of positions of a block, if `group` heads share keys."""
+    return max(1, _MOST_ROWS // group)
 
 
 @native
-def attend_each(heads: int, group: int, width: int, value_width: int, dtype: str) -> Any:  # noqa: C901, PLR0915
+def attend_requests(heads: int, group: int, width: int, value_width: int, dtype: str) -> Any:
     """Return the kernel that appends new keys and values to those of each request, and attends to them.
 
     `heads` are those of keys and values, of `width` and `value_width` elements, and `group` the query heads of each.
     The arguments of the kernel:
 
     - for each request six int64: addresses of keys and of values, each with their strides by head and by position;
-    - for each that takes part three int64: its number, its row, and its number of earlier positions; and how many do;
+    - for each block five int64: the number of its request, its first row, its number of rows (`rows_of_block` at most),
+      the first row of the request, and the number of its earlier positions; and how many blocks there are;
+    - for each row two int64: the first position that it attends to, and the one after the last;
     - addresses of queries, new keys, new values and results, each with their strides by head and by row;
-    - memory for ``group`` rows of float32 scores, and the length of each, a multiple of 16;
-    - the scale of the scores.
+    - the scale of the scores, and the number of threads.
 
-    All strides are in elements, that of the last dim is 1. It computes in float32. Caches come from memory: those of a
-    head's values, and of the next head's keys, are fetched while the scores are computed.
+    All strides are in elements, that of the last dim is 1. It computes in float32.
     """
-    from tvm.script import tirx as T
-
-    whole, value_whole = width // _LANES, value_width // _LANES
-    bytes_each = 4 if dtype == "float32" else 2
-    lines, value_lines = (-(-n * bytes_each // _LINE) for n in (width, value_width))
     stored = STORED[dtype]
-    pointer, numbers_pointer, floats_pointer = T.handle(stored).ty, T.handle("int64").ty, T.handle("float32").ty
-    most = T.int64(1 << 48)
-    item = T.int64(bytes_each)
+    padded = -(-rows_of_block(group) * group // LANES) * LANES
+    columns = -(-value_width // LANES) * LANES
+    floats = {"query": width * padded, "key": KEYS * width, "value": KEYS * columns, "score": KEYS * padded}
+    floats |= {"sums": padded * columns, "top": padded, "total": padded, "factor": padded}
+    sizes = {name: (size, "float32") for name, size in floats.items()}
+    sizes |= dict.fromkeys(("first_key", "end_key"), (padded, "int32")) | {"ends": (2, "int64")}
+    names = ("q", "new_k", "new_v", "y")
+    arguments = ["caches_: T.int64", "parts_: T.int64", "blocks: T.int64", "limits_: T.int64"]
+    arguments += [f"{name}{part}: T.int64" for name in names for part in ("_", "_head", "_row")]
+    lines = [line for name in ("caches", "parts", "limits") for line in at_address(name, f"{name}_", _MOST, "int64")]
+    lines += [line for name in names for line in at_address(name, f"{name}_", _MOST, stored)]
+    of_thread = [f'{name} = T.alloc_buffer(({size},), "{kind}", scope="local")' for name, (size, kind) in sizes.items()]
+    of_thread += [line for name in (*_SCORES, "best", *_SUMS) for line in local(name)]
+    of_keys = [
+        f"base: T.let = turn_of_keys * {KEYS}",
+        f"count: T.let = T.min(ends[1] - base, T.int64({KEYS}))",
+        f"steps: T.let = (count + {_TOGETHER - 1}) // {_TOGETHER}",
+        *_read("k", "key", width, width),
+        *_read("v", "value", value_width, columns),
+        *_score(width, padded),
+        *_add_values(padded, columns),
+    ]
+    of_block = [
+        f"head: T.let = unit % {heads}",
+        *(f"{name}: T.let = parts[unit // {heads} * {len(_PART)} + {number}]" for number, name in enumerate(_PART)),
+        *at_address("k", "caches[cache * 6]", _MOST, stored),
+        *at_address("v", "caches[cache * 6 + 3]", _MOST, stored),
+        "k_from: T.let = head * caches[cache * 6 + 1]",
+        "k_step: T.let = caches[cache * 6 + 2]",
+        "v_from: T.let = head * caches[cache * 6 + 4]",
+        "v_step: T.let = caches[cache * 6 + 5]",
+        *_append("k", width),
+        *_append("v", value_width),
+        *_begin(group, width, padded, columns),
+        f"for turn_of_keys in range(ends[0] // {KEYS}, (ends[1] + {KEYS - 1}) // {KEYS}):",
+        *indented(of_keys),
+        *_write(group, value_width, columns),
+    ]
+    units = f"blocks * {heads}"
+    of_thread += [f"for turn in range(({units} + threads - 1) // threads):"]
+    of_thread += indented(["unit: T.let = turn * threads + t", f"if unit < {units}:", *indented(of_block)])
+    lines += ["for t in T.parallel(threads):", *indented(of_thread)]
+    functions = {"exp": exp, "widen": widen, "narrow": partial(narrow, dtype=dtype)}
+    return kernel([*arguments, "scale: T.float32", "threads: T.int64"], lines, functions)
 
-    def fetch(address: Any) -> Any:
-        """Prefetch a cache line into all caches, which never fails; a line after the last token is of no use."""
-        place = T.reinterpret(pointer, address)
-        return T.call_llvm_intrin("void", "llvm.prefetch", place, T.int32(0), T.int32(3), T.int32(1))
 
-    @T.prim_func
-    def kernel(  # noqa: C901, PLR0912, PLR0915
-        here: T.handle, caches_: T.int64, parts_: T.int64, count: T.int64,
-        q_: T.int64, q_head: T.int64, q_row: T.int64, new_k_: T.int64, new_k_head: T.int64, new_k_row: T.int64,
-        new_v_: T.int64, new_v_head: T.int64, new_v_row: T.int64, y_: T.int64, y_head: T.int64, y_row: T.int64,
-        scores_: T.int64, longest: T.int64, scale: T.float32,
-    ):  # fmt: skip
-        T.match_buffer(here, (1,), "float32")
-        caches_data: T.let[T.handle("int64")] = T.reinterpret(numbers_pointer, caches_)
-        parts_data: T.let[T.handle("int64")] = T.reinterpret(numbers_pointer, parts_)
-        q_data: T.let[T.handle(stored)] = T.reinterpret(pointer, q_)
-        new_k_data: T.let[T.handle(stored)] = T.reinterpret(pointer, new_k_)
-        new_v_data: T.let[T.handle(stored)] = T.reinterpret(pointer, new_v_)
-        y_data: T.let[T.handle(stored)] = T.reinterpret(pointer, y_)
-        scores_data: T.let[T.handle("float32")] = T.reinterpret(floats_pointer, scores_)
-        caches = T.decl_buffer((most,), "int64", data=caches_data)
-        parts = T.decl_buffer((most,), "int64", data=parts_data)
-        q = T.decl_buffer((most,), stored, data=q_data)
-        new_k = T.decl_buffer((most,), stored, data=new_k_data)
-        new_v = T.decl_buffer((most,), stored, data=new_v_data)
-        y = T.decl_buffer((most,), stored, data=y_data)
-        scores = T.decl_buffer((most,), "float32", data=scores_data)
-        query = T.alloc_buffer((group * width,), "float32", scope="local")
-        sums = T.alloc_buffer((_LANES,), "float32", scope="local")
-        total = T.alloc_buffer((1,), "float32", scope="local")
-        top = T.alloc_buffer((group,), "float32", scope="local")
-        values = T.alloc_buffer((value_width,), "float32", scope="local")
-        for i in range(count):
-            cache: T.let = parts[i * 3] * 6
-            row: T.let = parts[i * 3 + 1]
-            past: T.let = parts[i * 3 + 2]
-            k_data: T.let[T.handle(stored)] = T.reinterpret(pointer, caches[cache])
-            v_data: T.let[T.handle(stored)] = T.reinterpret(pointer, caches[cache + 3])
-            k = T.decl_buffer((most,), stored, data=k_data)
-            v = T.decl_buffer((most,), stored, data=v_data)
-            next_k: T.let = caches[parts[T.min(i + 1, count - 1) * 3] * 6]
-            k_step: T.let = caches[cache + 2]
-            v_step: T.let = caches[cache + 5]
-            padded: T.let = T.shift_left(T.shift_right(past + _LANES, T.int64(4)), T.int64(4))
-            for h in range(heads):
-                k_from: T.let = h * caches[cache + 1]
-                v_from: T.let = h * caches[cache + 4]
-                v_soon: T.let = caches[cache + 3] + v_from * item
-                k_soon: T.let = T.Select(h + 1 < heads, caches[cache] + (k_from + caches[cache + 1]) * item, next_k)
-                for j in range(width):
-                    k[k_from + past * k_step + j] = new_k[h * new_k_head + row * new_k_row + j]
-                for j in range(value_width):
-                    v[v_from + past * v_step + j] = new_v[h * new_v_head + row * new_v_row + j]
-                for g in range(group):
-                    top[g] = T.float32(-3.4e38)
-                    for j in range(width):
-                        query[g * width + j] = widen(q[(h * group + g) * q_head + row * q_row + j]) * scale
-                    for t in range(padded - past - 1):
-                        scores[g * longest + past + 1 + t] = T.float32(-3.4e38)
-                for t in range(past + 1):
-                    for line in T.unroll(value_lines):
-                        T.evaluate(fetch(v_soon + t * v_step * item + line * _LINE))
-                    for line in T.unroll(lines):
-                        T.evaluate(fetch(k_soon + t * k_step * item + line * _LINE))
-                    for g in T.unroll(group):
-                        for j in T.vectorized(_LANES):
-                            sums[j] = T.float32(0)
-                        for block in T.unroll(whole):
-                            for j in T.vectorized(_LANES):
-                                sums[j] += query[g * width + block * _LANES + j] * widen(
-                                    k[k_from + t * k_step + block * _LANES + j]
-                                )
-                        for j in T.vectorized(8):
-                            sums[j] += sums[8 + j]
-                        for j in T.vectorized(4):
-                            sums[j] += sums[4 + j]
-                        for j in T.vectorized(2):
-                            sums[j] += sums[2 + j]
-                        total[0] = sums[0] + sums[1]
-                        for j in range(whole * _LANES, width):
-                            total[0] += query[g * width + j] * widen(k[k_from + t * k_step + j])
-                        scores[g * longest + t] = total[0]
-                        top[g] = T.max(top[g], total[0])
-                for g in range(group):
-                    for j in T.vectorized(_LANES):
-                        sums[j] = T.float32(0)
-                    for block in range(T.shift_right(padded, T.int64(4))):
-                        for j in T.vectorized(_LANES):
-                            scores[g * longest + block * _LANES + j] = exp(
-                                scores[g * longest + block * _LANES + j] - top[g]
-                            )
-                        for j in T.vectorized(_LANES):
-                            sums[j] += scores[g * longest + block * _LANES + j]
-                    total[0] = T.float32(0)
-                    for j in range(_LANES):
-                        total[0] += sums[j]
-                    for j in range(value_width):
-                        values[j] = T.float32(0)
-                    for t in range(past + 1):
-                        for block in T.unroll(value_whole):
-                            for j in T.vectorized(_LANES):
-                                values[block * _LANES + j] += scores[g * longest + t] * widen(
-                                    v[v_from + t * v_step + block * _LANES + j]
-                                )
-                        for j in range(value_whole * _LANES, value_width):
-                            values[j] += scores[g * longest + t] * widen(v[v_from + t * v_step + j])
-                    for j in range(value_width):
-                        y[(h * group + g) * y_head + row * y_row + j] = narrow(values[j] / total[0], dtype)
+def _append(name: str, width: int) -> list[str]:
+    """Write the new keys or values of the block's rows after the earlier ones of the request."""
+    return [
+        "for r in range(rows):",
+        f"    for j in range({width}):",
+        f"        {name}[{name}_from + (past + row - start + r) * {name}_step + j] = "
+        f"new_{name}[head * new_{name}_head + (row + r) * new_{name}_row + j]",
+    ]
 
-    return kernel
+
+def _begin(group: int, width: int, padded: int, columns: int) -> list[str]:
+    """Read queries and limits of the rows; those after the last, up to whole vectors, attend to nothing."""
+    lane = f"r * {group} + g"
+    return [
+        f"vectors: T.let = (rows * {group} + {LANES - 1}) // {LANES}",
+        f"row_parts: T.let = (rows * {group} + {_ROWS - 1}) // {_ROWS}",
+        f"for lane in range(rows * {group}, vectors * {LANES}):",
+        f"    for j in range({width}):",
+        f"        query[j * {padded} + lane] = T.float32(0)",
+        "for r in range(rows):",
+        f"    for g in range({group}):",
+        f"        for j in range({width}):",
+        f"            query[j * {padded} + {lane}] = "
+        f"widen(q[(head * {group} + g) * q_head + (row + r) * q_row + j]) * scale",
+        f"for lane in range(vectors * {LANES}):",
+        f"    top[lane] = {_LEAST}",
+        "    total[lane] = T.float32(0)",
+        "    first_key[lane] = 0",
+        "    end_key[lane] = 0",
+        "ends[0] = limits[row * 2]",
+        "ends[1] = limits[row * 2 + 1]",
+        "for r in range(rows):",
+        "    ends[0] = T.min(ends[0], limits[(row + r) * 2])",
+        "    ends[1] = T.max(ends[1], limits[(row + r) * 2 + 1])",
+        f"    for g in range({group}):",
+        f"        first_key[{lane}] = T.cast(limits[(row + r) * 2], 'int32')",
+        f"        end_key[{lane}] = T.cast(limits[(row + r) * 2 + 1], 'int32')",
+        f"for j in range(vectors * {LANES * columns}):",
+        "    sums[j] = T.float32(0)",
+    ]
+
+
+def _read(name: str, target: str, width: int, columns: int) -> list[str]:
+    """Read a block of keys or values as float32: earlier ones from the cache, others from where it gets them from."""
+    whole = width // LANES * LANES
+    copies = [
+        ("count_old", f"{name}[{name}_from + (base + i) * {name}_step + {{j}}]", "i"),
+        (
+            "count - count_old",
+            f"new_{name}[head * new_{name}_head + (start + base + count_old + i - past) * new_{name}_row + {{j}}]",
+            "count_old + i",
+        ),
+    ]
+    lines = ["count_old: T.let = T.max(T.int64(0), T.min(count, past - base))"] if name == "k" else []
+    for count, source, to in copies:
+        lines += [f"for i in range({count}):"]
+        if whole:
+            lines += [
+                f"    for block in range({whole // LANES}):",
+                f"        for lane in T.vectorized({LANES}):",
+                f"            {target}[({to}) * {columns} + block * {LANES} + lane] = "
+                f"widen({source.format(j=f'block * {LANES} + lane')})",
+            ]
+        if width > whole:
+            lines += [
+                f"    for j in range({whole}, {width}):",
+                f"        {target}[({to}) * {columns} + j] = widen({source.format(j='j')})",
+            ]
+        if columns > width:
+            lines += [f"    for j in range({width}, {columns}):"]
+            lines += [f"        {target}[({to}) * {columns} + j] = T.float32(0)"]
+    return [
+        *lines,
+        f"for j in range(count * {columns}, steps * {_TOGETHER * columns}):",
+        f"    {target}[j] = T.float32(0)",
+    ]
+
+
+def _score(width: int, padded: int) -> list[str]:
+    """Compute the scores of a block of keys, and their exponentials, relative to the greatest score until now."""
+    vector = f"for lane in T.vectorized({LANES}):"
+    at = f"vector * {LANES} + lane"
+    products = [
+        line
+        for number, name in enumerate(_SCORES)
+        for line in (
+            f"    {vector}",
+            f"        {name}[lane] = {name}[lane] + key[(step * {_TOGETHER} + {number}) * {width} + j] "
+            f"* query[j * {padded} + {at}]",
+        )
+    ]
+    lines = ["for step in range(steps):"]
+    lines += indented([line for name in _SCORES for line in (vector, f"    {name}[lane] = T.float32(0)")])
+    lines += indented([f"for j in range({width}):", *products])
+    for number, name in enumerate(_SCORES):
+        position = f"T.cast(base + step * {_TOGETHER} + {number}, 'int32')"
+        allowed = f"T.And({position} >= first_key[{at}], {position} < end_key[{at}])"
+        lines += indented(
+            [
+                vector,
+                f"    {name}[lane] = T.Select({allowed}, {name}[lane], {_LEAST})",
+                vector,
+                f"    score[(step * {_TOGETHER} + {number}) * {padded} + {at}] = {name}[lane]",
+                vector,
+                f"    best[lane] = T.max(best[lane], {name}[lane])",
+            ]
+        )
+    element = f"score[i * {padded} + {at}]"
+    total = _SCORES[0]
+    return [
+        "for vector in range(vectors):",
+        *indented(
+            [
+                vector,
+                f"    best[lane] = top[{at}]",
+                *lines,
+                vector,
+                f"    factor[{at}] = exp(top[{at}] - best[lane])",
+                vector,
+                f"    top[{at}] = best[lane]",
+                vector,
+                f"    {total}[lane] = total[{at}] * factor[{at}]",
+                f"for i in range(steps * {_TOGETHER}):",
+                f"    {vector}",
+                f"        {element} = T.Select({element} <= {_LEAST}, T.float32(0), exp({element} - best[lane]))",
+                f"    {vector}",
+                f"        {total}[lane] = {total}[lane] + {element}",
+                vector,
+                f"    total[{at}] = {total}[lane]",
+            ]
+        ),
+    ]
+
+
+def _add_values(padded: int, columns: int) -> list[str]:
+    """Add the values of a block of keys, weighted by their scores, to the sums of the rows."""
+    vector = f"for lane in T.vectorized({LANES}):"
+    lines = list[str]()
+    for column in range(0, columns, _COLUMNS * LANES):
+        parts = range(min(_COLUMNS, (columns - column) // LANES))
+        sums = [(f"sum_{r}_{c}", r, column + c * LANES) for r in range(_ROWS) for c in parts]
+        places = [f"sums[(part * {_ROWS} + {r}) * {columns} + {j} + lane]" for _, r, j in sums]
+        for (name, r, _), place in zip(sums, places, strict=True):
+            lines += [vector, f"    {name}[lane] = {place} * factor[part * {_ROWS} + {r}]"]
+        lines += [f"for i in range(steps * {_TOGETHER}):"]
+        for name, r, j in sums:
+            weight = f"score[i * {padded} + part * {_ROWS} + {r}]"
+            lines += [
+                f"    {vector}",
+                f"        {name}[lane] = {name}[lane] + {weight} * value[i * {columns} + {j} + lane]",
+            ]
+        for (name, _, _), place in zip(sums, places, strict=True):
+            lines += [vector, f"    {place} = {name}[lane]"]
+    return ["for part in range(row_parts):", *indented(lines)]
+
+
+def _write(group: int, value_width: int, columns: int) -> list[str]:
+    return [
+        "for r in range(rows):",
+        f"    for g in range({group}):",
+        f"        for j in range({value_width}):",
+        f"            y[(head * {group} + g) * y_head + (row + r) * y_row + j] = "
+        f"narrow(sums[(r * {group} + g) * {columns} + j] / total[r * {group} + g])",
+    ]

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.kernels.native.dot import dot
 from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.load import native
+from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local, prefetch
 
 if TYPE_CHECKING:
     import torch
 
 PANEL = 64
 """Columns of a panel."""
-_LANES, _BLOCKS = 16, (4, 2, 1)
-_TO_READ, _TO_SECOND_CACHE, _DATA = 0, 2, 1
-"""Hints of LLVM's prefetch."""
+_BLOCKS = (4, 2, 1)
+"""Numbers of rows of which the sums of a panel are in registers."""
 
 
 def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
@@ -55,71 +55,48 @@ def panel_product(dtype: str, biased: bool, parallel: bool, dots: bool) -> Any:
     ``bfloat16``; sums are float32. If it is not `parallel`, the number of threads is 1. With `dots`, it uses the
     instruction of `dot` for bfloat16.
     """
-    from tvm.script import from_source
-
     is_narrow = dtype == "bfloat16"
     item, pairs = STORED[dtype], "uint32" if is_narrow else "float32"
-    shapes = {
-        "x": ("rows, inner", item),
-        "x_pairs": ("rows, inner // 2", "uint32"),
-        "w": (f"(n + {PANEL - 1}) // {PANEL}, panel // {2 if is_narrow else 1}, {PANEL}", pairs),
-        "bias": ("n", item),
-        "y": ("rows, n", item),
-    }
-    lines = ["@T.prim_func", "def kernel(here: T.handle, x_: T.int64, w_: T.int64, bias_: T.int64, y_: T.int64,"]
-    lines += ["           rows: T.int64, n: T.int64, inner: T.int64, panel: T.int64, threads: T.int64):"]
-    lines += ['    T.match_buffer(here, (1,), "float32")']
-    for name, (shape, kind) in shapes.items():
-        address = f"{name.removesuffix('_pairs')}_"
-        lines.append(f'    {name}_data: T.let[T.handle("{kind}")] = T.reinterpret(T.handle("{kind}").ty, {address})')
-        lines.append(f'    {name} = T.decl_buffer(({shape},), "{kind}", data={name}_data)')
-    lines.append(f"    for t in {'T.parallel' if parallel else 'range'}(threads):")
-    # One buffer for each vector: they become registers, a larger one does not.
-    names = [_sum(count, r, start) for count in _BLOCKS for r in range(count) for start in range(0, PANEL, _LANES)]
-    lines += [f"        {line}" for name in names for line in _local(name, _LANES)]
-    lines += [f"        {line}" for line in _local("edge", PANEL)]
+    arguments = [f"{name}: T.int64" for name in ("x_", "w_", "bias_", "y_", "rows", "n", "inner", "panel", "threads")]
+    lines = [
+        *at_address("x", "x_", "rows, inner", item),
+        *at_address("x_pairs", "x_", "rows, inner // 2", "uint32"),
+        *at_address("w", "w_", f"(n + {PANEL - 1}) // {PANEL}, panel // {2 if is_narrow else 1}, {PANEL}", pairs),
+        *at_address("bias", "bias_", "n", item),
+        *at_address("y", "y_", "rows, n", item),
+    ]
+    sums = [_sum(count, r, start) for count in _BLOCKS for r in range(count) for start in range(0, PANEL, LANES)]
+    of_thread = [*(line for name in sums for line in local(name)), *local("edge", PANEL)]
     # Threads take turns, so that together they read one stream.
-    lines.append(f"        for turn in range(((n + {PANEL - 1}) // {PANEL} + threads - 1) // threads):")
-    lines.append("            p: T.let[T.int64] = turn * threads + t")
-    lines.append(f"            if p * {PANEL} < n:")
+    of_thread.append(f"for turn in range(((n + {PANEL - 1}) // {PANEL} + threads - 1) // threads):")
+    of_panel = list[str]()
     for count in _BLOCKS:
         first = _BLOCKS[0]
         head = f"for g in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
         row = f"g * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
-        body = _block(count, row, dtype, biased, dots)
-        lines += [f"                {head}", *(f"                    {line}" for line in body)]
-    from tvm.script import tirx
-
-    return from_source("\n".join(lines), extra_vars={"T": tirx, "dot": dot, "narrow": narrow, "widen": widen})
-
-
-def _local(name: str, count: int) -> list[str]:
-    """Return the lines that make a buffer of `count` numbers on the stack: TVM takes others from the heap."""
-    kind = 'T.handle("float32")'
-    return [
-        f'{name}_data: T.let[{kind}] = T.reinterpret({kind}.ty, T.tvm_stack_alloca("shape", {count // 2}))',
-        f'{name} = T.decl_buffer(({count},), "float32", data={name}_data, align=8)',
-    ]
+        of_panel += [head, *indented(_block(count, row, dtype, biased, dots))]
+    of_thread += indented(["p: T.let[T.int64] = turn * threads + t", f"if p * {PANEL} < n:", *indented(of_panel)])
+    lines += [f"for t in {'T.parallel' if parallel else 'range'}(threads):", *indented(of_thread)]
+    return kernel(arguments, lines, {"dot": dot, "narrow": narrow, "widen": widen})
 
 
 def _block(count: int, row: str, dtype: str, biased: bool, dots: bool) -> list[str]:
     """Return the lines for `count` rows from `row` on, of panel ``p``."""
     is_narrow = dtype == "bfloat16"
     stored = f"narrow({'{value} + widen(bias[{column}])' if biased else '{value}'}, '{dtype}')"
-    starts = range(0, PANEL, _LANES)
-    vector = f"for v in T.vectorized({_LANES}):"
+    starts = range(0, PANEL, LANES)
+    vector = f"for v in T.vectorized({LANES}):"
     sums = [(r, start, f"{_sum(count, r, start)}[v]") for start in starts for r in range(count)]
     lines = [line for _, _, total in sums for line in (vector, f"    {total} = T.float32(0)")]
     lines.append(f"for b in range(inner // {2 if is_narrow else 1}):")
     if count == _BLOCKS[0]:
         # The first four blocks each read a quarter of the thread's next panel ahead, and the memory does not wait.
-        ahead = f"T.address_of(w[p + threads, b, g % {PANEL // _LANES} * {_LANES}])"
-        hints = ", ".join(f"T.int32({hint})" for hint in (_TO_READ, _TO_SECOND_CACHE, _DATA))
-        lines.append(f"    T.evaluate(T.call_llvm_intrin('void', 'llvm.prefetch.p0', {ahead}, {hints}))")
+        ahead = f"T.address_of(w[p + threads, b, g % {PANEL // LANES} * {LANES}])"
+        lines.append(f"    {prefetch(ahead)}")
     for r, start, total in sums:
         if is_narrow and dots:
-            whole = f"{_sum(count, r, start)}[T.Ramp(0, 1, {_LANES})]"
-            factors = f"w[p, b, T.Ramp({start}, 1, {_LANES})], T.Broadcast(x_pairs[{row} + {r}, b], {_LANES})"
+            whole = f"{_sum(count, r, start)}[T.Ramp(0, 1, {LANES})]"
+            factors = f"w[p, b, T.Ramp({start}, 1, {LANES})], T.Broadcast(x_pairs[{row} + {r}, b], {LANES})"
             lines.append(f"    {whole} = dot({whole}, {factors})")
             continue
         weight = f"w[p, b, {start} + v]"
