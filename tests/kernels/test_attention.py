@@ -10,7 +10,6 @@ import torch
 
 from distir_relax.kernels import attention
 from distir_relax.kernels.attention import RequestsAttention, attend, unless_all_true
-from distir_relax.kernels.native import attend_requests
 from distir_relax.kernels.requests import Request, States
 
 
