@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
 from distir_relax.incremental.roles import OpRoles, Positions, Roles, op_roles, restricted_attrs
-from distir_relax.ir import CachedState, Function, Inline, Module, Op, Output, Value, live_ops, producers
+from distir_relax.ir import CachedState, Function, Inline, Module, Op, Value, live_ops, required_ops
 from distir_relax.ir.symbols import check_symbols, module_symbols
 from distir_relax.layout import Guard, Symbol, assuming, size_of
 from distir_relax.ops import Builder
@@ -18,8 +19,8 @@ class LastPositions:
     """Restrict the outputs along `sequence` to their last `count` positions; states stay as they are.
 
     `count` is a further size of the program, of 0 to all positions, typically 1. Ops that are parallel along the
-    sequence, and have one operand along it, are applied to the last positions of that operand: the classifier and the
-    norm before it. Functions are inlined.
+    sequence are applied to the last positions of their operands, unless states need their results at all positions: so
+    the classifier, and all that follows the attention of the last layer. Functions are inlined.
 
     Raises `DistIRError` if the program has no size `sequence`, has one called `count`, or an output's size only depends
     on the sequence.
@@ -45,58 +46,75 @@ class LastPositions:
         main = Inline().run(module).main
         builder = Builder.of(main)
         with assuming((*module.guards, guard)):
-            outputs = [
-                output if output.name in states else replace(output, value=_last(main, output, positions, builder))
-                for output in main.outputs
-            ]
+            last = _emit_last(main, states, positions, builder)
+        outputs = [replace(output, value=last.get(output.name, output.value)) for output in main.outputs]
         function = builder.function(main.name, [(o.name, o.value) for o in outputs])
         functions = (replace(function, ops=live_ops(function)),)
         return replace(module, functions=functions, records=(*module.records, guard))
 
 
-def _last(main: Function, output: Output, positions: Positions, builder: Builder) -> Value:
-    """Emit the last positions of an output; return the output's value if it is along no sequence."""
-    value, roles = output.value, positions.roles(output.value.tensor, "new")
-    if "new" not in roles:
-        return value
-    made_by = producers(main)
-    chain: list[tuple[Op, OpRoles, int]] = []
-    # Where the chain may begin: at a dim of the sequence alone.
-    begin = (value, roles, 0) if _is_sliceable(value, roles, positions) else None
-    while (op := made_by.get(value.name)) is not None and (step := _step(op, value, roles, positions)) is not None:
-        found, number = step
-        chain.append((op, found, number))
-        value, roles = op.operands[number], found.operands[number]
-        if _is_sliceable(value, roles, positions):
-            begin = (value, roles, len(chain))
-    if begin is None:
-        raise DistIRError(f"the output {output.name!r} has no dim of size {positions.sequence}: {output.value.tensor}")
-    value, roles, count = begin
+def _emit_last(main: Function, states: Collection[str], positions: Positions, builder: Builder) -> dict[str, Value]:
+    """Emit the last positions of the outputs that are along the sequence and no states; return them by output."""
+    outputs = {o.name: o.value for o in main.outputs if o.name not in states}
+    all_roles = {v.name: positions.roles(v.tensor, "new") for v in outputs.values()}
+    wanted = {name: roles for name, roles in all_roles.items() if "new" in roles}
+    ends = set(wanted)
+    of_states = required_ops(main.ops, [o.value.name for o in main.outputs if o.name in states])
+    whole = {v.name for op in of_states for v in op.results}
+    steps: dict[str, OpRoles] = {}
+    for op in reversed(main.ops):
+        value = op.results[0]
+        needed = wanted.get(value.name)
+        if needed is None or (value.name in whole and _can_cut(value, needed, positions)):
+            continue
+        if (step := _step(op, needed, positions)) is not None:
+            steps[value.name] = step
+            for operand, roles in zip(op.operands, step.operands, strict=True):
+                if any(roles):
+                    wanted.setdefault(operand.name, roles)
+    last: dict[str, Value] = {}
+    for value in (i.value for i in main.inputs):
+        if value.name in wanted and _can_cut(value, wanted[value.name], positions):
+            last[value.name] = _cut(value, wanted[value.name], positions, builder)
+    for op in main.ops:
+        value = op.results[0]
+        if (found := steps.get(value.name)) and _has_operands(op, found, wanted, last):
+            parts = [last[v.name] if any(r) else v for v, r in zip(op.operands, found.operands, strict=True)]
+            builder.location, builder.hint = op.location, value.name
+            last[value.name] = builder.emit(op.name, *parts, **restricted_attrs(op, found, positions, parts))
+        elif value.name in wanted and _can_cut(value, wanted[value.name], positions):
+            last[value.name] = _cut(value, wanted[value.name], positions, builder)
+    for name, value in outputs.items():
+        if value.name in ends - last.keys():
+            raise DistIRError(f"the output {name!r} has no dim of size {positions.sequence}: {value.tensor}")
+    return {name: last[value.name] for name, value in outputs.items() if value.name in ends}
+
+
+def _step(op: Op, roles: Roles, positions: Positions) -> OpRoles | None:
+    """Return the roles of an op that computes the last positions of its result from those of its operands alone."""
+    if op.callee or len(op.results) > 1:
+        return None
+    found = op_roles(op, 0, roles, positions)
+    is_alone = found is not None and found.is_parallel and all("all" not in r for r in found.operands)
+    return found if is_alone else None
+
+
+def _has_operands(op: Op, found: OpRoles, wanted: Mapping[str, Roles], last: Collection[str]) -> bool:
+    along = [(v.name, roles) for v, roles in zip(op.operands, found.operands, strict=True) if any(roles)]
+    return bool(along) and all(name in last and wanted[name] == roles for name, roles in along)
+
+
+def _can_cut(value: Value, roles: Roles, positions: Positions) -> bool:
+    return all(
+        positions.is_sequence(size) for size, role in zip(value.tensor.shape, roles, strict=True) if role == "new"
+    )
+
+
+def _cut(value: Value, roles: Roles, positions: Positions, builder: Builder) -> Value:
     dims = tuple(dim for dim, role in enumerate(roles) if role == "new")
     builder.hint = f"{value.name}.last"
     result: Value = builder.emit(
         "strided_slice", value, axes=dims, begin=(positions.past,) * len(dims), end=(positions.total,) * len(dims),
         strides=(1,) * len(dims),
     )  # fmt: skip
-    for op, found, number in reversed(chain[:count]):
-        operands = [result if i == number else v for i, v in enumerate(op.operands)]
-        builder.location, builder.hint = op.location, op.results[0].name
-        result = builder.emit(op.name, *operands, **restricted_attrs(op, found, positions, operands))
     return result
-
-
-def _is_sliceable(value: Value, roles: Roles, positions: Positions) -> bool:
-    return all(
-        positions.is_sequence(size) for size, role in zip(value.tensor.shape, roles, strict=True) if role == "new"
-    )
-
-
-def _step(op: Op, value: Value, roles: Roles, positions: Positions) -> tuple[OpRoles, int] | None:
-    """Return the roles of the op that makes a value, and its one operand along the sequence; None without one."""
-    if op.callee or len(op.results) > 1:
-        return None
-    found = op_roles(op, op.results.index(value), roles, positions)
-    if found is None or not found.is_parallel:
-        return None
-    along = [number for number, r in enumerate(found.operands) if any(r)]
-    return (found, along[0]) if len(along) == 1 and "all" not in found.operands[along[0]] else None

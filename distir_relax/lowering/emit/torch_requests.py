@@ -218,7 +218,7 @@ class RequestsFunction:
         name = self.emitted.names[value.name]
         if value.name not in self.joined:
             return f"[{name}] * len(requests)", ""
-        rows = self.rows.joined.get(value.name)
+        rows = None if value.name in self.rows.shared else rows_of(value.tensor)
         split = f"{name}.split(sizes[{json.dumps(rows[1])}], {rows[0]})" if rows else ""
         return split or f"[{name}] * len(requests)", name
 
