@@ -46,8 +46,11 @@ def attention_only() -> Profile:
 
 
 def products(rows: int, last: int) -> float:
-    """Operations of GPT-2's products: four of width by width, two of four times as much, and the logits."""
-    return 2.0 * (rows * 12 * WIDTH**2 * LAYERS + last * WIDTH * VOCABULARY)
+    """Operations of GPT-2's products: four of width by width, two of four times as much, and the logits.
+
+    In the last layer, only queries, keys and values are computed for all rows.
+    """
+    return 2.0 * (rows * (12 * LAYERS - 9) * WIDTH**2 + last * (9 * WIDTH**2 + WIDTH * VOCABULARY))
 
 
 def attention(chunks: Sequence[Chunk]) -> float:

@@ -200,7 +200,8 @@ def test_a_client_that_leaves_cancels_its_request(bundle: Path, monkeypatch: pyt
         monkeypatch.setattr(service.engine, "step", lambda: (time.sleep(0.005), step())[1])
         body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0}
         with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: the stream is closed when it is collected
+            next(lines)
             until(lambda: service.engine.running == 1)
         until(lambda: not service.engine.running)
         with pytest.raises(httpx.ReadTimeout):
