@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
-from distir_relax.runtime.generation import GREEDY, LanguageProgram, Prompt, Sampling, bundle_tokenizer
+from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, bundle_tokenizer
 from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token, pipeline_depth
 from distir_relax.serving.drafts import PromptLookup
 from distir_relax.serving.prefixes import PrefixIndex
@@ -172,21 +172,26 @@ class Engine:
 
     def submit(
         self, prompt: Any, max_new_tokens: int = 64, sampling: Sampling = GREEDY, stop: Collection[int] | None = None,
-        on_token: Callable[[GenerationRequest], None] | None = None,
+        on_token: Callable[[GenerationRequest], None] | None = None, fit: bool = False,
     ) -> GenerationRequest:  # fmt: skip
         """Add a request for the tokens after those of a prompt, and return it at once.
 
         The prompt is a text, a list of the messages of a chat, or token ids. The request ends after `max_new_tokens`,
         or with a token of `stop`: by default those of the model for text and chats, none for tokens. `on_token` is
-        called after each step with new tokens, and at the end, by the thread that runs the step.
+        called after each step with new tokens, and at the end, by the thread that runs the step. With `fit` fewer new
+        tokens are generated if the program or the memory has no room for `max_new_tokens`.
 
         Raises RunError for a prompt that is empty, of another kind, or too long for the program or the memory, and for
         text without a tokenizer.
         """
-        given = Prompt.of(prompt, lambda: self.tokenizer, stop)
+        given = self._language.prompt(prompt, lambda: self.tokenizer, stop)
         ids = given.ids
         if given.is_batch:
             raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
+        if fit:
+            memory = self.limits.memory_tokens
+            room = min(self._language.max_length or memory, memory) - ids.shape[1]
+            max_new_tokens = max(1, min(max_new_tokens, room))
         self._language.check(ids, max_new_tokens)
         with self._lock:
             self._check_open()

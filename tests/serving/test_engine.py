@@ -105,6 +105,17 @@ def test_requests_that_join_and_leave_get_the_tokens_they_would_get_alone(name: 
         assert engine.steps < sum(counts)
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_request_may_have_all_tokens_of_the_program(drafts: int) -> None:
+    lengths = (1, 40, LENGTH - 1)
+    with compiled("llama", "1/3/1/1").engine(EngineOptions(drafts=drafts)) as engine:
+        asked = [([7, 9] * LENGTH)[:n] for n in lengths]
+        requests = [engine.submit(prompt, LENGTH - len(prompt)) for prompt in asked]
+        engine.run()
+    for prompt, request in zip(asked, requests, strict=True):
+        assert request.tokens == alone("llama", prompt, LENGTH - len(prompt))
+
+
 def test_draws_are_those_of_one_request() -> None:
     generation = compiled()
     sampling = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "seed": 5}
@@ -330,7 +341,11 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
             engine.submit([], 10)
         with pytest.raises(RunError, match="expected the token ids of one prompt, found a batch"):
             engine.submit([[1], [2]], 10)  # type: ignore[list-item]
-        assert engine.submit([1] * 11, 9).result() == alone("llama", [1] * 11, 9)
+        with pytest.raises(RunError, match="expected token ids to stop at from 0 to 60, found 61"):
+            engine.submit([1], 10, stop={61})
+        with pytest.raises(RunError, match="expected at most 20 tokens of a request, which fit into memory, found 31"):
+            engine.submit([1] * 30, 10, fit=True)
+        assert engine.submit([1] * 11, 10, fit=True).result() == alone("llama", [1] * 11, 9)
     with pytest.raises(RunError, match="the engine is closed"):
         engine.submit([1], 1)
 

@@ -145,8 +145,14 @@ def bytes_per_request(manifest: Manifest, rank: int) -> int:
 
 
 def _shape(state: State, manifest: Manifest, rank: int, length: int) -> tuple[int, ...]:
-    sizes = {symbol.name: 1 for symbol in manifest.symbols} | {"past": length}
-    return local_shape(state.tensor.at(sizes), manifest.mesh, rank)
+    """Return the shape of a state that has room for `length` tokens."""
+    # The state before a call has at least one token less than the longest sequence.
+    past = max(length - 1, 0)
+    sizes = {symbol.name: 1 for symbol in manifest.symbols} | {"past": past}
+    shape = local_shape(state.tensor.at(sizes), manifest.mesh, rank)
+    if not state.grows:
+        return shape
+    return (*shape[: state.dim], shape[state.dim] + length - past, *shape[state.dim + 1 :])
 
 
 def _bytes(manifest: Manifest, rank: int, length: int) -> int:
