@@ -58,6 +58,15 @@ def test_a_chat(chromium: Browser, bundle: Path) -> None:
         send(chromium, 5000)
         until(lambda: log(chromium)[-1][0] == "error")
         assert "expected at most 512 tokens" in log(chromium)[-1][1]
+        # The message is in the form again, and not in the chat.
+        assert chromium.run("return document.getElementById('prompt').value;") == question
+        assert [kind for kind, _ in log(chromium)] == ["user", "reply", "user", "reply", "error"]
+        assert chromium.run("return messages.length;") == 4
+        chromium.run("document.getElementById('clear').click();")
+        assert not log(chromium)
+        send(chromium, 12)
+        until(lambda: text(chromium, "speed").startswith("12 tokens, "))
+        assert log(chromium) == [("user", question), ("reply", reply)]
         # The refusal is in the console too, as any answer that is an error.
         messages = chromium.messages()
         assert all("400 (Bad Request)" in message for message in messages), messages

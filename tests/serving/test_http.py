@@ -101,6 +101,9 @@ def test_the_client_gets_the_text_of_the_model(bundle: Path, running: str) -> No
     assert [piece.finish_reason for piece in pieces[-2:]] == [None, "length"]
     both = api.completions.create(model="x", prompt=["the", PROMPT], max_tokens=20, temperature=0)
     assert [choice.text for choice in both.choices] == [model.generate("the", 20), expected]
+    short = api.completions.create(model="x", prompt=(ids * 512)[:505], temperature=0)
+    assert short.usage is not None
+    assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (7, "length")
     stop = expected[5:8]
     until = api.completions.create(model="x", prompt=PROMPT, max_tokens=20, temperature=0, stop=stop)
     assert (until.choices[0].text, until.choices[0].finish_reason) == (expected[: expected.index(stop)], "stop")
@@ -160,6 +163,8 @@ def test_many_clients_at_once_get_their_own_text(bundle: Path, running: str) -> 
         ({"prompt": "x", "stop": ["", "a"]}, "expected at most 16 texts that are not empty for 'stop'"),
         ({"prompt": "x", "n": 2}, "expected 1 for 'n', found 2"),
         ({"prompt": "x", "logprobs": 3}, "'logprobs' is not supported, found 3"),
+        ({"prompt": "x", "stop_token_ids": [3]}, r"'stop_token_ids' is not supported, found \[3\]"),
+        ({"prompt": "x", "repetition_penalty": 1.2}, "'repetition_penalty' is not supported, found 1.2"),
         ({"prompt": "x", "stream": "yes"}, "expected true or false for 'stream', found 'yes'"),
     ],
 )  # fmt: skip
@@ -273,13 +278,22 @@ def test_a_rank_that_fails_gives_503_and_is_started_again(bundle: Path, monkeypa
         assert httpx.post(f"{address}/v1/completions", json=body).json()["choices"] == expected
 
 
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`distir serve` at a free port, which is killed if the test has not ended it."""
+    words = [sys.executable, "-m", "distir_relax", "serve", *arguments, "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.mpirun
 def test_the_command(bundle: Path) -> None:
     """It says where it listens, takes a request, and ends cleanly while one is open."""
-    command = [sys.executable, "-m", "distir_relax", "serve", str(bundle), "--port", "0"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as process:
+    with command(str(bundle)) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         address = next(line.strip() for line in lines if line.startswith("http://127.0.0.1:"))
@@ -299,9 +313,7 @@ def test_the_command(bundle: Path) -> None:
 
 @pytest.mark.mpirun
 def test_the_command_survives_a_killed_rank(bundle: Path) -> None:
-    command = [sys.executable, "-m", "distir_relax", "serve", str(bundle), "--port", "0", "-n", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with command(str(bundle), "-n", "2") as process:
         assert process.stderr is not None
         address = next(line.strip() for line in iter(process.stderr.readline, "") if line.startswith("http://"))
         until(lambda: _is_up(address))
@@ -312,7 +324,7 @@ def test_the_command_survives_a_killed_rank(bundle: Path) -> None:
         max(ranks, key=lambda child: child.pid).kill()
         broken = httpx.post(post, json=body, timeout=30)
         assert (broken.status_code, "rank" in broken.json()["error"]["message"]) == (503, True)
-        until(lambda: httpx.get(f"{address}/status").json()["restarts"] == 1)
+        until(lambda: httpx.get(f"{address}/status").json()["restarts"] == 1, 60)
         assert httpx.post(post, json=body, timeout=30).json()["choices"] == expected
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 128 + signal.SIGINT

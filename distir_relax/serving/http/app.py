@@ -194,8 +194,9 @@ class _Handlers:
                 # Text and chats have their own; token ids are those of a text.
                 stop = self.tokenizer.stop if isinstance(prompt, list) and not parsed.is_chat else None
                 choice.request = self.replicas.submit(
-                    prompt, parsed.count, sampling=parsed.sampling, stop=stop, on_token=choice.wake
-                )
+                    prompt, parsed.count, sampling=parsed.sampling, stop=stop, on_token=choice.wake,
+                    fit=not parsed.is_count_given,
+                )  # fmt: skip
                 choices.append(choice)
         except _Refused:
             raise

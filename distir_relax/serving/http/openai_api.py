@@ -13,8 +13,17 @@ from distir_relax.support import Fields
 from distir_relax.support.fields import is_finite, shown
 
 _MAX_STOPS = 16
-_UNSUPPORTED = ("logprobs", "top_logprobs", "echo", "suffix", "best_of", "tools", "functions", "response_format")
+# OpenAI's, and those of vLLM and llama.cpp that change a result.
+_UNSUPPORTED = (
+    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "best_of", "tools", "functions", "response_format",
+    "stop_token_ids", "ignore_eos", "min_tokens", "min_p", "bad_words", "use_beam_search", "structured_outputs",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema", "mirostat",
+)  # fmt: skip
 _IGNORED_UNLESS_SET = ("frequency_penalty", "presence_penalty", "logit_bias")
+_REPETITIONS = ("repetition_penalty", "repeat_penalty")
+"""Penalties that have no effect if they are 1."""
+_DEFAULT_COUNT, _DEFAULT_CHAT_COUNT = 16, 512
+"""New tokens of a request that names no number. That of completions is OpenAI's; a chat ends by itself."""
 
 
 class InvalidRequest(RunError):
@@ -23,11 +32,15 @@ class InvalidRequest(RunError):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A parsed request: `prompts` are texts, token ids, or the messages of a chat."""
+    """A parsed request: `prompts` are texts, token ids, or the messages of a chat.
+
+    Without `is_count_given`, `count` is a default.
+    """
 
     prompts: Sequence[Any]
     is_chat: bool
     count: int
+    is_count_given: bool
     sampling: Sampling
     stop: tuple[str, ...]
     is_stream: bool
@@ -43,10 +56,13 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
     fields = Fields.of(body, InvalidRequest)
     for name in _UNSUPPORTED:
         value = fields.table.get(name)
-        if value not in (None, False, [], 0) and value != {"type": "text"}:
+        if value not in (None, False, [], 0, "") and value != {"type": "text"}:
             raise InvalidRequest(f"{name!r} is not supported, found {shown(value)}", hint="leave it out")
     for name in _IGNORED_UNLESS_SET:
         if fields.table.get(name) not in (None, 0, {}):
+            raise InvalidRequest(f"{name!r} is not supported, found {shown(fields.table[name])}", hint="leave it out")
+    for name in _REPETITIONS:
+        if fields.table.get(name) not in (None, 1):
             raise InvalidRequest(f"{name!r} is not supported, found {shown(fields.table[name])}", hint="leave it out")
     if fields.table.get("n") not in (None, 1):
         raise InvalidRequest(f"expected 1 for 'n', found {shown(fields.table['n'])}", hint="send several requests")
@@ -64,10 +80,12 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
         raise
     except DistIRError as error:
         raise InvalidRequest(error.message, hint=error.hint) from None
+    count = _count(fields)
     return CompletionRequest(
         prompts=(_messages(fields),) if is_chat else _prompts(fields),
         is_chat=is_chat,
-        count=_count(fields, is_chat),
+        count=count or (_DEFAULT_CHAT_COUNT if is_chat else _DEFAULT_COUNT),
+        is_count_given=count is not None,
         sampling=sampling,
         stop=_stop(fields),
         is_stream=_flag(fields, "stream"),
@@ -76,12 +94,11 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
     )
 
 
-def _count(fields: Fields, is_chat: bool) -> int:
+def _count(fields: Fields) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         if fields.table.get(name) is not None:
             return fields.whole(name, 1)
-    # The default of completions is OpenAI's; a chat ends by itself.
-    return 512 if is_chat else 16
+    return None
 
 
 def _messages(fields: Fields) -> list[dict[str, str]]:

@@ -77,7 +77,11 @@ class EngineService:
                     self._wake.clear()
             except Exception as error:
                 self.failure = str(error).splitlines()[0] if str(error) else type(error).__name__
-                _LOG.exception("the engine failed and is started again")
+                # Ranks that end are expected; the traceback of another error is for us.
+                _LOG.error(
+                    "the engine failed and is started again: %s", error,
+                    exc_info=None if isinstance(error, RunError) else error,
+                )  # fmt: skip
                 self._engine = None
         if self._engine is not None:
             if self._engine.steps:
