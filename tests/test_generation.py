@@ -84,7 +84,8 @@ def test_two_hundred_tokens() -> None:
 
 
 def test_the_tvm_backend() -> None:
-    generation = dr.compile_generation(model("gpt2"), mesh=1)
+    generation = dr.compile_generation(model("gpt2"))
+    assert generation.plan.mesh.size == 1
     ids = prompts(2, 5)
     assert torch.equal(generation.generate(ids, 6, backend="tvm"), of_transformers("gpt2", ids, 6))
 
@@ -258,6 +259,15 @@ def test_a_plan_of_it_begins_a_sequence() -> None:
         ([1], {"temperature": -1.0}, "expected a temperature of at least 0, found -1.0"),
         ([1], {"top_p": 0.0}, "expected top_p above 0 and at most 1, found 0.0"),
         ([1], {"top_k": -1}, "expected top_k of at least 0, found -1"),
+        ([1], {"top_k": 1.5}, "expected top_k of at least 0, found 1.5"),
+        ([1], {"temperature": "hot"}, "expected a temperature of at least 0, found 'hot'"),
+        ([1], {"seed": "a"}, "expected a whole number as seed, found 'a'"),
+        ([1], {"max_new_tokens": -2}, "expected a number of new tokens of at least 0, found -2"),
+        ([1], {"max_new_tokens": 2.5}, "expected a number of new tokens of at least 0, found 2.5"),
+        ([1], {"stop": {VOCABULARY}}, "expected token ids to stop at from 0 to 60, found 61"),
+        ([1], {"stop": "end"}, "expected token ids to stop at, such as .2, 7., found 'end'"),
+        ([1], {"stop": 3}, "expected token ids to stop at, such as .2, 7., found 3"),
+        ([1], {"stop_text": 3}, "expected stop texts, found 3"),
         ([1], {"backend": "cuda"}, "unknown backend 'cuda'"),
     ],
 )
@@ -286,5 +296,10 @@ def test_models_that_cannot_generate() -> None:
         dr.compile_generation(TwoOutputs())
     with pytest.raises(ImportModelError, match=f"takes at most {LENGTH} positions, found max_length {LENGTH + 1}"):
         dr.compile_generation(model("gpt2"), max_length=LENGTH + 1)
+    for option in ("max_length", "max_batch"):
+        with pytest.raises(ImportModelError, match=f"expected {option} of at least 1, found 0"):
+            dr.compile_generation(model("gpt2"), **{option: 0})
+    with pytest.raises(DistIRError, match="expected a strategy of one microbatch for text generation, found 1/3/1/2"):
+        dr.compile_generation(model("gpt2"), strategy="1/3/1/2")
     with pytest.raises(ImportModelError, match="expected a torch module, or the path of a model, found dict"):
         dr.compile_generation({})  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def bundles(folders: Path) -> dict[str, Path]:
         done = distir("compile", folders / name, "--generate", "--strategy", strategy, "--max-batch", 3,
                       "-o", folders / f"{name}.dist", "--backend", "torch")  # fmt: skip
         assert done.exit_code == 0, done.exception
-        assert re.search(rf"weights stay in \d files? such as \.\./{name}/model.*; --weights copy copies", done.stdout)
+        assert re.search(rf"weights stay in \.\./{name}/model.*safetensors.*; --weights copy copies", done.stdout)
     return {name: folders / f"{name}.dist" for name in ("llama", "gpt2")}
 
 

@@ -86,6 +86,8 @@ def _read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise BundleError("not a bundle: expected a folder", str(folder))
     missing = f"not a bundle: there is no {MANIFEST_FILE} in it"
+    if (folder / "config.json").is_file() and not (folder / MANIFEST_FILE).exists():
+        raise BundleError(missing, str(folder), "compile the model: distir compile MODEL --generate -o OUT")
     file = file_within(folder, MANIFEST_FILE, BundleError, missing)
     content = read_bytes(file, BundleError)
     try:

@@ -67,7 +67,10 @@ def model_files(path: Path) -> list[Path]:
     damaged index.
     """
     if not path.is_dir():
-        check_regular(path, BundleError, "the weights are missing")
+        try:
+            check_regular(path, BundleError, "the weights are missing")
+        except BundleError as wrong:
+            raise BundleError(wrong.message, wrong.where, "give a safetensors file, or a folder of them") from None
         return [path]
     index = path / _INDEX
     if (path / _FILE).is_file():

@@ -97,7 +97,7 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
     from distir_relax.cli.progress import Progress
     from distir_relax.compiler.pass_manager import Stages
     from distir_relax.ir import Autosharding
-    from distir_relax.support.units import count
+    from distir_relax.support.units import listed
 
     stages, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {target.name}") as progress:
@@ -119,6 +119,4 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
     if target.generation["generate"]:
         files = read_bundle(output, verify_weights=False).manifest.weight_files
         if files:
-            typer.echo(
-                f"weights stay in {count(len(files), 'file')} such as {files[0].path}; --weights copy copies them"
-            )
+            typer.echo(f"weights stay in {listed([file.path for file in files], 1)}; --weights copy copies them")

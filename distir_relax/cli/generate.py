@@ -90,12 +90,14 @@ def generate(
                 raise
             exit_all(world, error)
         if is_first:
-            rest = (done.seconds - done.first) / max(done.tokens - 1, 1) * 1e3
+            times = ""
+            if done.tokens:
+                rest = (done.seconds - done.first) / max(done.tokens - 1, 1) * 1e3
+                times = f": {done.first * 1e3:.3g} ms to the first, {rest:.3g} ms for each other"
             typer.echo()
             typer.echo(
-                f"{done.tokens} tokens on {done.ranks} ranks ({done.transport}), {backend.value}: "
-                f"{done.first * 1e3:.3g} ms to the first, {rest:.3g} ms for each other", err=True,
-            )  # fmt: skip
+                f"{done.tokens} tokens on {done.ranks} ranks ({done.transport}), {backend.value}{times}", err=True
+            )
         if world is not None:
             world.close()
 

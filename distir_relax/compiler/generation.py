@@ -18,6 +18,7 @@ from distir_relax.compiler.language_model import (
 )
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
+from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.precision import with_precision
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
@@ -84,14 +85,16 @@ def compile_generation(
     runs once for each sequence. `encoder_example` is a batch of two inputs of the encoder, if neither they are tokens
     nor the config gives their size.
 
+    Without a strategy, a mesh and annotations the model is compiled for one device.
+
     `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
     `max_batch` that of sequences at once, by default any; `max_source` that of tokens of the encoder's input. The plan
     holds a copy of a module's weights as they are now; those of a path are read from its files when they are needed,
     which must not change meanwhile.
 
     Raises as `compile` does, `ImportModelError` for a model without such an input and output, for a larger `max_length`
-    than its config allows, and without an example of the encoder's input, and `UnsupportedOpError` for a model that is
-    not causal.
+    than its config allows, and without an example of the encoder's input, `UnsupportedOpError` for a model that is not
+    causal, and `DistIRError` for a strategy of several microbatches.
     """
     source = read_generation(
         model, max_length=max_length, max_batch=max_batch, max_source=max_source, encoder_example=encoder_example,
@@ -114,10 +117,16 @@ class GenerationSource:
     encoder: EncoderInput | None
 
     def compile(self, options: CompileOptions) -> Generation:
-        """Compile it, as `compile_generation` does."""
-        strategy = options["strategy"]
-        stages = 1 if strategy is None else as_strategy(strategy).pipeline
-        imported = _untied(self.imported) if stages > 1 else self.imported
+        """Compile it, as `compile_generation` does; for one device, if no option and no annotation says otherwise."""
+        if options["shardings"] is None and options["mesh"] is None and not self.imported.module.meshes:
+            options = {**options, "strategy": options["strategy"] or "1/1/1/1"}
+        strategy = None if options["strategy"] is None else as_strategy(options["strategy"])
+        if strategy is not None and strategy.microbatches > 1:
+            raise DistIRError(
+                f"expected a strategy of one microbatch for text generation, found {strategy}",
+                self.name, "let the strategy end in /1; a pipeline works on steps of several requests at once",
+            )  # fmt: skip
+        imported = _untied(self.imported) if strategy is not None and strategy.pipeline > 1 else self.imported
         plan = compile_source(Source(imported, options))
         if self.encoder is not None:
             plan = _with_encoder(plan, self.encoder)
@@ -146,6 +155,9 @@ def read_generation(
         model = with_precision(model, precision)
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
+    for option, value in (("max_length", max_length), ("max_batch", max_batch), ("max_source", max_source)):
+        if value is not None and value < 1:
+            raise ImportModelError(f"expected {option} of at least 1, found {value}", name)
     length, encoder = max_positions(model, max_length), encoder_input(model)
     imported = import_language_model(model, LengthLimits(length, max_batch, max_source), encoder, encoder_example)
     # Nobody else can change the weights of a model that was read here.

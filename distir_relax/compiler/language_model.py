@@ -50,7 +50,10 @@ def max_positions(model: Any, length: int | None) -> int:
     config = getattr(model, "config", None)
     most = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     if most is not None and length is not None and length > most:
-        raise ImportModelError(f"the model takes at most {most} positions, found max_length {length}")
+        raise ImportModelError(
+            f"the model takes at most {most} positions, found max_length {length}",
+            hint=f"give at most {most}, or leave it out",
+        )
     return length or most or _LENGTH
 
 

@@ -25,7 +25,7 @@ def check_size(mesh: DeviceMesh, size: int) -> None:
     grid = ", ".join(f"{axis}={extent}" for axis, extent in zip(mesh.axes, mesh.shape, strict=True))
     raise RunError(
         f"expected {mesh.size} ranks for the mesh ({grid}), found {size}",
-        hint=f"start {mesh.size} (mpirun -n {mesh.size} distir run ...), or compile for {size} ranks",
+        hint=f"start {mesh.size}, with the option -n {mesh.size}, or compile for another number of ranks",
     )
 
 

@@ -66,7 +66,7 @@ class Propagate:
         if mesh is None:
             raise AnnotationError(
                 "the model has no annotation and no mesh was given",
-                hint="mark a tensor with annotate_sharding(tensor, mesh, placement), or pass mesh= and shardings=",
+                hint="give a strategy such as 1/2/1/1, a mesh and shardings, or annotate a tensor (annotate_sharding)",
             )
         if is_fully_replicated(module, mesh):
             whole_functions = replicate_all(module, mesh)

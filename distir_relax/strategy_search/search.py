@@ -11,7 +11,7 @@ from typing import Any
 from distir_relax.calibration.comparison import Validation
 from distir_relax.calibration.validate import validate
 from distir_relax.compiler.compile import Plan
-from distir_relax.compiler.inputs import Model, call_target, classify_input, read_target, with_dims
+from distir_relax.compiler.inputs import Model, SavedBundle, call_target, classify_input, read_target, with_dims
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
@@ -156,7 +156,8 @@ def _call(target: str, batch: int | None) -> Model | Training:
 def _check_target(target: object, where: str = "") -> Model | Training:
     if isinstance(target, (Model, Training)):
         return target
+    found = "a folder" if isinstance(target, SavedBundle) else type(target).__name__
     raise DistIRError(
-        f"a search compiles a model many times, found {type(target).__name__}", where,
-        "return a model with example inputs, or a Training",
+        f"a search compiles a model many times, found {found}", where,
+        "return a model with example inputs, or a Training; text generation takes --prompt and --generate",
     )  # fmt: skip

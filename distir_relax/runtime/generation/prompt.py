@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Tensor
@@ -39,20 +40,22 @@ class Prompt:
 
         Without `stop`, a text ends at the tokens of the model that end one, a chat at those that end a reply too.
         Raises `RunError` for a prompt without tokens, one that is not the token ids of one sequence or of several of
-        one length, messages that the model does not take, stop texts that are empty or for tokens, and what `tokenizer`
-        raises.
+        one length, messages that the model does not take, `stop` that is not token ids, stop texts that are empty or
+        for tokens, and what `tokenizer` raises.
         """
-        texts = (stop_text,) if isinstance(stop_text, str) else tuple(stop_text)
+        ends = None if stop is None else stop_tokens(stop)
+        texts = _texts(stop_text)
         is_chat = isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
         if not is_chat and not isinstance(prompt, str):
             if texts:
                 raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
-            return Prompt(*token_ids(prompt), frozenset(stop or ()))
+            return Prompt(*token_ids(prompt), ends or frozenset())
         StopStrings(texts)
         by = tokenizer()
         ids, _ = token_ids(by.encode_chat(prompt) if is_chat else by.encode(prompt))
-        ends = by.chat_stop if is_chat else by.stop
-        return Prompt(ids, False, ends if stop is None else frozenset(stop), by, texts)
+        if ends is None:
+            ends = by.chat_stop if is_chat else by.stop
+        return Prompt(ids, False, ends, by, texts)
 
 
 def features_prompt(given: Any, tensor: Tensor, stop: Collection[int] | None = None) -> Prompt:
@@ -73,7 +76,24 @@ def features_prompt(given: Any, tensor: Tensor, stop: Collection[int] | None = N
         raise RunError(f"expected features for the input {tensor.name}, {tensor.dtype} {tensor.shape}, found {found}")
     is_batch = features.ndim == rank
     features = (features if is_batch else features[None]).to("cpu", torch_dtype(tensor.dtype))
-    return Prompt(features, is_batch, frozenset(stop or ()))
+    return Prompt(features, is_batch, stop_tokens(stop or ()))
+
+
+def stop_tokens(stop: Collection[int]) -> frozenset[int]:
+    """Return the token ids that end a sequence. Raises `RunError` for other values."""
+    try:
+        return frozenset(map(index, stop))
+    except TypeError:
+        raise RunError(
+            f"expected token ids to stop at, such as {{2, 7}}, found {stop!r}", hint="stop_text takes texts"
+        ) from None
+
+
+def _texts(stop_text: Collection[str]) -> tuple[str, ...]:
+    """Return stop texts. Raises `RunError` for another kind of value."""
+    if not isinstance(stop_text, Collection):
+        raise RunError(f"expected stop texts, found {stop_text!r}", hint='for example: stop_text=["END"]')
+    return (stop_text,) if isinstance(stop_text, str) else tuple(stop_text)
 
 
 def token_ids(prompt: Any) -> tuple[torch.Tensor, bool]:

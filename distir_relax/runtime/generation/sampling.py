@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from distir_relax.errors import RunError
@@ -18,7 +19,7 @@ class Sampling:
     Only the `top_k` most probable tokens are drawn (0: all), and of those the fewest whose probabilities add up to
     `top_p`. Draws depend on the logits, `seed`, the row of the batch and the position alone, not on earlier draws.
 
-    Raises RunError for a negative temperature or `top_k`, and for `top_p` outside of (0, 1].
+    Raises RunError for a negative temperature or `top_k`, for `top_p` outside of (0, 1], and for other types.
     """
 
     temperature: float = 0.0
@@ -27,12 +28,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise RunError(f"expected a temperature of at least 0, found {self.temperature}")
-        if self.top_k < 0:
-            raise RunError(f"expected top_k of at least 0, found {self.top_k}", hint="0 allows all tokens")
-        if not 0 < self.top_p <= 1:
-            raise RunError(f"expected top_p above 0 and at most 1, found {self.top_p}")
+        if not (isinstance(self.temperature, Real) and self.temperature >= 0):
+            raise RunError(f"expected a temperature of at least 0, found {self.temperature!r}")
+        if not (isinstance(self.top_k, Integral) and self.top_k >= 0):
+            raise RunError(f"expected top_k of at least 0, found {self.top_k!r}", hint="0 allows all tokens")
+        if not (isinstance(self.top_p, Real) and 0 < self.top_p <= 1):
+            raise RunError(f"expected top_p above 0 and at most 1, found {self.top_p!r}")
+        if not isinstance(self.seed, Integral):
+            raise RunError(f"expected a whole number as seed, found {self.seed!r}")
 
 
 GREEDY = Sampling()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.bundle import Encoder, Manifest
 from distir_relax.errors import RunError
-from distir_relax.runtime.generation.prompt import Prompt, features_prompt, token_ids
+from distir_relax.runtime.generation.prompt import Prompt, features_prompt, stop_tokens, token_ids
 from distir_relax.runtime.generation.sampling import Sampling, next_tokens
 from distir_relax.text import Tokenizer
 
@@ -93,9 +94,11 @@ class LanguageProgram:
         That is text or tokens, or an array of features, of one sequence or of several. The decoder begins with
         `decoder_prompt`, by default with the one token that the model begins with.
 
-        Raises RunError as `Prompt.of` does, for features of another shape than the encoder's input, and for a
-        `decoder_prompt` without encoder.
+        Raises RunError as `Prompt.of` does, for tokens of `stop` that are not in the vocabulary, for features of
+        another shape than the encoder's input, and for a `decoder_prompt` without encoder.
         """
+        if stop is not None:
+            self._check_tokens(stop_tokens(stop), "to stop at ")
         if self.encoder is None:
             if decoder_prompt is not None:
                 raise RunError("expected no decoder_prompt for a model without encoder", self.name)
@@ -109,15 +112,19 @@ class LanguageProgram:
 
     def check(self, prompt: torch.Tensor, count: int) -> None:
         """Raise RunError for more tokens than a sequence may have, and for unknown ones."""
-        low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= self.vocabulary:
+        self._check_tokens((int(prompt.min()), int(prompt.max())))
+        if not (isinstance(count, Integral) and count >= 0):
+            raise RunError(f"expected a number of new tokens of at least 0, found {count!r}")
+        self.check_length(prompt.shape[1], count)
+
+    def _check_tokens(self, tokens: Collection[int], purpose: str = "") -> None:
+        """Raise RunError for tokens that are not in the vocabulary."""
+        unknown = [token for token in tokens if not 0 <= token < self.vocabulary]
+        if unknown:
             raise RunError(
-                f"expected token ids from 0 to {self.vocabulary - 1}, found {low if low < 0 else high}",
+                f"expected token ids {purpose}from 0 to {self.vocabulary - 1}, found {unknown[0]}",
                 hint="encode the text with the model's own tokenizer",
             )
-        if count < 0:
-            raise RunError(f"expected a number of new tokens of at least 0, found {count}")
-        self.check_length(prompt.shape[1], count)
 
     def check_length(self, prompt: int, count: int) -> None:
         """Raise RunError for a prompt of so many tokens that so many new ones are too many for a sequence."""
