@@ -87,7 +87,7 @@ def ask(path: Path, bundle: Path, ranks: int, question: str) -> Answer:
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
         report = process.stderr.read().decode()
-    found = re.search(r"(\d+) tokens on .*: (\S+) ms to the first, (\S+) ms for each other", report)
+    found = re.search(r"(\d+) tokens? on .*: (\S+) ms to the first, (\S+) ms for each other", report)
     if process.returncode or found is None:
         raise SystemExit(report)
     return Answer(f"{ranks} ranks", output.decode().removesuffix("\n"), int(found[1]), float(found[2]), float(found[3]))

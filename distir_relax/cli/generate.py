@@ -20,6 +20,7 @@ from distir_relax.cli.options import (
     WeightsOption,
 )
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.support.units import count
 
 
 @app.command()
@@ -95,9 +96,8 @@ def generate(
                 rest = (done.seconds - done.first) / max(done.tokens - 1, 1) * 1e3
                 times = f": {done.first * 1e3:.3g} ms to the first, {rest:.3g} ms for each other"
             typer.echo()
-            typer.echo(
-                f"{done.tokens} tokens on {done.ranks} ranks ({done.transport}), {backend.value}{times}", err=True
-            )
+            made, ranks = count(done.tokens, "token"), count(done.ranks, "rank")
+            typer.echo(f"{made} on {ranks} ({done.transport}), {backend.value}{times}", err=True)
         if world is not None:
             world.close()
 
