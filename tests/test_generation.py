@@ -78,9 +78,13 @@ def test_stages_send_no_weight() -> None:
     assert all(is_symbolic(value.tensor.shape) for value in sent)
 
 
-def test_two_hundred_tokens() -> None:
+@pytest.mark.parametrize(
+    ("kind", "strategy", "tail"),
+    [("llama", "1/3/1/1", "ragged"), ("gpt2", "1/2/1/1", "pad"), ("mixtral", "1/2/2/1", "ragged")],
+)
+def test_two_hundred_tokens(kind: str, strategy: str, tail: str) -> None:
     ids = prompts(2, 50)
-    assert torch.equal(compiled().generate(ids, 200), of_transformers("llama", ids, 200))
+    assert torch.equal(compiled(kind, strategy, tail).generate(ids, 200), of_transformers(kind, ids, 200))
 
 
 def test_the_tvm_backend() -> None:
