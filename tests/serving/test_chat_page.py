@@ -52,7 +52,7 @@ def test_a_chat(chromium: Browser, bundle: Path) -> None:
         assert reply
         assert text(chromium, "speed").startswith("12 tokens, ")
         send(chromium, 200)
-        until(lambda: service.engine.running == 1)
+        until(lambda: len(log(chromium)) == 4 and log(chromium)[-1][1])
         chromium.run("document.getElementById('stop').click();")
         until(lambda: not service.engine.running)
         send(chromium, 5000)
