@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import distir_relax as dr
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, parse, verify
 from distir_relax.ops import check
+from tests.runtime.processes import python
 
 
 class Twice(torch.nn.Module):
@@ -216,3 +218,41 @@ def test_every_rank_of_a_large_mesh() -> None:
     start = time.perf_counter()
     verify(large, check)
     assert time.perf_counter() - start < 5
+
+
+REDUCTIONS = """
+module @ranked {
+  mesh[0] = device_mesh((3,), ("tp",))
+  ranks = (@main_0, @main_0, @main_0,)
+  func @main_0(
+    input %x: f32[6,5],
+  ) {
+    %a: f32[6,5] = all_reduce(%x) {axis="tp", op="sum", step=1}
+    %b: f32[6,5] = all_reduce(%a) {axis="tp", op="mean", step=2}
+    %c: f32[6,5] = all_reduce(%b) {axis="tp", op="max", step=3}
+    %d: f32[2,5] = reduce_scatter(%c) {axis="tp", dim=0, op="min", size=2, sizes=(2, 2, 2), step=4}
+    %e: f32[6,5] = all_gather(%d) {axis="tp", dim=0, sizes=(2, 2, 2), step=5}
+    return "y": %e
+  }
+}
+"""
+
+
+def test_a_mean_of_integers_has_no_type() -> None:
+    module = parse(REDUCTIONS.replace("f32", "i64"))
+    with pytest.raises(VerificationError, match="sizes do not fit each other"):
+        verify(module, check)
+
+
+def test_collectives_are_checked_without_the_compiler_of_torch(tmp_path: Path) -> None:
+    """Its import takes as long as all else that a rank does before it runs."""
+    (tmp_path / "ranked.txt").write_text(REDUCTIONS)
+    program = tmp_path / "checks.py"
+    program.write_text(
+        "import sys\nfrom pathlib import Path\nfrom distir_relax.ir import parse, verify\n"
+        "from distir_relax.ops import check\n"
+        f"verify(parse(Path({str(tmp_path / 'ranked.txt')!r}).read_text()), check)\n"
+        "print([name for name in ('torch', 'sympy', 'torch.fx.experimental.symbolic_shapes') if name in sys.modules])\n"
+    )
+    done = python(program, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "['torch']\n"), done.stderr

@@ -174,8 +174,12 @@ define(
 def _reduce(parts: Sequence[Any], op: str) -> Any:
     if len({(p.shape, p.dtype) for p in parts}) > 1:
         raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} do not match")
+    # Reductions, `torch.stack` and `torch.cat` of meta tensors, which serve type inference, import torch's compiler.
+    if parts[0].is_meta:
+        if op == "mean" and not parts[0].is_floating_point():
+            raise ValueError(f"a mean needs floats, found {parts[0].dtype}")
+        return parts[0].new_empty(parts[0].shape)
     stacked = parts[0].new_empty((len(parts), *parts[0].shape))
-    # On meta tensors, which only serve type inference, `torch.stack` and `torch.cat` would import torch's compiler.
     for index, part in enumerate(parts):
         stacked[index].copy_(part)
     if op == "sum":
