@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 from handmade import RAISES_ON_1, example_input, expected_outputs, mlp_bundle
 
 from distir_relax.bundle import read_bundle, write_bundle
-from distir_relax.cli import main
+from distir_relax.cli import run_command_line
 from tests.runtime.processes import python, start
 
 pytestmark = pytest.mark.timeout(120)
@@ -52,13 +52,52 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(sys, "argv", words)
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main()
+            run_command_line()
         code = ended.value.code
         return subprocess.CompletedProcess(words, code if isinstance(code, int) else 0, *capfd.readouterr())
 
     yield run
     for number, handler in signals.items():
         signal.signal(number, handler)
+
+
+ENDING = """
+import atexit, sys, threading, time
+from distir_relax.cli.process_exit import exit_without_teardown
+
+class Last:
+    def __del__(self):
+        print("torn down")
+
+def late():
+    time.sleep(0.1)
+    print("thread")
+
+with exit_without_teardown():
+    last = Last()
+    atexit.register(print, "handler")
+    threading.Thread(target=late).start()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "printed"),
+    [
+        ("pass", 0, ["thread", "handler"]),
+        ("sys.exit()", 0, ["thread", "handler"]),
+        ("sys.exit(7)", 7, ["thread", "handler"]),
+        ("sys.exit('odd')", 1, ["thread", "handler", "torn down"]),
+        ("raise ValueError('odd')", 1, ["thread", "handler", "torn down"]),
+    ],
+)
+def test_the_process_ends_without_teardown(tmp_path: Path, end: str, code: int, printed: list[str]) -> None:
+    """But after its threads and exit handlers."""
+    program = tmp_path / "ending.py"
+    program.write_text(ENDING.format(end=end))
+    done = python(program)
+    assert (done.returncode, done.stdout.split("\n")) == (code, [*printed, ""])
+    assert ("odd" in done.stderr) == ("odd" in end)
 
 
 def fails(message: str, *arguments: object, command: Command = distir) -> str:

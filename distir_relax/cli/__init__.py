@@ -7,14 +7,21 @@ import warnings
 # Importing a module registers its commands, in the order in which `distir --help` lists them.
 from distir_relax.cli import compile, generate, inspect, opt, run, search, serve, simulate, train  # noqa: F401
 from distir_relax.cli.app import app, print_error, warn
+from distir_relax.cli.process_exit import exit_without_teardown
 from distir_relax.cli.signals import Interrupted, exit_interrupted, raise_on_signals
 from distir_relax.errors import DistIRError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run_command_line"]
 
 
 def main() -> None:
-    """Run the command line. User errors print one message to stderr and exit with code 2; warnings print one line each.
+    """The program `distir`: `run_command_line`, and the end of the process."""
+    with exit_without_teardown():
+        run_command_line()
+
+
+def run_command_line() -> None:
+    """Run a command. User errors print one message to stderr and exit with code 2; warnings print one line each.
 
     On SIGINT, SIGTERM or SIGHUP a command cleans up, ends the processes that it started, and exits with 128 plus the
     signal number.
