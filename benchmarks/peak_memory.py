@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*")
     parser.add_argument("--limit", type=float, default=float("inf"))
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=Path, nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank:
         return _rank(asked.rank)
@@ -55,17 +55,22 @@ def main() -> int:
 
 
 def peaks(programs: list[Program]) -> Iterator[tuple[Program, list[int], list[int]]]:
-    """Each program with the predicted and the measured peak of each rank, in bytes."""
+    """Yield each program with the predicted and the measured peak of each rank, in bytes; by number of ranks.
+
+    Programs of as many ranks run in one launch, one after the other: ranks take longer to start than to run.
+    """
     with tempfile.TemporaryDirectory() as name:
-        for number, program in enumerate(programs):
-            folder = Path(name) / str(number)
-            predicted = _write(program, folder)
-            command = [Path(sys.executable).with_name("mpirun"), "-n", str(program.ranks), "--oversubscribe"]
+        for ranks in sorted({program.ranks for program in programs}):
+            chosen = [program for program in programs if program.ranks == ranks]
+            folders = [Path(name) / f"{ranks}-{number}" for number in range(len(chosen))]
+            predicted = [_write(program, folder) for program, folder in zip(chosen, folders, strict=True)]
+            command = [Path(sys.executable).with_name("mpirun"), "-n", str(ranks), "--oversubscribe"]
             options = ["--allow-run-as-root", "--bind-to", "none", sys.executable, "-m", "benchmarks.peak_memory"]
             # As `distir calibrate` measures: convolutions of one element take other ways with several threads.
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run([*command, *options, "--rank", folder], check=True, cwd=ROOT, env=environment)
-            yield program, predicted, json.loads((folder / "peaks.json").read_text())
+            subprocess.run([*command, *options, "--rank", *folders], check=True, cwd=ROOT, env=environment)
+            for program, folder, expected in zip(chosen, folders, predicted, strict=True):
+                yield program, expected, json.loads((folder / "peaks.json").read_text())
 
 
 def _write(program: Program, folder: Path) -> list[int]:
@@ -88,18 +93,19 @@ def _write(program: Program, folder: Path) -> list[int]:
     return [int(n) for n in dr.simulate(plan, profile=machine).peak_memory]
 
 
-def _rank(folder: Path) -> int:
+def _rank(folders: list[Path]) -> int:
     with joined_world() as world:
         assert world is not None, "mpirun starts this"
         limit_threads(world.local_size)
-        session = RankSession(world, read_bundle(folder / "program.dist"))
-        session.load()
-        inputs, outputs = torch.load(folder / "inputs.pt")
-        if outputs:
-            inputs |= numbers(session.bundle.manifest, 0)
-        found = world.exchange(step_peak(session, inputs, outputs))
-        if world.rank == 0:
-            (folder / "peaks.json").write_text(json.dumps(found))
+        for folder in folders:
+            session = RankSession(world, read_bundle(folder / "program.dist"))
+            session.load()
+            inputs, outputs = torch.load(folder / "inputs.pt")
+            if outputs:
+                inputs |= numbers(session.bundle.manifest, 0)
+            found = world.exchange(step_peak(session, inputs, outputs))
+            if world.rank == 0:
+                (folder / "peaks.json").write_text(json.dumps(found))
         world.close()
     return 0
 
