@@ -17,7 +17,7 @@ from scipy import optimize
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
-from distir_relax.cost.roofline import op_seconds
+from distir_relax.cost.roofline import op_work, work_seconds
 from distir_relax.ops import Trait, lookup
 
 Parameters = dict[str, float]
@@ -52,19 +52,19 @@ def fit_device(
     begin.update((f"op {name}", 5e9) for name in ops_with_rates)
     begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
     prepared = [
-        ((lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.uncached), t)
+        (op_work(lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.uncached), t)
         for s, t in zip(samples, seconds, strict=True)
     ]
 
     def loss(x: Parameters) -> float:
         profile = _with(start, dtype, x)
-        return sum(math.log(op_seconds(profile, *op) / t) ** 2 for op, t in prepared) / len(prepared)
+        return sum(math.log(work_seconds(profile, work) / t) ** 2 for work, t in prepared) / len(prepared)
 
     best, _ = coordinate_search(loss, begin)
     profile = _with(start, dtype, best)
     errors: dict[str, list[float]] = {}
-    for sample, (op, t) in zip(samples, prepared, strict=True):
-        errors.setdefault(sample.group, []).append(abs(op_seconds(profile, *op) / t - 1))
+    for sample, (work, t) in zip(samples, prepared, strict=True):
+        errors.setdefault(sample.group, []).append(abs(work_seconds(profile, work) / t - 1))
     return profile, {group: median(values) for group, values in errors.items()}
 
 

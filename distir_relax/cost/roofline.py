@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from distir_relax.cost.profile import Matrix, Profile
@@ -17,6 +18,63 @@ FLOPS_PER_BYTE = 100.0
 communication."""
 
 
+@dataclass(frozen=True)
+class OpWork:
+    """The counts of an op, which do not depend on the device; see `op_work`."""
+
+    name: str
+    dtype: str = ""
+    flops: float = 0.0
+    """Floating-point operations."""
+    product: tuple[int, int, int, int] | None = None
+    """(batch, rows, columns, inner) of a matrix product."""
+    can_be_packed: bool = False
+    """Whether a backend may pack the op's constant weight once."""
+    moved: float = 0.0
+    """Bytes read and written."""
+    uncached: float = 0.0
+    """Those of them that are outside of all caches."""
+    views: int | None = None
+    """Views to create; None for ops that compute."""
+    seconds: float | None = None
+    """The time on a device of speed 1, if it does not depend on the device otherwise."""
+
+
+def op_work(
+    entry: OpDef,
+    operands: Sequence[TensorType],
+    attrs: Mapping[str, Any],
+    results: Sequence[TensorType],
+    fixed: bool = False,
+    cold: Sequence[bool] = (),
+) -> OpWork:
+    """Return the counts of an op that does not communicate, on local operands, for typical values of symbolic sizes.
+
+    `fixed`: the op's weight is constant, so that a backend may pack it once, or view it once. `cold` is whether each
+    operand, and after them each result, is outside of all caches; none if empty.
+    """
+    cost = entry.cost
+    operands, attrs, results = typical_costs(operands, attrs, results)
+    if cost.seconds:
+        return OpWork(entry.name, seconds=cost.seconds(operands, attrs, results))
+    if Trait.VIEW in entry.traits:
+        return OpWork(entry.name, views=0 if fixed else len(results))
+    if Trait.SCALAR in entry.traits:
+        return OpWork(entry.name, views=0)
+    tensors = (*operands, *results)
+    moved = cost.moved(operands, attrs, results) if cost.moved else float(sum(t.bytes for t in tensors))
+    cold_bytes = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
+    return OpWork(
+        entry.name,
+        operands[0].dtype if operands else results[0].dtype,
+        cost.flops(operands, attrs, results) if cost.flops else float(sum(t.elements for t in results)),
+        cost.product(operands, attrs, results) if cost.product else None,
+        fixed and bool(entry.code.packed),
+        moved,
+        moved * cold_bytes / sum(t.bytes for t in tensors) if cold_bytes else 0.0,
+    )
+
+
 def op_seconds(
     profile: Profile,
     entry: OpDef,
@@ -27,47 +85,33 @@ def op_seconds(
     cold: Sequence[bool] = (),
     speed: float = 1.0,
 ) -> float:
-    """Return the seconds of an op that does not communicate, on local operands.
+    """Return the seconds of an op that does not communicate, on local operands; see `op_work` and `work_seconds`."""
+    return work_seconds(profile, op_work(entry, operands, attrs, results, fixed, cold), speed)
 
-    `fixed`: the op's weight is constant, so that a backend may pack it once, or view it once. `cold` is whether each
-    operand, and after them each result, is outside of all caches; none if empty. Compute and memory rates are `speed`
-    times those of the profile; host overhead per op is not scaled.
+
+def work_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
+    """Return the seconds of an op with these counts.
+
+    Compute and memory rates are `speed` times those of the profile; host overhead per op is not scaled.
     """
-    cost = entry.cost
-    operands, attrs, results = typical_costs(operands, attrs, results)
-    if cost.seconds:
-        return cost.seconds(operands, attrs, results) / speed
-    if Trait.VIEW in entry.traits:
-        return 0.0 if fixed else profile.view * len(results)
-    if Trait.SCALAR in entry.traits:
-        return 0.0
-    moved = moved_bytes(entry, operands, attrs, results)
-    dtype = operands[0].dtype if operands else results[0].dtype
+    if work.seconds is not None:
+        return work.seconds / speed
+    if work.views is not None:
+        return profile.view * work.views
     compute, bandwidth = 0.0, profile.bandwidth
-    rate = profile.ops.get(dtype, {}).get(entry.name)
+    rate = profile.ops.get(work.dtype, {}).get(work.name)
     if rate:
-        compute = flops(entry, operands, attrs, results) / rate
-    elif cost.product:
-        packed = fixed and bool(entry.code.packed) and dtype in profile.packed
-        matrix: Matrix = profile.packed[dtype] if packed else profile.rate(profile.matrix, dtype)
-        compute = matrix.seconds(*cost.product(operands, attrs, results))
+        compute = work.flops / rate
+    elif work.product:
+        packed = work.can_be_packed and work.dtype in profile.packed
+        matrix: Matrix = profile.packed[work.dtype] if packed else profile.rate(profile.matrix, work.dtype)
+        compute = matrix.seconds(*work.product)
         bandwidth = matrix.bandwidth or bandwidth
     else:
-        compute = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
-    memory = _memory_seconds(profile, bandwidth, moved, (*operands, *results), cold)
+        compute = work.flops / profile.rate(profile.vector, work.dtype)
+    cached = work.moved - work.uncached
+    memory = work.uncached / bandwidth + cached / memory_bandwidth(profile, cached)
     return max(profile.dispatch, profile.overhead + _combine(compute, memory, profile.overlap) / speed)
-
-
-def _memory_seconds(
-    profile: Profile, bandwidth: float, moved: float, tensors: Sequence[TensorType], cold: Sequence[bool]
-) -> float:
-    """Return the seconds to move `moved` bytes of `tensors`; those outside of all caches at `bandwidth`."""
-    cold_bytes = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
-    if not cold_bytes:
-        return moved / memory_bandwidth(profile, moved)
-    uncached = moved * cold_bytes / sum(t.bytes for t in tensors)
-    cached = moved - uncached
-    return uncached / bandwidth + cached / memory_bandwidth(profile, cached)
 
 
 def _combine(compute: float, memory: float, overlap: float) -> float:
