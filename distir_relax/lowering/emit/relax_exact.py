@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distir_relax.kernels.prim_func_text import parse_prim_func
 from distir_relax.lowering.emit.relax_sizes import static_size
 
 NARROW = ("float16", "bfloat16")
@@ -274,18 +275,15 @@ def fill_where_empty(call: Any, sizes: Sequence[Any], may_be_zero: Callable[[Any
 def size_scalar(size: Any, dtype: str) -> Any:
     """Return a symbolic size as a tensor without dims."""
     from tvm import relax
-    from tvm.script import from_source, tirx
 
     # A kernel that is not fused: TVM's fusion fails if other kernels of a group have other symbols in their shapes.
-    kernel = from_source(
+    kernel = parse_prim_func(
+        f'size(n: T.int64, y: T.Buffer((), "{dtype}"))',
         f"""
-@T.prim_func(private=True, s_tir=True)
-def size(n: T.int64, y: T.Buffer((), "{dtype}")):
     T.func_attr({{"tirx.noalias": True, "op_pattern": {OPAQUE}}})
     with T.sblock("root"):
         y[()] = T.Cast("{dtype}", n)
 """,
-        extra_vars={"T": tirx},
     )
     variable = relax.BlockBuilder.current().add_func(kernel, "size")
     return _emit(relax.call_tir(variable, [size], relax.TensorType((), dtype)))

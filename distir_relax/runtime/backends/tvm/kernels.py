@@ -23,6 +23,7 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from distir_relax.kernels.native.math import exp
+from distir_relax.kernels.prim_func_text import parse_prim_func
 
 FLOATS = {"float32": 4, "float64": 8}
 VARIABLE = "n"
@@ -295,12 +296,10 @@ def _indent(text: str) -> str:
 
 def _function(arguments: str, body: str) -> Any:
     from tvm import tirx as expressions
-    from tvm.script import from_source, tirx
 
-    head = f"@T.prim_func(private=True, s_tir=True)\ndef kernel({arguments}):\n"
     # The buffers of a call never alias, and nothing may be fused into this kernel.
     attrs = '    T.func_attr({"tirx.noalias": True, "op_pattern": 8})\n'
     # TVM's analyses expect a root block.
     block = f'    with T.sblock("root"):\n{_indent(_indent(body))}'
     sizes = {name: expressions.Var(name, "int64") for name in re.findall(rf"\b{VARIABLE}\d+\b", arguments)}
-    return from_source(f"{head}{attrs}{block}", extra_vars={"T": tirx, "exp": exp, **sizes})
+    return parse_prim_func(f"kernel({arguments})", f"{attrs}{block}", exp=exp, **sizes)
