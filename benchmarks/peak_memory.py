@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--rank", type=Path, nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank:
-        return _rank(asked.rank)
+        _rank(asked.rank)  # does not return
     worst = 0.0
     chosen = [program for program in (*TUNED, *UNSEEN) if fnmatchcase(program.name, asked.only)]
     for program, predicted, measured in peaks(chosen):
@@ -93,7 +93,7 @@ def _write(program: Program, folder: Path) -> list[int]:
     return [int(n) for n in dr.simulate(plan, profile=machine).peak_memory]
 
 
-def _rank(folders: list[Path]) -> int:
+def _rank(folders: list[Path]) -> None:
     with joined_world() as world:
         assert world is not None, "mpirun starts this"
         limit_threads(world.local_size)
@@ -106,8 +106,7 @@ def _rank(folders: list[Path]) -> int:
             found = world.exchange(step_peak(session, inputs, outputs))
             if world.rank == 0:
                 (folder / "peaks.json").write_text(json.dumps(found))
-        world.close()
-    return 0
+    world.exit()
 
 
 if __name__ == "__main__":

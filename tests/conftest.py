@@ -51,10 +51,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def quick_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of launches that this process starts are forks: `tests.runtime.processes.interpreter`."""
+    """Ranks of launches that this process and its forks start are forks: `tests.runtime.processes.interpreter`."""
     from tests.runtime.processes import command
 
-    monkeypatch.setattr(sys, "executable", str(command(tmp_path / "quick" / "python")))
+    python = str(command(tmp_path / "quick" / "python"))
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setenv("FORKING_PYTHON", python)
 
 
 def _shares_with_its_file(item: pytest.Item) -> bool:

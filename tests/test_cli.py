@@ -130,6 +130,7 @@ def test_run_with_threads(folder: Path) -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_launch(folder: Path) -> None:
     done = distir("launch", "-n", 3, folder / "m.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")
     assert done.returncode == 0, done.stderr
@@ -140,6 +141,7 @@ def test_launch(folder: Path) -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_launch_passes_the_exit_code_on(folder: Path) -> None:
     write_bundle(mlp_bundle([3, 2], RAISES_ON_1), folder / "bad.dist")
     done = distir("launch", folder / "bad.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")

@@ -20,4 +20,4 @@ if __name__ == "__main__":
     world = join_world()
     assert world is not None
     calibrate.measure(Path(sys.argv[1]), "cpu", 2, Path(sys.argv[2]), world)
-    world.close()
+    world.exit()

@@ -27,7 +27,7 @@ def main() -> None:
     # One write a line: launchers forward what ranks print in pieces.
     sys.stdout.write(f"rank {world.rank} of {world.size} ({world.kind}) right\n")
     sys.stdout.flush()
-    world.close()
+    world.exit()
 
 
 if __name__ == "__main__":

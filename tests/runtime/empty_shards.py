@@ -124,7 +124,7 @@ def main() -> None:
     check_rank(comm, module, compiled_program(module, world.rank))
     sys.stdout.write(f"rank {world.rank} right\n")
     sys.stdout.flush()
-    world.close()
+    world.exit()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,17 +37,9 @@ def main(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
-        signal.signal(signal.SIGCHLD, _reap)
-        while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [])[0]):
-            assert ready == [listening]
-            client = listening.accept()[0]
-            if os.fork() == 0:
-                listening.close()
-                break
-            client.close()
-        else:
-            return
-    arguments = _fork_again(client)
+        arguments = _serve(listening)
+    if arguments is None:
+        return
     safe_path = arguments[0] == "-P"
     if safe_path:
         del arguments[0]
@@ -59,36 +52,57 @@ def main(address: str) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _reap(*_: object) -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def _serve(listening: socket.socket) -> list[str] | None:
+    """Return a program's arguments in the fork that is to run it, and None in the server once its input is closed.
 
-
-def _fork_again(client: socket.socket) -> list[str]:
-    """Arguments of the program, in the process that runs it; its parent waits, and ends it when the client is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    files = socket.recv_fds(client, 1, 3)[1]
-    request = json.loads(client.makefile().readline())
-    program = os.fork()
-    if program == 0:
-        client.close()
-        for number, file in enumerate(files):
-            os.dup2(file, number)
+    A program whose client is gone is killed.
+    """
+    programs: dict[int, tuple[int, socket.socket]] = {}  # by the file that says that it has ended
+    while True:
+        clients = {client.fileno(): ended for ended, (_, client) in programs.items()}
+        ready: list[Any] = select.select([listening, sys.stdin, *programs, *clients], [], [])[0]
+        if sys.stdin in ready:
+            for program, _ in programs.values():
+                os.kill(program, signal.SIGKILL)
+            return None
+        for ended in {*ready} & {*programs} | {clients[file] for file in ready if file in clients}:
+            program, client = programs.pop(ended)
+            if ended not in ready:
+                os.kill(program, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+            with suppress(OSError):
+                client.sendall(f"{status}\n".encode())
+            client.close()
+            os.close(ended)
+        if listening not in ready:
+            continue
+        client = listening.accept()[0]
+        files = socket.recv_fds(client, 1, 3)[1]
+        text = client.makefile().readline()
+        if text and (program := os.fork()) == 0:
+            for ended, (_, other) in programs.items():
+                os.close(ended)
+                other.close()
+            client.close()
+            return _become(json.loads(text), files)
+        for file in files:
             os.close(file)
-        os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        return list(request["arguments"])
-    for number in (*files, 0, 1, 2):
-        os.close(number)
-    ended = os.pidfd_open(program)
-    if ended not in select.select([client, ended], [], [])[0]:
-        os.kill(program, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    with suppress(OSError):
-        client.sendall(f"{status}\n".encode())
-    os._exit(0)
+        if text:
+            programs[os.pidfd_open(program)] = program, client
+        else:
+            client.close()
+
+
+def _become(request: dict[str, Any], files: list[int]) -> list[str]:
+    """Take over a client's standard files, folder and environment; return its arguments."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.executable = os.environ.get("FORKING_PYTHON", sys.executable)
+    return list(request["arguments"])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from distir_relax.runtime.launch import find_mpirun, mpirun_command
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60
+PYTHON = sys.executable
 _HERE = Path(__file__).resolve().parent
 _OF_LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_ADDR")
 
@@ -51,10 +52,11 @@ def mpirun(n: int, *arguments: object, limit: int = LIMIT, fresh: bool = False) 
     return start(mpirun_command(find_mpirun(), n, [*interpreter(fresh), *map(str, arguments)], "1"), limit)
 
 
-def torchrun(n: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`torchrun --nproc-per-node <n> <arguments>`."""
-    flags = ["--nproc-per-node", str(n), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    return start([sys.executable, "-m", "torch.distributed.run", *flags, *map(str, arguments)])
+def torchrun(n: int, *arguments: object, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """`torchrun --nproc-per-node <n> python <arguments>`; see `interpreter`."""
+    flags = ["--nproc-per-node", str(n), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--no-python"]
+    python = interpreter(fresh)
+    return start([*python, "-m", "torch.distributed.run", *flags, *python, *map(str, arguments)])
 
 
 def python(*arguments: object, limit: int = LIMIT, fresh: bool = False) -> subprocess.CompletedProcess[str]:
@@ -68,7 +70,7 @@ def interpreter(fresh: bool = False) -> list[str]:
     Loading them takes longer than most of what tests run. A fresh one is for tests of what is imported, of how much
     memory processes have, and of what they find out about each other.
     """
-    return [sys.executable] if fresh else [sys.executable, "-I", "-S", str(_HERE / "forked.py"), _fork_server()]
+    return [PYTHON] if fresh else [PYTHON, "-I", "-S", str(_HERE / "forked.py"), _fork_server()]
 
 
 def command(path: Path, *arguments: str) -> Path:
@@ -84,9 +86,7 @@ def _fork_server() -> str:
     """The address of a `fork_server.py` that lives as long as this process."""
     folder = tempfile.TemporaryDirectory()
     address = Path(folder.name) / "socket"
-    server = subprocess.Popen(
-        [sys.executable, _HERE / "fork_server.py", address], env=environment(), stdin=subprocess.PIPE
-    )
+    server = subprocess.Popen([PYTHON, _HERE / "fork_server.py", address], env=environment(), stdin=subprocess.PIPE)
     assert server.stdin is not None
     for end in (folder.cleanup, server.wait, server.stdin.close):
         atexit.register(end)

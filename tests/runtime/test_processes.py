@@ -72,7 +72,7 @@ def test_a_bundle_under_mpirun(files: Path, sizes: list[int]) -> None:
 
 def test_a_bundle_under_torchrun(files: Path) -> None:
     save(files, [3, 2])
-    done = torchrun(2, *run_arguments(files))
+    done = torchrun(2, *run_arguments(files), fresh=True)
     assert done.returncode == 0, done.stderr
     check_answer(files, [3, 2])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from distir_relax.strategies import Strategy, StrategyOption, register_option
 from distir_relax.strategies.strategy import OPTIONS, Ladder, search_values
 from distir_relax.strategies.weight_memory import WeightMemory
 from distir_relax.strategy_search import Space
+from tests.runtime.processes import interpreter
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "extend" / "add_strategy_option.py")
@@ -142,6 +142,6 @@ def test_commands_take_the_option_of_a_file(tmp_path: Path) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, which registers the options of the file."""
-    command = [sys.executable, "-m", "distir_relax", *arguments]
+    command = [*interpreter(), "-m", "distir_relax", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

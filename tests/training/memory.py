@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
             peaks = world.exchange(step_peak(session, batch, (training_of(manifest).loss,)))
             if world.rank == 0:
                 path.with_suffix(".peaks").write_text(json.dumps(peaks))
-        world.close()
+    world.exit()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
             state = session.state()
             if world.rank == 0:
                 torch.save((losses, state), path.with_suffix(".found"))
-        world.close()
+    world.exit()
 
 
 if __name__ == "__main__":

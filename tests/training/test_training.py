@@ -224,6 +224,7 @@ def test_ranks_of_launches_go_on_where_others_were(bundles: dict[int, Path], tmp
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_an_error_of_a_launch_is_told_once(bundles: dict[int, Path]) -> None:
     done = python(*command(bundles[2], "with_nan", "--steps", 9, "-n", 2, "--every", 7, "--seed", 3))
     assert done.returncode == 2
