@@ -85,6 +85,8 @@ def calibrate(
     group's median error is above `worst`; nothing is written then.
     """
     check_writable(output)
+    if Path(output).suffix != ".toml":
+        raise RunError("expected the name of a .toml file for the profile", str(output))
     calibration = fit(measure_ranks(ranks, device, passes, budget), name, links)
     calibration.check(worst)
     calibration.write(output)
@@ -99,8 +101,8 @@ def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> 
     deadline = Budget(budget)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"
-        for dtype in dtypes_of(device):
-            write_programs(Path(folder), dtype, scale_of(device), ranks)
+        # What programs add to their ops does not depend on the dtype.
+        write_programs(Path(folder), dtypes_of(device)[0], scale_of(device), ranks)
         # Measure for at least one second, even if the budget is spent.
         seconds = max(1.0, deadline.left - _FIT) if budget else 0.0
         options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]

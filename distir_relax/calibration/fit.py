@@ -24,6 +24,8 @@ Parameters = dict[str, float]
 
 # Maximum factor between a parameter and its start value.
 _REACH = 1e5
+# The parameters of a device that do not depend on the dtype.
+_SHARED = ("overhead", "bandwidth", "cache_bandwidth", "overlap", "view")
 # The fields of `Matrix`, in order.
 _PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
 
@@ -32,7 +34,7 @@ def fit_device(
     start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
 ) -> tuple[Profile, dict[str, float]]:
     """Fit the device of `start`, whose cache is known, to these times; return it with the median error of each group of
-    ops."""
+    ops. What does not depend on the dtype is kept if `start` was fitted to another dtype."""
     begin: Parameters = {
         "overhead": max(1e-7, 0.8 * min(seconds)),
         "bandwidth": 2e10,
@@ -46,6 +48,8 @@ def fit_device(
         "overlap": 3.0,
         "view": 1e-6,
     }
+    if start.matrix.keys() - {dtype}:
+        begin = {key: value for key, value in begin.items() if key not in _SHARED}
     ops_with_rates = sorted(
         {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}
     )
@@ -152,13 +156,13 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
     matrix, packed = Matrix(*(x[key] for key in _PRODUCT)), Matrix(*(x[f"packed {key}"] for key in _PRODUCT))
     return replace(
         start,
-        overhead=x["overhead"],
-        bandwidth=x["bandwidth"],
-        cache_bandwidth=x["cache_bandwidth"],
+        overhead=x.get("overhead", start.overhead),
+        bandwidth=x.get("bandwidth", start.bandwidth),
+        cache_bandwidth=x.get("cache_bandwidth", start.cache_bandwidth),
+        overlap=max(1.0, x.get("overlap", start.overlap)),
+        view=x.get("view", start.view),
         matrix={**start.matrix, dtype: matrix},
         packed={**start.packed, dtype: packed},
         vector={**start.vector, dtype: median(rate for key, rate in x.items() if key.startswith("op "))},
         ops={**start.ops, dtype: {key[3:]: rate for key, rate in x.items() if key.startswith("op ")}},
-        overlap=max(1.0, x["overlap"]),
-        view=x["view"],
     )

@@ -103,7 +103,7 @@ def measure_pass(device: str, programs: Path, world: World | None, budget: Budge
         scale=scale,
         machine=_machine(device),
         ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world, unit), world) for d in dtypes},
-        programs={d: time_programs(programs, d, device, world, _PROGRAM * unit) for d in dtypes},
+        programs={dtypes[0]: time_programs(programs, dtypes[0], device, world, _PROGRAM * unit)},
         alone=alone,
         collectives=[kind for kind, _ in collectives],
         collective_times=[times for _, times in collectives],

@@ -185,6 +185,8 @@ def test_a_fit_that_is_far_off_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     done = run(1.0)
     assert done.exit_code == 0, done.exception
     assert output.exists()
+    done = CliRunner().invoke(app, ["calibrate", "-n", "1", "-o", str(tmp_path / "cpu.json")])
+    assert "expected the name of a .toml file for the profile" in done.exception.message
 
 
 def test_the_groups_that_are_off_are_named() -> None:

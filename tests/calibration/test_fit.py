@@ -66,6 +66,15 @@ def test_a_made_up_device_is_found_again(fitted: tuple[Profile, dict[str, float]
     assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
 
 
+def test_a_second_dtype_keeps_what_does_not_depend_on_it(fitted: tuple[Profile, dict[str, float]]) -> None:
+    samples = [s for s in op_samples("bfloat16", 1) if s.group in ("products", "rows")][::3]
+    profile, _ = fit_device(fitted[0], "bfloat16", samples, [3 * seconds(TRUE, sample) for sample in samples])
+    for key in ("overhead", "bandwidth", "cache_bandwidth", "overlap", "view"):
+        assert getattr(profile, key) == getattr(fitted[0], key)
+    assert profile.matrix["float32"] == fitted[0].matrix["float32"]
+    assert profile.matrix["bfloat16"].flops < profile.matrix["float32"].flops / 2
+
+
 def test_it_predicts_sizes_that_it_was_not_fitted_to(fitted: tuple[Profile, dict[str, float]]) -> None:
     found, _ = fitted
     for rows, inner, columns in ((5, 127, 127), (37, 513, 255), (200, 900, 1000), (1, 2000, 2000)):
