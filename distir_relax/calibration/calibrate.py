@@ -143,7 +143,8 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
 
     for dtype, times in measured.ops.items():
         seconds = [undisturbed(row) for row in times]
-        profile, group_errors = fit_device(profile, dtype, op_samples(dtype, measured.scale), seconds)
+        samples = op_samples(dtype, measured.scale)
+        profile, group_errors = fit_device(profile, dtype, samples, seconds, is_first=not profile.matrix)
         add_errors(group_errors, dtype)
     if measured.collectives:
         rows = zip(measured.collectives, measured.collective_times, strict=True)

@@ -31,10 +31,10 @@ _PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
 
 
 def fit_device(
-    start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
+    start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float], is_first: bool = True
 ) -> tuple[Profile, dict[str, float]]:
     """Fit the device of `start`, whose cache is known, to these times; return it with the median error of each group of
-    ops. What does not depend on the dtype is kept if `start` was fitted to another dtype."""
+    ops. Only for the first dtype is that fitted which does not depend on the dtype."""
     begin: Parameters = {
         "overhead": max(1e-7, 0.8 * min(seconds)),
         "bandwidth": 2e10,
@@ -48,7 +48,7 @@ def fit_device(
         "overlap": 3.0,
         "view": 1e-6,
     }
-    if start.matrix.keys() - {dtype}:
+    if not is_first:
         begin = {key: value for key, value in begin.items() if key not in _SHARED}
     ops_with_rates = sorted(
         {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}

@@ -68,7 +68,8 @@ def test_a_made_up_device_is_found_again(fitted: tuple[Profile, dict[str, float]
 
 def test_a_second_dtype_keeps_what_does_not_depend_on_it(fitted: tuple[Profile, dict[str, float]]) -> None:
     samples = [s for s in op_samples("bfloat16", 1) if s.group in ("products", "rows")][::3]
-    profile, _ = fit_device(fitted[0], "bfloat16", samples, [3 * seconds(TRUE, sample) for sample in samples])
+    times = [3 * seconds(TRUE, sample) for sample in samples]
+    profile, _ = fit_device(fitted[0], "bfloat16", samples, times, is_first=False)
     for key in ("overhead", "bandwidth", "cache_bandwidth", "overlap", "view"):
         assert getattr(profile, key) == getattr(fitted[0], key)
     assert profile.matrix["float32"] == fitted[0].matrix["float32"]
