@@ -62,12 +62,12 @@ def op_work(
     if Trait.SCALAR in entry.traits:
         return OpWork(entry.name, views=0)
     tensors = (*operands, *results)
-    moved = cost.moved(operands, attrs, results) if cost.moved else float(sum(t.bytes for t in tensors))
+    moved = _moved_bytes(entry, operands, attrs, results)
     cold_bytes = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
     return OpWork(
         entry.name,
         operands[0].dtype if operands else results[0].dtype,
-        cost.flops(operands, attrs, results) if cost.flops else float(sum(t.elements for t in results)),
+        _flops(entry, operands, attrs, results),
         cost.product(operands, attrs, results) if cost.product else None,
         fixed and bool(entry.code.packed),
         moved,
@@ -126,17 +126,27 @@ def flops(
     entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
 ) -> float:
     """Return the floating-point operations of an op, for typical values of symbolic sizes."""
-    operands, attrs, results = typical_costs(operands, attrs, results)
-    if entry.cost.flops:
-        return entry.cost.flops(operands, attrs, results)
-    return float(sum(t.elements for t in results))
+    return _flops(entry, *typical_costs(operands, attrs, results))
 
 
 def moved_bytes(
     entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
 ) -> float:
     """Return the bytes that an op reads and writes, for typical values of symbolic sizes."""
-    operands, attrs, results = typical_costs(operands, attrs, results)
+    return _moved_bytes(entry, *typical_costs(operands, attrs, results))
+
+
+def _flops(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
+) -> float:
+    if entry.cost.flops:
+        return entry.cost.flops(operands, attrs, results)
+    return float(sum(t.elements for t in results))
+
+
+def _moved_bytes(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
+) -> float:
     if entry.cost.moved:
         return entry.cost.moved(operands, attrs, results)
     return float(sum(t.bytes for t in operands) + sum(t.bytes for t in results))
