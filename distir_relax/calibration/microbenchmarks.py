@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.kernels.processor import processor_field
+from distir_relax.kernels.processor import processor_flags
 from distir_relax.ops import infer, lookup
 
 
@@ -53,8 +53,7 @@ def dtypes_of(device: str) -> tuple[str, ...]:
     """Return the dtypes that are measured on a kind of device: on CPUs, bfloat16 if there are instructions for it."""
     if device != "cpu":
         return ("float32", "float16", "bfloat16")
-    flags = processor_field("flags").split()
-    return ("float32", "bfloat16") if {"avx512_bf16", "amx_bf16"} & set(flags) else ("float32",)
+    return ("float32", "bfloat16") if {"avx512_bf16", "amx_bf16"} & processor_flags() else ("float32",)
 
 
 def scale_of(device: str) -> int:

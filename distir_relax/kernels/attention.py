@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from distir_relax.kernels.native import STORED, attend_requests, rows_of_block, stored_name
+from distir_relax.kernels.native import NUMBERS_OF_BLOCK, STORED, attend_requests, rows_of_block, stored_name
 from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class RequestsAttention:
                 q, new_k, new_v = q.contiguous(), new_k.contiguous(), new_v.contiguous()
             places = array("b", b"".join([cache.place(r) for r in plan.requests for cache in (keys, values)]))
             plan.kernel(
-                places.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.blocks) // 5,
+                places.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.blocks) // NUMBERS_OF_BLOCK,
                 plan.limits.buffer_info()[0], q.data_ptr(), *q.stride()[1:3], new_k.data_ptr(), *new_k.stride()[1:3],
                 new_v.data_ptr(), *new_v.stride()[1:3], y.data_ptr(), *y.stride()[1:3],
                 scale, torch.get_num_threads(),

@@ -14,3 +14,8 @@ def processor_field(name: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the names of the processor's instruction sets and other features; none if they are unknown."""
+    return frozenset(processor_field("flags").split())

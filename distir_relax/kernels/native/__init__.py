@@ -1,6 +1,6 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
-from distir_relax.kernels.native.attention import attend_requests, rows_of_block
+from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
 from distir_relax.kernels.native.dot import has_dot
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
@@ -10,6 +10,7 @@ from distir_relax.kernels.native.rotary import rotary
 
 __all__ = [
     "MOST_ELEMENTS",
+    "NUMBERS_OF_BLOCK",
     "STORED",
     "attend_requests",
     "has_dot",

@@ -28,6 +28,8 @@ _ROWS, _COLUMNS = 4, 4
 _SCORES = tuple(f"score_{number}" for number in range(_TOGETHER))
 _SUMS = tuple(f"sum_{row}_{column}" for row in range(_ROWS) for column in range(_COLUMNS))
 _PART = ("cache", "row", "rows", "start", "past")
+NUMBERS_OF_BLOCK = len(_PART)
+"""Numbers that describe a block of rows to the kernel."""
 _LEAST = "T.float32(-3.4e38)"
 """The score of a key that a row does not attend to."""
 _MOST = "T.int64(1 << 48)"
@@ -80,7 +82,10 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
     ]
     of_block = [
         f"head: T.let = unit % {heads}",
-        *(f"{name}: T.let = parts[unit // {heads} * {len(_PART)} + {number}]" for number, name in enumerate(_PART)),
+        *(
+            f"{name}: T.let = parts[unit // {heads} * {NUMBERS_OF_BLOCK} + {number}]"
+            for number, name in enumerate(_PART)
+        ),
         *at_address("k", "caches[cache * 6]", _MOST, stored),
         *at_address("v", "caches[cache * 6 + 3]", _MOST, stored),
         "k_from: T.let = head * caches[cache * 6 + 1]",

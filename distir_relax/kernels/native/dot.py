@@ -9,9 +9,9 @@ import re
 from functools import cache
 from typing import Any
 
-from distir_relax.kernels.processor import processor_field
+from distir_relax.kernels.native.script import LANES
+from distir_relax.kernels.processor import processor_flags
 
-LANES = 16
 _NAME = "dot_of_pairs"
 _SUMS, _PAIRS, _HALVES = f"<{LANES} x float>", f"<{LANES} x i32>", f"<{2 * LANES} x bfloat>"
 _INSTRUCTION = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -23,7 +23,7 @@ _CALL = re.compile(
 @cache
 def has_dot() -> bool:
     """Return whether this processor has the instruction."""
-    return "avx512_bf16" in processor_field("flags").split()
+    return "avx512_bf16" in processor_flags()
 
 
 def dot(sums: Any, x: Any, y: Any) -> Any:

@@ -72,7 +72,7 @@ def measured_once(name: str, measure: Callable[[], int]) -> int:
             return int(file.read_text())
     found = measure()
     if file is not None:
-        _write(lambda path: path.write_text(str(found)), file)
+        _write(str(found), file)
     return found
 
 
@@ -96,7 +96,7 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
             with suppress(Exception):  # no file, or one that was damaged: it is written again
                 return partial(_read(file, name), torch.empty(1))
             text = with_dot(with_launcher(_compile(write, name, arguments)))
-            _write(lambda path: path.write_text(text), file)
+            _write(text, file)
             return partial(_read(file, name), torch.empty(1))
     except Exception as error:  # of TVM and LLVM: the caller goes on with torch
         warnings.warn(f"the kernel {name} was not compiled, torch is used: {error}", RuntimeWarning, stacklevel=4)
@@ -159,11 +159,11 @@ def _read(file: Path, name: str) -> Kernel:
     return found
 
 
-def _write(write: Callable[[Path], object], file: Path) -> None:
+def _write(text: str, file: Path) -> None:
     """Write a file; other processes see the whole of it or nothing."""
     with suppress(OSError), TemporaryDirectory(dir=file.parent) as folder:
         written = Path(folder) / file.name
-        write(written)
+        written.write_text(text)
         written.replace(file)
 
 
