@@ -21,7 +21,12 @@ _UNSUPPORTED = (
 )  # fmt: skip
 _IGNORED_UNLESS_SET = ("frequency_penalty", "presence_penalty", "logit_bias")
 _REPETITIONS = ("repetition_penalty", "repeat_penalty")
-"""Penalties that have no effect if they are 1."""
+_WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
+    (_UNSUPPORTED, (None, False, [], 0, "", {"type": "text"})),
+    (_IGNORED_UNLESS_SET, (None, 0, {})),
+    (_REPETITIONS, (None, 1)),
+)
+"""Options that are not supported, each with the values that change no result."""
 _DEFAULT_COUNT, _DEFAULT_CHAT_COUNT = 16, 512
 """New tokens of a request that names no number. That of completions is OpenAI's; a chat ends by itself."""
 
@@ -54,16 +59,10 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
     Raises `InvalidRequest` for fields that are missing, of another type, or unsupported.
     """
     fields = Fields.of(body, InvalidRequest)
-    for name in _UNSUPPORTED:
-        value = fields.table.get(name)
-        if value not in (None, False, [], 0, "") and value != {"type": "text"}:
-            raise InvalidRequest(f"{name!r} is not supported, found {shown(value)}", hint="leave it out")
-    for name in _IGNORED_UNLESS_SET:
-        if fields.table.get(name) not in (None, 0, {}):
-            raise InvalidRequest(f"{name!r} is not supported, found {shown(fields.table[name])}", hint="leave it out")
-    for name in _REPETITIONS:
-        if fields.table.get(name) not in (None, 1):
-            raise InvalidRequest(f"{name!r} is not supported, found {shown(fields.table[name])}", hint="leave it out")
+    for names, neutral in _WITHOUT_EFFECT:
+        for name in names:
+            if (value := fields.table.get(name)) not in neutral:
+                raise InvalidRequest(f"{name!r} is not supported, found {shown(value)}", hint="leave it out")
     if fields.table.get("n") not in (None, 1):
         raise InvalidRequest(f"expected 1 for 'n', found {shown(fields.table['n'])}", hint="send several requests")
     seed = _number(fields, "seed", None)
