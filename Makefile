@@ -62,6 +62,10 @@ shapes: $(READY) $(SMOLLM)
 chunks: $(READY)
 	$(BIN)/python -m tests.chunk_acceptance
 
+# Programs on a GPU against the CPU; without a GPU it fails.
+gpu: $(READY)
+	$(BIN)/python -m tests.device_acceptance
+
 # The model libraries lie apart: with them, others import what they find there.
 coverage: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target build/models timm==1.0.31 torchvision==0.29.2 pillow

@@ -155,7 +155,7 @@ def test_many_layers_are_as_few_ops_as_two() -> None:
 def test_a_rank_reads_as_the_model_does() -> None:
     text = _plan(gpt2(3), 3).bundle(("torch",)).programs["programs/main_0.py"]
     assert "def gpt2_block(comm, weights, x):\n" in text
-    assert "def prepare_gpt2_block(weights):\n" in text
+    assert "def prepare_gpt2_block(comm, weights):\n" in text
     assert text.count('gpt2_block(comm, weights["transformer.h.') == 3
     assert 'weights.pop("transformer.h.1.mlp.c_fc.weight")' in text
     assert "  # mlp.c_fc, pytorch_utils.py:" in text

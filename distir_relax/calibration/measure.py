@@ -234,7 +234,7 @@ def _synchronize(device: str) -> None:
     if device != "cpu":
         import torch
 
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:

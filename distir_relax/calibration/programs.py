@@ -109,7 +109,7 @@ def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) 
             start = time.perf_counter()
             program(*inputs, sizes={})
             if device != "cpu":
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)
         return seconds
 

@@ -52,7 +52,7 @@ def uniform(seed: torch.Tensor, *places: torch.Tensor, dtype: str) -> torch.Tens
     """Return numbers in [0, 1) of a floating `dtype`, at `places` as in `dropout`, with one dim for each."""
     import torch
 
-    result = torch.empty([len(place) for place in places], dtype=getattr(torch, dtype))
+    result = torch.empty([len(place) for place in places], dtype=getattr(torch, dtype), device=seed.device)
     # As many bits as the dtype's significand, so that none is rounded up to 1.
     mantissa_bits = _BITS[dtype]
     for block, drawn in _draw(result, seed, places):

@@ -37,7 +37,7 @@ def run_step(
     if comm.device != "cpu":
         import torch
 
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(comm.device)
     seconds = time.perf_counter() - start
     expected = [tensor for tensor in call.manifest.outputs if tensor.is_on(comm.rank)]
     if len(results) != len(expected) + len(kept):

@@ -70,7 +70,7 @@ def test_uneven_inputs_constants_and_prepare_on_a_2x3_mesh() -> None:
 STEPS = []
 
 
-def prepare(weights):
+def prepare(comm, weights):
     return {**weights, "ten": weights["five"] * 2}
 
 

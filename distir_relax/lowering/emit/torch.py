@@ -39,9 +39,9 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     The module defines ``main(comm, weights, *sizes, *inputs) -> tuple``, the outputs in order; ``SIZES``, the names of
     the sizes, if it takes any; ``prepare_sizes(comm, weights, *sizes)``, run once for each choice of sizes, if some
     values depend only on them: ``main`` takes its result after the sizes, with None for masks that are all true;
-    ``prepare(weights)``, run once when the program is loaded, if some values depend only on weights; ``STEPS``, the op
-    of each step number; and ``CALLS``, the locations in the model of each function's calls, in order, if there are
-    functions.
+    ``prepare(comm, weights)``, run once when the program is loaded, if some values depend only on weights;
+    ``STEPS``, the op of each step number; and ``CALLS``, the locations in the model of each function's calls, in order,
+    if there are functions.
     """
     module = _unrepeated(module)
     ranks_of: dict[str, list[int]] = {}

@@ -165,7 +165,7 @@ class TorchFunction:
         outs = [v.name for op in hoisted for v in op.results]
         lines += [f"del {self.names[name]}" for name in (*weights, *outs) if name not in used and name not in popped]
         return (
-            f"def {self.prepare_name}(weights):\n"
+            f"def {self.prepare_name}(comm, weights):\n"
             + "".join(f"    {line}\n" for line in lines)
             + "    return weights\n\n\n"
         )
@@ -227,7 +227,7 @@ class TorchFunction:
             is_popped = popped.get(operand.name) == (op.results[0], number)
             source = f"weights.pop({json.dumps(operand.name)})" if is_popped else self._use(operand)
             entries.append(f"    {json.dumps(name)}: {source},")
-        begin, end = (f"{callee.prepare}({{", "})") if callee.prepare else ("{", "}")
+        begin, end = (f"{callee.prepare}(comm, {{", "})") if callee.prepare else ("{", "}")
         return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
 
     def _body(self, fixed: set[str]) -> list[str]:
@@ -327,7 +327,7 @@ class TorchFunction:
     def _use(self, value: Value) -> str:
         if value.name in self.numbers:
             kind = value.tensor
-            return f"torch.tensor({self.numbers[value.name]}, dtype=torch.{kind.dtype})"
+            return f"torch.tensor({self.numbers[value.name]}, dtype=torch.{kind.dtype}, device=comm.device)"
         return self.names[value.name]
 
     def _collect_numbers(self) -> None:

@@ -211,7 +211,7 @@ define(
     "group_numbers",
     Semantics(
         infer=lambda types, attrs: (TensorType((attrs["count"],), "int64"),),
-        torch="torch.arange(0, {count})",
+        torch="torch.arange(0, {count}, device=comm.device)",
     ),
     Split(_numbers_rule, expand={"group": _split_numbers}, positional=frozenset({"group"})),
     cost=FREE,

@@ -42,7 +42,7 @@ define(
     "constant",
     Semantics(
         infer=_infer_constant,
-        torch="torch.tensor({value}, dtype=torch.{dtype!s})",
+        torch="torch.tensor({value}, dtype=torch.{dtype!s}, device=comm.device)",
         sizes=lambda operands, attrs: attrs["value"],
     ),
     Split(lambda types, attrs, results: Rule((), (), ((),))),
@@ -75,7 +75,10 @@ def _later_numbers(step: IncrementalStep) -> Value:
 
 define(
     "arange",
-    Semantics(infer=_infer_arange, torch="torch.arange({start}, {end}, {stride}, dtype=torch.{dtype!s})"),
+    Semantics(
+        infer=_infer_arange,
+        torch="torch.arange({start}, {end}, {stride}, dtype=torch.{dtype!s}, device=comm.device)",
+    ),
     # Every device computes all of it: the elements depend on their positions.
     Split(lambda types, attrs, results: Rule((), (), (((),),))),
     cost=FREE,

@@ -20,7 +20,7 @@ define(
     "shape_of",
     Semantics(
         infer=lambda types, attrs: (TensorType((len(types[0].shape),), "int64"),),
-        torch="torch.tensor({0}.shape, dtype=torch.int64)",
+        torch="torch.tensor({0}.shape, dtype=torch.int64, device={0}.device)",
         partial_eval=_partial_eval_shape_of,
     ),
     cost=FREE,

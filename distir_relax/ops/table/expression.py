@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
@@ -94,6 +94,8 @@ def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None
 def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tuple[torch.Tensor, ...]:
     """Run `op` on tensors by its reference semantics. An op of the communicator runs on `comm`, a rank's own.
 
+    Without one, results without operands are on the CPU.
+
     Raises `RunError` with the op's location if torch rejects the operands.
     """
     import torch
@@ -115,7 +117,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
 
     names = [f"a{i}" for i in range(len(operands))]
     scope: dict[str, Any] = {
-        **{"torch": torch, "F": F, "comm": comm, "attention": attention},
+        **{"torch": torch, "F": F, "comm": comm or _ON_CPU, "attention": attention},
         **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "positions": positions, "random": random},
         **{"recurrent": recurrent, "resample": resample, "routing": routing, "sequence": sequence, "scans": scans},
         **dict(zip(names, operands, strict=True)),
@@ -129,6 +131,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
+_ON_CPU = SimpleNamespace(device="cpu")
 _EXPRESSION_ERRORS = (
     *(RuntimeError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError),
     *(KeyError, AttributeError, NameError, SyntaxError),

@@ -29,12 +29,14 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     module = _load_module(bundle, rank)
     weights = load_weights(bundle, rank, device)
     state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
-    weights = prepare_weights(module, weights)
+    weights = prepare_weights(module, comm, weights)
     prepare_sizes = getattr(module, "prepare_sizes", None)
     return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes)
 
 
-def prepare_weights(module: types.ModuleType, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def prepare_weights(
+    module: types.ModuleType, comm: Communicator, weights: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Return the weights as a program's module takes them: the result of its `prepare`, if it has one."""
     prepare: Callable[..., dict[str, torch.Tensor]] | None = getattr(module, "prepare", None)
     if prepare is None:
@@ -42,7 +44,7 @@ def prepare_weights(module: types.ModuleType, weights: dict[str, torch.Tensor]) 
     import torch
 
     with torch.inference_mode():
-        return prepare(weights)
+        return prepare(comm, weights)
 
 
 def _steps(module: types.ModuleType) -> Steps:

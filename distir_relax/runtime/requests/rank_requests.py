@@ -101,7 +101,7 @@ class RankRequests:
         import torch
 
         comm = self._comm
-        mine = torch.tensor([self.busy], dtype=torch.float64)
+        mine = torch.tensor([self.busy], dtype=torch.float64, device=comm.device)
         if comm.rank != self.root:
             comm.send(mine, self.root)
             return None

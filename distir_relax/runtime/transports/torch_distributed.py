@@ -60,7 +60,9 @@ class TorchWorld(World):
         self._received = [0] * self.size
 
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> TorchCommunicator:
-        """See `World.communicator`."""
+        """See `World.communicator`. Raises RunError for GPUs that ranks share, which NCCL does not support."""
+        if device != "cpu":
+            _check_own_devices(self.local_size)
         return TorchCommunicator(mesh, self.rank, device)
 
     def _exchange(self, text: str) -> list[str]:
@@ -100,6 +102,16 @@ class TorchWorld(World):
         with self.waiting("the end of the launch"):
             dist.barrier()
         dist.destroy_process_group()
+
+
+def _check_own_devices(ranks: int) -> None:
+    import torch
+
+    if ranks > (count := torch.cuda.device_count()):
+        raise RunError(
+            f"expected a GPU for each of the {ranks} ranks of this host, found {count}",
+            hint="start as many ranks as there are GPUs, or use mpirun: its ranks may share one",
+        )
 
 
 def choose_interface() -> None:
@@ -187,7 +199,15 @@ class TorchCommunicator(Communicator):
 
         self._dist = dist
         self._ops: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-        backend = "nccl" if device.startswith("cuda") else "gloo"
+        backend = "gloo"
+        self._device_ids: list[int] | None = None
+        if device != "cpu":
+            import torch
+
+            # NCCL uses the current device.
+            torch.cuda.set_device(device)
+            backend = "nccl"
+            self._device_ids = [torch.cuda.current_device()]
         self._world: Any = dist.new_group(backend=backend, timeout=_NEVER)
         self._async_group: Any = dist.new_group(backend=backend, timeout=_NEVER)
         self._pending_sends: list[tuple[Any, torch.Tensor]] = []
@@ -283,7 +303,7 @@ class TorchCommunicator(Communicator):
 
     def _barrier(self) -> None:
         with _peers_alive("wait for"):
-            self._dist.barrier(group=self._world)
+            self._dist.barrier(group=self._world, device_ids=self._device_ids)
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
