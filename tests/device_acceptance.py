@@ -152,9 +152,7 @@ def cut_up(name: str) -> tuple[Bundle, Any]:
     return plan.bundle(("torch",)), (inputs, [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)])
 
 
-def check_call(
-    bundle: Bundle, data: tuple[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], device: str
-) -> float:
+def check_call(bundle: Bundle, data: tuple[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], device: str) -> float:
     """Run a program once; return the largest difference from the model's outputs."""
     inputs, expected = data
     found = Session(bundle, device=device)(inputs)
