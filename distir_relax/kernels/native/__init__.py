@@ -3,24 +3,31 @@
 from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
 from distir_relax.kernels.native.dot import has_dot
 from distir_relax.kernels.native.floats import STORED, stored_name
-from distir_relax.kernels.native.load import MOST_ELEMENTS, is_small, measured_once, native
+from distir_relax.kernels.native.four_products import has_four_products
+from distir_relax.kernels.native.load import MOST_ELEMENTS, Kernel, is_small, measured_once, native
 from distir_relax.kernels.native.panel_product import panel_product, panel_rows
+from distir_relax.kernels.native.quantized_product import PANEL, quantized_product, scratch_bytes
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
 
 __all__ = [
     "MOST_ELEMENTS",
     "NUMBERS_OF_BLOCK",
+    "PANEL",
     "STORED",
+    "Kernel",
     "attend_requests",
     "has_dot",
+    "has_four_products",
     "is_small",
     "measured_once",
     "native",
     "panel_product",
     "panel_rows",
+    "quantized_product",
     "rms_norm",
     "rotary",
     "rows_of_block",
+    "scratch_bytes",
     "stored_name",
 ]

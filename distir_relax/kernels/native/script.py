@@ -32,15 +32,15 @@ def at_address(name: str, address: str, shape: str, dtype: str) -> list[str]:
     ]
 
 
-def local(name: str, count: int = LANES) -> list[str]:
-    """Return the lines that make a buffer of float32 on the stack: TVM takes others from the heap.
+def local(name: str, count: int = LANES, dtype: str = "float32") -> list[str]:
+    """Return the lines that make a buffer of 32-bit elements on the stack: TVM takes others from the heap.
 
     One of a vector becomes a register, a larger one does not.
     """
-    pointer = 'T.handle("float32")'
+    pointer = f'T.handle("{dtype}")'
     return [
         f'{name}_data: T.let[{pointer}] = T.reinterpret({pointer}.ty, T.tvm_stack_alloca("shape", {count // 2}))',
-        f'{name} = T.decl_buffer(({count},), "float32", data={name}_data, align=8)',
+        f'{name} = T.decl_buffer(({count},), "{dtype}", data={name}_data, align=8)',
     ]
 
 

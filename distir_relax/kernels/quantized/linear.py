@@ -1,0 +1,171 @@
+"""Linear layers with quantized weights, whose inputs are rounded to 8 bits at each call.
+
+Native kernels (`native.quantized_product`) compute those of float32 and bfloat16 on the processor. Elsewhere the weight
+is dequantized once, and the product is that of any layer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from distir_relax.kernels.native import (
+    PANEL,
+    Kernel,
+    has_four_products,
+    quantized_product,
+    scratch_bytes,
+    stored_name,
+)
+from distir_relax.kernels.packing import pack_linear
+from distir_relax.kernels.quantized.weights import GROUP, dequantize
+
+if TYPE_CHECKING:
+    import torch
+
+Kernels: TypeAlias = "tuple[Kernel, Kernel]"
+"""The kernel for one thread and the one for several."""
+
+_MOST_INPUTS = 1 << 16
+"""The sum of more products of two numbers of 8 bits may be too large for int32."""
+
+
+def pack_quantized(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    minimums: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    rows: int,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the map ``x -> x @ weight.T + bias`` for inputs of `dtype` and typically `rows` rows.
+
+    The weight (n, k) has one of the formats of `quantized.weights`; of several weights of one input, the tensors are
+    joined along n. Raises `ValueError` if they have no such format.
+    """
+    _check(values, scales, minimums)
+    grouped_scales = _dtype_in_panels(scales, minimums) if values.dim() == 3 else ""
+    kernels = None
+    if values.is_cpu and len(values) and (grouped_scales or values.shape[1] <= _MOST_INPUTS):
+        kernels = _kernels(stored_name(dtype), 8 if minimums is None else 4, grouped_scales)
+    if kernels is None:
+        return pack_linear(dequantize(values, scales, minimums, dtype), bias, rows=rows)
+    return QuantizedLinear(kernels, values, scales, minimums, bias, grouped_scales)
+
+
+class QuantizedLinear:
+    """See `pack_quantized`; the products are those of native kernels."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        minimums: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        grouped_scales: str,
+    ) -> None:
+        self.alone, self.together = kernels
+        self.columns, self.inner = len(values), values.shape[1] * (GROUP if grouped_scales else 1)
+        self.weight = _panels(values, scales, minimums, grouped_scales)
+        self.scales = _padded(scales.float() if not grouped_scales else scales.new_zeros(len(values), 1)).contiguous()
+        self.bias = _padded(scales.new_zeros(self.columns) if bias is None else bias.float()).contiguous()
+        self.addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
+        self.scratch_per_row = scratch_bytes(1, self.inner, bool(grouped_scales))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        rows = x.numel() // self.inner
+        x = x.contiguous()
+        result = x.new_empty((*x.shape[:-1], self.columns))
+        if rows:
+            threads = torch.get_num_threads()
+            kernel = self.alone if threads == 1 else self.together
+            of_result, scratch = result.data_ptr(), _scratch.address_of(rows * self.scratch_per_row)
+            kernel(x.data_ptr(), *self.addresses, of_result, scratch, rows, self.columns, self.inner, threads)
+        return result
+
+
+class _Scratch(threading.local):
+    """Memory of a thread that its calls share, since an allocation takes as long as a small product."""
+
+    memory: torch.Tensor | None = None
+    size, address = 0, 0
+
+    def address_of(self, size: int) -> int:
+        """Return the address of at least `size` bytes, which the next call uses again."""
+        import torch
+
+        if size > self.size:
+            self.memory = torch.empty(size, dtype=torch.uint8)
+            self.size, self.address = size, self.memory.data_ptr()
+        return self.address
+
+
+_scratch = _Scratch()
+
+
+def _check(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> None:
+    import torch
+
+    shapes = [tuple(tensor.shape) for tensor in (values, scales, *([] if minimums is None else [minimums]))]
+    found = f"found {values.dtype} of the shapes {', '.join(map(str, shapes))}"
+    size = GROUP if minimums is None else GROUP // 2
+    if values.dtype != (torch.int8 if minimums is None else torch.uint8):
+        raise ValueError(f"expected int8 values, or uint8 values with minimums, {found}")
+    if values.dim() == 2 and minimums is None and values.shape[1] and not values.shape[1] % GROUP:
+        expected = [(len(values), 1)]
+    elif values.dim() == 3 and values.shape[1] and values.shape[2] == size:
+        expected = [(*values.shape[:2], 1)] * (len(shapes) - 1)
+    else:
+        raise ValueError(f"expected values (n, k) with k a multiple of {GROUP}, or (n, k / {GROUP}, {size}), {found}")
+    if shapes[1:] != expected:
+        raise ValueError(f"expected scales and minimums of the shape {expected[0]}, {found}")
+
+
+def _kernels(dtype: str | None, bits: int, grouped_scales: str) -> Kernels | None:
+    if dtype is None:
+        return None
+    instruction = has_four_products()
+    alone = quantized_product(dtype, bits, grouped_scales, False, instruction)
+    together = quantized_product(dtype, bits, grouped_scales, True, instruction)
+    return None if alone is None or together is None else (alone, together)
+
+
+def _dtype_in_panels(scales: torch.Tensor, minimums: torch.Tensor | None) -> str:
+    """Return the dtype that holds the scales and minimums of groups exactly: ``float16`` if that is enough."""
+    import torch
+
+    numbers = [scales] if minimums is None else [scales, minimums]
+    return "float16" if all(torch.equal(tensor.half().float(), tensor) for tensor in numbers) else "float32"
+
+
+def _panels(
+    values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None, grouped_scales: str
+) -> torch.Tensor:
+    """Return a weight as `native.quantized_product` takes it, as bytes."""
+    import torch
+
+    if minimums is None:
+        values = (values.short() + 128).to(torch.uint8)
+    values = _padded(values)
+    panels, bytes_of_group = len(values) // PANEL, values.shape[-1]
+    # Words of four bytes, and then the columns of a panel, become neighbours.
+    words = values.view(panels, PANEL, -1, bytes_of_group // 4, 4).permute(0, 2, 3, 1, 4)
+    if not grouped_scales:
+        return words.contiguous()
+    numbers = [
+        _padded(tensor[..., 0].to(getattr(torch, grouped_scales))).view(panels, PANEL, -1).transpose(1, 2).contiguous()
+        for tensor in (scales, *([] if minimums is None else [minimums]))
+    ]
+    return torch.cat([words.flatten(2), *(tensor.view(torch.uint8) for tensor in numbers)], 2)
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows with zeros after them, as many as whole panels have."""
+    padded = rows.new_zeros(-(-len(rows) // PANEL) * PANEL, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return padded

@@ -1,0 +1,246 @@
+"""Quantized weights: their format, their errors, and products against torch's with inputs rounded in the same way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distir_relax.kernels.native import PANEL
+from distir_relax.kernels.quantized import (
+    GROUP,
+    QuantizedLinear,
+    dequantize,
+    linear,
+    pack_quantized,
+    quantize_int4,
+    quantize_int8,
+)
+
+Weight = tuple[torch.Tensor, ...]
+
+
+def int8(n: int, k: int, generator: torch.Generator) -> Weight:
+    values = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator)
+    return values, torch.rand(n, 1, generator=generator) + 0.1
+
+
+def int8_in_groups(n: int, k: int, generator: torch.Generator) -> Weight:
+    values = torch.randint(-127, 128, (n, k // GROUP, GROUP), dtype=torch.int8, generator=generator)
+    return values, (torch.rand(n, k // GROUP, 1, generator=generator) + 0.1).half().float()
+
+
+def int4(n: int, k: int, generator: torch.Generator) -> Weight:
+    values = torch.randint(0, 256, (n, k // GROUP, GROUP // 2), dtype=torch.uint8, generator=generator)
+    scales, minimums = (
+        (size * torch.rand(n, k // GROUP, 1, generator=generator) + 0.1).half().float() for size in (1, -9)
+    )
+    return values, scales, minimums
+
+
+def int4_with_exact_scales(n: int, k: int, generator: torch.Generator) -> Weight:
+    values, scales, minimums = int4(n, k, generator)
+    return values, scales * (1 + 2**-20), minimums
+
+
+BYTES_OF_GROUP = {int8: 32, int8_in_groups: 32 + 2, int4: 16 + 2 * 2, int4_with_exact_scales: 16 + 2 * 4}
+
+
+def spelled_out(weight: Weight) -> torch.Tensor:
+    """The weight, element by element."""
+    values, scales, *minimums = weight
+    n, inner = len(values), values.shape[1] * (GROUP if values.dim() == 3 else 1)
+    result = torch.empty(n, inner, dtype=torch.float64)
+    for row in range(n):
+        for column in range(inner):
+            group, element = divmod(column, GROUP)
+            if values.dim() == 2:
+                result[row, column] = values[row, column].item() * scales[row, 0].item()
+            elif not minimums:
+                result[row, column] = values[row, group, element].item() * scales[row, group, 0].item()
+            else:
+                byte = int(values[row, group, element % 16])
+                value = byte % 16 if element < 16 else byte // 16
+                result[row, column] = value * scales[row, group, 0].item() + minimums[0][row, group, 0].item()
+    return result
+
+
+def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
+    """The input that a product uses instead of `x`."""
+    groups = x.float().view(len(x), -1, group)
+    largest = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    numbers = torch.round(groups * torch.div(torch.tensor(127.0), largest))
+    return (numbers.double() * (largest / 127).double()).view(x.shape)
+
+
+@pytest.mark.parametrize("make", [int8, int8_in_groups, int4])
+def test_dequantized_weights(make: Callable[..., Weight]) -> None:
+    weight = make(5, 96, torch.Generator().manual_seed(0))
+    exact = spelled_out(weight)
+    torch.testing.assert_close(dequantize(*weight).double(), exact, rtol=1e-6, atol=1e-5)
+    assert torch.equal(dequantize(*weight, dtype=torch.bfloat16), dequantize(*weight).bfloat16())
+    # Outputs and groups are sliced along the first two dims.
+    groups = slice(GROUP, 3 * GROUP) if make is int8 else slice(1, 3)
+    part = [t[1:4, slice(None) if make is int8 and i else groups] for i, t in enumerate(weight)]
+    assert torch.equal(dequantize(*part), dequantize(*weight)[1:4, GROUP : 3 * GROUP])
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype", "instruction"),
+    [
+        *((make, torch.float32, True) for make in (int8, int8_in_groups, int4, int4_with_exact_scales)),
+        *((make, torch.bfloat16, True) for make in (int8, int4)),
+        *((make, torch.float32, False) for make in (int8, int8_in_groups, int4)),
+    ],
+)
+def test_products(
+    make: Callable[..., Weight], dtype: torch.dtype, instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if instruction and not linear.has_four_products():
+        pytest.skip("the processor has no such instruction")
+    monkeypatch.setattr(linear, "has_four_products", lambda: instruction)
+    generator = torch.Generator().manual_seed(0)
+    threads = torch.get_num_threads()
+    for n, k in ((127, 96), (1, 32), (200, 544)):
+        weight = make(n, k, generator)
+        bias = torch.randn(n, generator=generator).to(dtype)
+        layer = pack_quantized(*weight, *([None] if len(weight) == 2 else []), bias, dtype=dtype, rows=1)
+        assert isinstance(layer, QuantizedLinear)
+        assert layer.weight.nbytes == -(-n // PANEL) * PANEL * k // GROUP * BYTES_OF_GROUP[make]
+        exact_weight = dequantize(*weight).double()
+        x = torch.randn(127, k, generator=generator).to(dtype)
+        # Groups of different magnitudes, and of zeros.
+        x = (x * torch.logspace(-2, 2, k)).to(dtype)
+        x[3] = 0
+        x[:, :GROUP] = x[:, :GROUP].where(torch.arange(127)[:, None] % 5 > 0, 0)
+        result = layer(x)
+        assert (result.dtype, result.shape) == (dtype, (127, n))
+        group = k if make is int8 else GROUP
+        inputs = rounded(x, group)
+        expected = F.linear(inputs, exact_weight, bias.double())
+        values, scales, *minimums = weight
+        magnitudes = dequantize(values, scales, *(m.abs() for m in minimums)).double().abs()
+        size = F.linear(inputs.abs(), magnitudes, bias.double().abs())
+        precision = 2e-7 * size + (expected.abs() * 2**-8 if dtype == torch.bfloat16 else 0)
+        assert ((result.double() - expected).abs() <= precision).all()
+        # Rounding an input is wrong by half a scale at most.
+        unrounded = F.linear(x.double(), exact_weight, bias.double())
+        steps = (x.double().view(127, -1, group).abs().amax(-1, keepdim=True) / 127).expand(-1, -1, group).flatten(1)
+        assert ((expected - unrounded).abs() <= 0.501 * steps @ exact_weight.abs().T).all()
+        for rows in (1, 2, 3, 5, 16):
+            assert torch.equal(layer(x[-rows:]), result[-rows:])
+        try:
+            torch.set_num_threads(1 if threads > 1 else 3)
+            assert torch.equal(layer(x), result)
+            assert torch.equal(layer(x[-1:]), result[-1:])
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_shapes_of_inputs() -> None:
+    weight = int8_in_groups(7, 64, torch.Generator().manual_seed(0))
+    layer = pack_quantized(*weight, dtype=torch.float32, rows=1)
+    x = torch.randn(3, 64, 5).transpose(1, 2)
+    assert torch.equal(layer(x), layer(x.reshape(15, 64)).view(3, 5, 7))
+    assert torch.equal(layer(x[1, 2]), layer(x)[1, 2])
+    assert layer(x[:0]).shape == (0, 5, 7)
+
+
+@pytest.mark.parametrize("make", [int8, int4])
+def test_numbers_that_are_not_finite_reach_the_results_of_their_rows(make: Callable[..., Weight]) -> None:
+    layer = pack_quantized(*make(5, 96, torch.Generator().manual_seed(0)), dtype=torch.float32, rows=1)
+    x = torch.randn(4, 96)
+    result = layer(x)
+    x[1, 70], x[2, 3] = torch.nan, torch.inf
+    found = layer(x)
+    assert not found[1:3].isfinite().any()
+    assert torch.equal(found[::3], result[::3])
+
+
+def test_quantization_to_8_bits() -> None:
+    weight = torch.randn(127, 96, generator=torch.Generator().manual_seed(0))
+    weight[5] = 0
+    values, scales = quantize_int8(weight)
+    assert (values.dtype, values.shape, scales.shape) == (torch.int8, (127, 96), (127, 1))
+    assert (values.abs().amax(1) == 127).sum() == 126
+    assert ((dequantize(values, scales) - weight).abs() <= scales * 0.501).all()
+    assert torch.equal(quantize_int8(weight.bfloat16())[0], quantize_int8(weight.bfloat16().float())[0])
+
+
+def test_quantization_to_4_bits() -> None:
+    weight = torch.randn(127, 96, generator=torch.Generator().manual_seed(0)) + 1
+    weight[5] = 0
+    weight[6] = 3
+    values, scales, minimums = quantize_int4(weight)
+    assert (values.dtype, values.shape, scales.shape, minimums.shape) == (
+        torch.uint8, (127, 3, 16), (127, 3, 1), (127, 3, 1),
+    )  # fmt: skip
+    found = dequantize(values, scales, minimums)
+    assert torch.equal(found[5:7], weight[5:7])
+    low, high = weight.view(127, 3, GROUP).aminmax(dim=-1, keepdim=True)
+    step = ((high - low) / 15).where(high > low, 1)
+    plain = torch.round((weight.view(127, 3, GROUP) - low) / step) * step + low
+    assert (found - weight).square().sum() < 0.9 * (plain.flatten(1) - weight).square().sum()
+    # Each value is the closest one.
+    unpacked = torch.cat([values & 15, values >> 4], -1)
+    errors = (weight.view(127, 3, GROUP, 1) - (torch.arange(16) * scales[..., None] + minimums[..., None])).abs()
+    chosen = errors.gather(-1, unpacked[..., None].long())[..., 0]
+    assert (chosen <= errors.amin(-1) + 1e-6).all()
+
+
+def test_weights_beyond_the_range_of_float16_are_quantized() -> None:
+    weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-9], [1], [1e9]])
+    found = dequantize(*quantize_int4(weight))
+    assert ((found - weight).norm(dim=1) < 0.1 * weight.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("quantize", [quantize_int8, quantize_int4])
+def test_weights_that_cannot_be_quantized(quantize: Callable[[torch.Tensor], Weight]) -> None:
+    for shape in ((3, 33), (3, 0), (96,)):
+        with pytest.raises(ValueError, match=r"expected a weight \(n, k\) with k a multiple of 32, found"):
+            quantize(torch.ones(shape))
+    with pytest.raises(ValueError, match="expected a weight of finite numbers"):
+        quantize(torch.tensor([[1.0] * 31 + [torch.inf]]))
+
+
+def test_formats_are_checked() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, scales, minimums = int4(5, 96, generator)
+    wrong = [
+        (values, scales),
+        (values, scales[:, :2], minimums[:, :2]),
+        (values, scales, minimums[:3]),
+        (values[..., :8], scales, minimums),
+        (torch.zeros(5, 33, dtype=torch.int8), scales[:, 0]),
+        (torch.zeros(5, 3, 16, dtype=torch.int8), scales),
+    ]
+    for weight in wrong:
+        with pytest.raises(ValueError, match=r"expected .*, found torch.u?int8 of the shapes \(5, "):
+            pack_quantized(*weight, dtype=torch.float32, rows=1)
+
+
+def test_other_dtypes_use_the_dequantized_weight() -> None:
+    weight = int4(5, 96, torch.Generator().manual_seed(0))
+    bias = torch.ones(5, dtype=torch.float64)
+    layer = pack_quantized(*weight, bias, dtype=torch.float64, rows=3)
+    x = torch.randn(3, 96, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), F.linear(x, dequantize(*weight).double(), bias))
+
+
+WITHOUT = """
+import torch
+from distir_relax.kernels.quantized import dequantize, pack_quantized, quantize_int8
+weight = quantize_int8(torch.randn(7, 64))
+layer, x = pack_quantized(*weight, dtype=torch.float32, rows=1), torch.randn(3, 64)
+torch.testing.assert_close(layer(x), x @ dequantize(*weight).T)
+"""
+
+
+def test_products_without_native_kernels() -> None:
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "DISTIR_NATIVE": "0"}
+    subprocess.run([sys.executable, "-c", WITHOUT], env=environment, timeout=120, check=True)
