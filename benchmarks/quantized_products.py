@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from distir_relax.kernels.packing import pack_linear
-from distir_relax.kernels.quantized import GROUP, pack_quantized
+from distir_relax.kernels.quantized import GROUP
+from distir_relax.kernels.quantized.linear import pack_quantized
 
 LAYER = [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
 LAYERS = 30

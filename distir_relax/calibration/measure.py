@@ -20,7 +20,7 @@ from distir_relax.ir import Op, Value
 from distir_relax.kernels import updates
 from distir_relax.kernels.packing import pack_joined, pack_linear
 from distir_relax.layout import DeviceMesh
-from distir_relax.ops import lookup, torch_expression, torch_in_place
+from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.training.batches import numbers
 from distir_relax.runtime.world import World
@@ -71,16 +71,16 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
     names = [f"a{i}" for i in range(len(sample.operands))]
     scope: dict[str, Any] = {"torch": torch, "F": F, "updates": updates}
     scope |= {"pack_linear": pack_linear, "pack_joined": pack_joined}
-    form = lookup(sample.op).code.packed
-    if sample.fixed and form:
+    values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
+    results = tuple(Value(f"y{i}", kind) for i, kind in enumerate(sample.results))
+    op = Op(sample.op, values, results, sample.attrs)
+    if sample.fixed and is_packable(op):
         rows = sample.results[0].elements // sample.results[0].shape[-1]
         for variant in variants:
-            code = form.format(*names, weights=", ".join(names[1:]), rows=rows)
+            code = torch_packing(op, names, rows)
             variant[1] = eval(code, {**scope, **dict(zip(names, variant, strict=True))})
         code = f"{names[1]}({names[0]})"
     else:
-        values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
-        op = Op(sample.op, values, (), sample.attrs)
         code = torch_in_place(op, names) or torch_expression(op, names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
     run = scope["run"]

@@ -12,15 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from distir_relax.kernels.native import PANEL
-from distir_relax.kernels.quantized import (
-    GROUP,
-    QuantizedLinear,
-    dequantize,
-    linear,
-    pack_quantized,
-    quantize_int4,
-    quantize_int8,
-)
+from distir_relax.kernels.quantized import GROUP, dequantize, linear, quantize_int4, quantize_int8
+from distir_relax.kernels.quantized.linear import QuantizedLinear, pack_quantized
 
 Weight = tuple[torch.Tensor, ...]
 

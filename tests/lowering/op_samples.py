@@ -34,7 +34,7 @@ def samples() -> list[Sample]:
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
         *_windows(), *_indexing(), *_reductions(), *_attention(), *_foreign(),
-        *_recurrences(), *of_groups(),
+        *_recurrences(), *of_groups(), *_quantized(),
     ]  # fmt: skip
 
 
@@ -337,6 +337,25 @@ def _recurrences() -> list[Sample]:
         ("keep", [f32(3, 5), f32(3, 5)], {}),
         ("linear_scan", [f32(3, 5), f32(3, 5)], {"axis": 1}),
     ]
+
+
+def _quantized() -> list[Sample]:
+    eight, grouped, four = _weight("int8", 17, 96), _weight("int8", 17, 3, 32), _weight("uint8", 17, 3, 16)
+    name, rows = "quantized_linear", {"dtype": "float32"}
+    return [
+        *((name, [f32(2, 5, 96), *weight], {}) for weight in (eight, grouped, four)),
+        (name, [f32(4, 0), *_weight("uint8", 3, 0, 16)], {}),
+        (name, [f32(4, 96), *_weight("int8", 0, 96)], {}),
+        (f"joined_{name}", [f32(2, 5, 96), *eight, *_weight("int8", 3, 96)], {}),
+        (f"joined_{name}", [f32(2, 5, 96), *four, *_weight("uint8", 3, 3, 16)], {}),
+        ("dequantize", [of("int8", 2, 3, 5), f32(2, 3, 1)], {**rows, "grouped": False}),
+        ("dequantize", [of("uint8", 2, 3, 16), f32(2, 3, 1), f32(2, 3, 1)], {**rows, "grouped": True}),
+    ]
+
+
+def _weight(dtype: str, *shape: int) -> list[TensorType]:
+    numbers = f32(*shape[:-1], 1)
+    return [of(dtype, *shape), *[numbers] * (2 if dtype == "uint8" else 1)]
 
 
 def sample_module(chosen: Sequence[Sample], weights_from: Sequence[int] = (NO_WEIGHTS,)) -> tuple[Module, list[Op]]:

@@ -45,6 +45,8 @@ def pack_quantized(
     The weight (n, k) has one of the formats of `quantized.weights`; of several weights of one input, the tensors are
     joined along n. Raises `ValueError` if they have no such format.
     """
+    if not values.numel():
+        return pack_linear(dequantize(values, scales, minimums, dtype), bias, rows=rows)
     _check(values, scales, minimums)
     grouped_scales = _dtype_in_panels(scales, minimums) if values.dim() == 3 else ""
     kernels = None

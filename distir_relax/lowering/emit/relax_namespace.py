@@ -58,6 +58,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "joined_products": _joined_products,
         "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded),
         "positions": SimpleNamespace(rotary=_rotary),
+        "quantized": SimpleNamespace(product=_quantized_product, products=_quantized_products, rows=_quantized_rows),
         "random": SimpleNamespace(
             dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
             next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
@@ -217,6 +218,36 @@ def _joined_products(transposed: bool, step: int, x: Any, *weights: Any) -> Any:
         y = relax.op.matmul(x, relax.op.permute_dims(weight) if transposed else weight)
         products.append(relax.op.add(y, bias[0]) if bias else y)
     return tuple(products)
+
+
+def _quantized_product(x: Any, *weight: Any) -> Any:
+    """The product with a weight of values and scales, or with 4 bits values, scales and minimums."""
+    from tvm import relax
+
+    weight = _quantized_rows(*weight, grouped=len(weight[0].ty.shape) == 3, dtype=str(x.ty.dtype))
+    return relax.op.matmul(x, relax.op.permute_dims(weight))
+
+
+def _quantized_products(x: Any, *weights: Any) -> Any:
+    """The products of one input with several such weights."""
+    step = 3 if str(weights[0].ty.dtype) == "uint8" else 2
+    return tuple(_quantized_product(x, *weights[i : i + step]) for i in range(0, len(weights), step))
+
+
+def _quantized_rows(values: Any, scales: Any, *minimums: Any, grouped: bool, dtype: str) -> Any:
+    """Rows of such a weight, computed in float32."""
+    from tvm import relax
+
+    op, shape = relax.op, values.ty.shape
+    if minimums:
+        low = op.bitwise_and(values, relax.const(15, "uint8"))
+        values = op.concat([low, op.right_shift(values, relax.const(4, "uint8"))], axis=-1)
+    y = op.multiply(op.astype(values, "float32"), scales)
+    y = op.add(y, minimums[0]) if minimums else y
+    if grouped:
+        *leading, groups, size = shape
+        y = op.reshape(relax.BlockBuilder.current().normalize(y), (*leading, groups * size * (2 if minimums else 1)))
+    return op.astype(y, dtype)
 
 
 def _conv_weight_grad(

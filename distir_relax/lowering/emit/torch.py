@@ -73,6 +73,7 @@ _RESERVED |= {
     "indices",
     "norms",
     "positions",
+    "quantized",
     "random",
     "recurrent",
     "resample",
@@ -80,7 +81,9 @@ _RESERVED |= {
     "sequence",
     "updates",
     "pack_joined",
+    "pack_joined_quantized",
     "pack_linear",
+    "pack_quantized",
     "moved",
     "emptied",
     "given",
@@ -198,6 +201,7 @@ def _imports(texts: Sequence[str]) -> str:
         "indices.": "from distir_relax.kernels import indices\n",
         "norms.": "from distir_relax.kernels import norms\n",
         "positions.": "from distir_relax.kernels import positions\n",
+        "quantized.": "from distir_relax.kernels import quantized\n",
         "random.": "from distir_relax.kernels import random\n",
         "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",
@@ -212,6 +216,9 @@ def _imports(texts: Sequence[str]) -> str:
     lines += [f"from distir_relax.kernels.ownership import {names}\n"] * bool(names)
     names = ", ".join(name for name in ("pack_joined", "pack_linear") if any(f"{name}(" in text for text in texts))
     lines += [f"from distir_relax.kernels.packing import {names}\n"] * bool(names)
+    for name, module in (("pack_joined_quantized", "joined"), ("pack_quantized", "linear")):
+        is_used = any(f"{name}(" in text for text in texts)
+        lines += [f"from distir_relax.kernels.quantized.{module} import {name}\n"] * is_used
     return "".join([*lines, "\n"] if lines else [])
 
 

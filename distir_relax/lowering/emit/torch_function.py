@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from distir_relax.ir import TASK, Function, Module, Op, Value, callees_first, fresh_name, value_names
 from distir_relax.ir.symbols import op_symbols
 from distir_relax.layout import Symbol, is_symbolic, symbols_within
-from distir_relax.ops import Trait, lookup, torch_buffered, torch_expression, torch_in_place
+from distir_relax.ops import Trait, is_packable, lookup, torch_buffered, torch_expression, torch_in_place, torch_packing
 
 # Values with larger storage are deleted after their last use; for smaller ones the extra line is not worth it.
 _LARGE = 1 << 11
@@ -301,15 +301,12 @@ class TorchFunction:
         """Choose the ops that use a packed form of their weights, and its name; see `Code.packed`."""
         packed_by_name: dict[str, object] = {}
         for op in self.function.ops:
-            form = lookup(op.name).code.packed
-            if (
-                not form
-                or op.results[0].name in fixed
-                or not all(v.name in fixed and len(v.tensor.shape) <= 2 for v in op.operands[1:])
-            ):
+            if op.callee or op.results[0].name in fixed or not all(v.name in fixed for v in op.operands[1:]):
+                continue
+            if not is_packable(op):
                 continue
             base = f"{op.operands[1].name}.packed"
-            key = (form, op.operands[1:], _rows(op))
+            key = (op.name, op.operands[1:], _rows(op))
             name, count = base, 1
             while packed_by_name.setdefault(name, key) != key:
                 count += 1
@@ -321,7 +318,7 @@ class TorchFunction:
 
     def _pack(self, op: Op) -> str:
         names = [self.names.get(v.name, "") for v in op.operands]
-        code = lookup(op.name).code.packed.format(*names, weights=", ".join(names[1:]), rows=_rows(op))
+        code = torch_packing(op, names, _rows(op))
         return f"weights[{json.dumps(self.packed[op.results[0].name])}] = {code}"
 
     def _use(self, value: Value) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Function, Module, Op, PlacedType, Value
+from distir_relax.ir import Function, Module, Op, PlacedType
 from distir_relax.lowering.emit.torch_function import mutated_values
-from distir_relax.ops import Trait, lookup
+from distir_relax.ops import Trait, is_packable, lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def _joined(function: Function, mutated: Collection[str]) -> Function:
         if entry is None or not entry.traits.isdisjoint({Trait.COMMUNICATES, Trait.ON_COMMUNICATOR}):
             # Products do not move across communication, for which other ranks wait.
             by_input.clear()
-        elif entry.code.joined and all(_dims(v) <= 2 for v in op.operands[1:]):
+        elif entry.code.joined and is_packable(op):
             changes = any(v.name in mutated for v in op.operands[1:])
             key = (op.name, op.operands[0], tuple(op.attrs.items()), _devices(op), changes)
             start, group = by_input.get(key, (-1, []))
@@ -68,8 +68,3 @@ def _devices(op: Op) -> object:
     """Return the devices that run an op of a distributed program."""
     kind = op.results[0].type
     return kind.devices if isinstance(kind, PlacedType) else None
-
-
-def _dims(value: Value) -> int:
-    kind = value.type
-    return len(kind.shape if isinstance(kind, PlacedType) else value.tensor.shape)

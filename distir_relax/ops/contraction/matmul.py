@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -13,6 +14,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     OnnxOperands,
+    QuantizedForm,
     Rule,
     Semantics,
     Split,
@@ -43,6 +45,11 @@ def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int,
     return math.prod(results[0].shape[:-2]), results[0].shape[-2], columns, inner
 
 
+def _of_two_dims(packed: str) -> Callable[[Types], str]:
+    """Return the code for a weight of two dims; a stack of matrices is not packed."""
+    return lambda types: packed if len(types[1].shape) == 2 else ""
+
+
 def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     a, b = types
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
@@ -65,13 +72,23 @@ def _second_gradient(b: Backward) -> Value:
     return b.emit("matmul", transpose(b.g, b.x()), b.grad)  # type: ignore[no-any-return]
 
 
+def _quantized_product(g: Builder, op: Op, weight: Sequence[Value]) -> Value:
+    result: Value = g.emit("quantized_linear", op.operands[0], *weight)
+    return result
+
+
 define(
     "matmul",
     Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(packed="pack_linear({1}.t(), rows={rows})", joined="joined_matmul", relax="R.matmul({0}, {1})"),
+    code=Code(
+        packed=_of_two_dims("pack_linear({1}.t(), rows={rows})"),
+        joined="joined_matmul",
+        relax="R.matmul({0}, {1})",
+    ),
     gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _second_gradient),
+    quantized=QuantizedForm(1, _quantized_product, is_transposed=True),
 )
 
 
@@ -100,6 +117,7 @@ define(
         ),
         lambda b: b.emit("linear_weight_grad", b.grad, b.x()),
     ),
+    quantized=QuantizedForm(1, _quantized_product),
 )
 
 
@@ -173,7 +191,7 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, {1}), {2})",
         patterns=("add(matmul(0, 1), 2)",),
-        packed="pack_linear({1}.t(), {2}, rows={rows})",
+        packed=_of_two_dims("pack_linear({1}.t(), {2}, rows={rows})"),
         joined="joined_matmul_bias",
     ),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.layout import is_always
 from distir_relax.ops.indexing.index_bounds import check_constant, check_range
 from distir_relax.ops.indexing.segment_sum import sum_segments
@@ -20,6 +21,7 @@ from distir_relax.ops.table import (
     Expansion,
     OnnxOperands,
     Order,
+    QuantizedForm,
     Rule,
     Semantics,
     Split,
@@ -93,6 +95,13 @@ def _take_gradient(b: Backward) -> Value:
     return sum_segments(b.g, grad, axis, ids, table[axis])
 
 
+def _quantized_rows(g: Builder, op: Op, weight: Sequence[Value]) -> Value:
+    rows = [g.emit("take", part, *op.operands[1:], **op.attrs) for part in weight]
+    is_grouped = len(weight[0].tensor.shape) == 3
+    result: Value = g.emit("dequantize", *rows, grouped=is_grouped, dtype=op.results[0].tensor.dtype)
+    return result
+
+
 define(
     "take",
     Semantics(infer=_infer_take, torch=lambda attrs: f"{{0}}[{':, ' * attrs['axis']}{{1}}]", linear=(operands(0),)),
@@ -106,6 +115,7 @@ define(
     cost=FREE,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
     gradient=gradient_of(_take_gradient),
+    quantized=QuantizedForm(0, _quantized_rows, is_product=False, applies=lambda op: op.attrs["axis"] == 0),
     traits={Trait.MOVES},
 )
 

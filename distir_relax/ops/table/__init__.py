@@ -35,12 +35,14 @@ from distir_relax.ops.table.entry import (
 from distir_relax.ops.table.expansion import Emitter, Expansion
 from distir_relax.ops.table.expression import (
     evaluate,
+    is_packable,
     is_zero,
     relax_expression,
     torch_buffered,
     torch_cached,
     torch_expression,
     torch_in_place,
+    torch_packing,
 )
 from distir_relax.ops.table.gradient import Backward, backward_step
 from distir_relax.ops.table.helpers import (
@@ -62,6 +64,7 @@ from distir_relax.ops.table.helpers import (
 from distir_relax.ops.table.incremental import IncrementalForm, IncrementalStep
 from distir_relax.ops.table.look_back import fill_before, look_back
 from distir_relax.ops.table.onnx_operands import OnnxOperands
+from distir_relax.ops.table.quantized import QuantizedForm
 from distir_relax.ops.table.rule import (
     BLOCKED,
     PARALLEL,
@@ -133,6 +136,7 @@ __all__ = [
     "OnnxOperands",
     "OpDef",
     "Order",
+    "QuantizedForm",
     "Routing",
     "Rule",
     "SampledWindow",
@@ -171,6 +175,7 @@ __all__ = [
     "gradient_of",
     "infer",
     "is_data_dependent",
+    "is_packable",
     "is_zero",
     "joined",
     "like",
@@ -205,5 +210,6 @@ __all__ = [
     "torch_cached",
     "torch_expression",
     "torch_in_place",
+    "torch_packing",
     "unsplit_axis_rule",
 ]

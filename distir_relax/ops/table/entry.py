@@ -25,6 +25,7 @@ from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.layout import Collective, generic_value, is_symbolic, typical_value
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.incremental import IncrementalForm
+from distir_relax.ops.table.quantized import QuantizedForm
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 from distir_relax.ops.table.size_array import Sizes
 from distir_relax.ops.table.windows import SampledWindow
@@ -152,9 +153,9 @@ class Semantics:
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
     bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `attention`, `indices`, `norms`,
-    `positions`, `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of `distir_relax.kernels` in
-    scope: reference semantics and code of the torch backend. An op of several results returns a tuple. If it depends on
-    attributes, it is a function of them."""
+    `positions`, `quantized`, `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of
+    `distir_relax.kernels` in scope: reference semantics and code of the torch backend. An op of several results returns
+    a tuple. If it depends on attributes, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes if it
@@ -286,10 +287,11 @@ class Code:
     op of the same name called with the operands, and the attributes as keywords."""
     numbers: frozenset[int] = frozenset()
     """The operands for which the torch expression accepts a Python number as well as a tensor."""
-    packed: str = ""
+    packed: str | Callable[[Types], str] = ""
     """The torch expression that packs all operands but the first, if they are constant weights: over ``{1}``, … or
-    ``{weights}`` for all, and ``{rows}``, the rows of the op's first result. It is run once, when the program is
-    loaded, with `distir_relax.kernels.packing` in scope, and gives a function of operand 0."""
+    ``{weights}`` for all, ``{rows}``, the rows of the op's first result, and ``{dtype}``, its dtype. It is run once,
+    when the program is loaded, with `distir_relax.kernels.packing` and `quantized` in scope, and gives a function of
+    operand 0. If it depends on the types of the operands, it is a function of them."""
     patterns: tuple[str, ...] = ()
     """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands, or
     one of several spellings (`distir_relax.ops.table.patterns`)."""
@@ -367,6 +369,8 @@ class OpDef:
     """Differentiation; None if the table does not define it."""
     incremental: IncrementalForm | None = None
     """How it continues a sequence; None for an op that is parallel along one, or cannot."""
+    quantized: QuantizedForm | None = None
+    """How it takes a quantized weight, if it can."""
     traits: frozenset[Trait] = frozenset()
     """Further properties."""
 

@@ -39,6 +39,23 @@ def torch_in_place(op: Op, operands: Sequence[str]) -> str:
     return _fill(lookup(op.name, op.location).code.in_place, op.attrs, operands, op.location)
 
 
+def torch_packing(op: Op, operands: Sequence[str], rows: int) -> str:
+    """Return the torch code that packs the weights of a local `op` (`Code.packed`); "" if it has no such form."""
+    form = _packed_form(op)
+    dtype = op.results[0].tensor.dtype
+    return form.format(*operands, weights=", ".join(operands[1:]), rows=rows, dtype=dtype)
+
+
+def is_packable(op: Op) -> bool:
+    """Return whether an op has a form with packed weights, if those are constant."""
+    return bool(_packed_form(op))
+
+
+def _packed_form(op: Op) -> str:
+    form = lookup(op.name, op.location).code.packed
+    return form([v.type for v in op.operands]) if callable(form) else form  # type: ignore[misc]
+
+
 def torch_buffered(op: Op, operands: Sequence[str]) -> str:
     """Return the torch code of `op` with a buffer as operand 0; "" if it has no such form."""
     form, axis = lookup(op.name, op.location).code.buffered, op.attrs.get("axis")
@@ -106,6 +123,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
         indices,
         norms,
         positions,
+        quantized,
         random,
         recurrent,
         resample,
@@ -119,6 +137,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     scope: dict[str, Any] = {
         **{"torch": torch, "F": F, "comm": comm or _ON_CPU, "attention": attention},
         **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "positions": positions, "random": random},
+        "quantized": quantized,
         **{"recurrent": recurrent, "resample": resample, "routing": routing, "sequence": sequence, "scans": scans},
         **dict(zip(names, operands, strict=True)),
     }

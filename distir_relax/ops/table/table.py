@@ -27,6 +27,7 @@ from distir_relax.ops.table.entry import (
 )
 from distir_relax.ops.table.incremental import IncrementalForm
 from distir_relax.ops.table.onnx_operands import OnnxOperands
+from distir_relax.ops.table.quantized import QuantizedForm
 
 AtenConverter = Callable[..., Any]
 RelaxConverter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -60,6 +61,7 @@ class Table:
         code: Code = PLAIN_CODE,
         gradient: Gradient | None = None,
         incremental: IncrementalForm | None = None,
+        quantized: QuantizedForm | None = None,
         traits: Collection[Trait] = (),
     ) -> OpDef:
         """Define an op: its result types and torch code, its factor rule, and further facets of `OpDef` if needed.
@@ -84,7 +86,8 @@ class Table:
         """
         if name in self._ops:
             raise ValueError(f"op {name!r} is defined twice")
-        return self._enter(OpDef(name, semantics, split, cost, code, gradient, incremental, frozenset(traits)))
+        entry = OpDef(name, semantics, split, cost, code, gradient, incremental, quantized, frozenset(traits))
+        return self._enter(entry)
 
     def replace(self, entry: OpDef) -> OpDef:
         """Replace the entry of the same name. Raises `UnsupportedOpError` if there is none."""
