@@ -46,6 +46,7 @@ docs: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000
 	$(BIN)/python -m tests.fuzz_readers 20000
+	$(BIN)/python -m tests.quantization.random_models 300
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py

@@ -165,7 +165,8 @@ def _compile_generation(
             "--max-length and --max-batch bound the sizes; others are any",
         )  # fmt: skip
     sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source", "precision")}
-    plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
+    keep = target.generation["keep"] or ()
+    plan = compile_generation(target.name, **sizes, keep=keep, **target.keywords(), observers=observers).plan
     plan.save(output, backends, weights=target.generation["weights"] or "refer")
     return plan.footprint
 

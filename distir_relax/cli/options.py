@@ -23,10 +23,12 @@ class Backend(StrEnum):
 
 
 class Precision(StrEnum):
-    """Precision of weights and activations."""
+    """Precision of weights and activations, or of the weights of linear layers alone."""
 
     float32 = "float32"
     bf16 = "bf16"
+    int8 = "int8"
+    int4 = "int4"
 
 
 class Stage(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,10 +20,11 @@ from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
-from distir_relax.frontends.precision import with_precision
+from distir_relax.frontends.precision import PRECISIONS, with_precision
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
+from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.serving import THREADS, Engine, EngineOptions, start_engine
 from distir_relax.strategies.strategy import as_strategy
@@ -66,14 +67,19 @@ def compile_generation(
     max_source: int | None = None,
     encoder_example: Any = None,
     precision: str | None = None,
+    keep: Sequence[str] = (),
     tokenizer: Any = None,
     **options: Unpack[CompileOptions],
 ) -> Generation:
     """Compile a language model, such as ``LlamaForCausalLM`` or ``T5ForConditionalGeneration``, to generate text.
 
     `model` is the path of a folder that ``save_pretrained`` of transformers wrote, or of a GGUF file: the model and its
-    tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers. `precision` is that of
-    weights and activations, "float32" or "bf16": by default float32 for a path, and a module's own.
+    tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers.
+
+    `precision` is that of weights and activations, "float32" or "bf16": by default float32 for a path, and a module's
+    own. With "int8" or "int4" that remains so, but the weights of linear layers, and the table of embeddings that one
+    shares, are stored in 8 or 4 bits (`quantize_weights`), except those whose names match a pattern of `keep`; products
+    round their inputs to 8 bits.
 
     A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass
@@ -94,11 +100,11 @@ def compile_generation(
 
     Raises as `compile` does, `ImportModelError` for a model without such an input and output, for a larger `max_length`
     than its config allows, and without an example of the encoder's input, `UnsupportedOpError` for a model that is not
-    causal, and `DistIRError` for a strategy of several microbatches.
+    causal, and `DistIRError` for a strategy of several microbatches, and as `quantize_weights` does.
     """
     source = read_generation(
         model, max_length=max_length, max_batch=max_batch, max_source=max_source, encoder_example=encoder_example,
-        precision=precision, tokenizer=tokenizer,
+        precision=precision, keep=keep, tokenizer=tokenizer,
     )  # fmt: skip
     return source.compile(complete(options, source.name))
 
@@ -141,6 +147,7 @@ def read_generation(
     max_source: int | None = None,
     encoder_example: Any = None,
     precision: str | None = None,
+    keep: Sequence[str] = (),
     tokenizer: Any = None,
 ) -> GenerationSource:
     """Read a language model, for one or more compilations. Arguments and errors are those of `compile_generation`."""
@@ -148,6 +155,10 @@ def read_generation(
 
     texts: Mapping[str, str] = {}
     name, is_path = default_name(model), isinstance(model, (str, Path))
+    _check_precision(precision, name)
+    weights, precision = (precision, None) if precision in WEIGHT_FORMATS else (None, precision)
+    if keep and weights is None:
+        raise DistIRError(f"`keep` is for a precision of {' or '.join(WEIGHT_FORMATS)}, found {precision!r}", name)
     if isinstance(model, (str, Path)):
         found = read_language_model(model, precision or "float32")
         model, texts = found.model, found.texts
@@ -167,7 +178,15 @@ def read_generation(
     module = LastPositions().run(Incremental().run(imported.module))
     if encoder is not None:
         module = ComputeOnce((encoder.name,)).run(module)
-    return GenerationSource(replace(imported, module=module), name, length, texts, encoder)
+    imported = replace(imported, module=module)
+    imported = imported if weights is None else quantize_weights(imported, weights, keep, name)
+    return GenerationSource(imported, name, length, texts, encoder)
+
+
+def _check_precision(precision: str | None, name: str) -> None:
+    known = (*PRECISIONS, *WEIGHT_FORMATS)
+    if precision is not None and precision not in known:
+        raise ImportModelError(f"expected a precision of {' or '.join(known)}, found {precision!r}", name)
 
 
 def _with_encoder(plan: Plan, encoder: EncoderInput) -> Plan:

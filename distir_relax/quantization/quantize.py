@@ -1,0 +1,167 @@
+"""Weights of 8 or 4 bits in place of a model's: its program, and its data.
+
+A weight is quantized if it is the matrix of products, and perhaps a table of embeddings as well, and nothing else:
+
+    %w: f32[n, k]                      %w.values: i8[n, k], %w.scales: f32[n, 1]
+    %y = linear(%x, %w)           =>   %y = quantized_linear(%x, %w.values, %w.scales)
+    %e = take(%w, %ids) {axis=0}       %e = dequantize(take(%w.values, %ids), take(%w.scales, %ids))
+
+Of a product ``matmul(%x, %w)`` the transposed weight is quantized, whose rows are outputs as well.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from distir_relax.errors import DistIRError
+from distir_relax.frontends.imported_model import Imported
+from distir_relax.ir import Function, TensorType, Value
+from distir_relax.kernels.quantized import GROUP, quantize_int4, quantize_int8
+from distir_relax.ops import Builder, QuantizedForm, lookup
+from distir_relax.quantization.tensors import Quantize, quantized_tensors
+
+_PARTS = ("values", "scales", "minimums")
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A format of weights: the function that quantizes them, and the types of the tensors of a weight (n, k)."""
+
+    quantize: Quantize
+    kinds: Callable[[int, int], Sequence[TensorType]]
+
+
+def _eight_bits(n: int, k: int) -> Sequence[TensorType]:
+    return TensorType((n, k), "int8"), TensorType((n, 1), "float32")
+
+
+def _four_bits(n: int, k: int) -> Sequence[TensorType]:
+    numbers = TensorType((n, k // GROUP, 1), "float32")
+    return TensorType((n, k // GROUP, GROUP // 2), "uint8"), numbers, numbers
+
+
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
+    {"int8": WeightFormat(quantize_int8, _eight_bits), "int4": WeightFormat(quantize_int4, _four_bits)}
+)
+"""The formats of quantized weights by name: 8 bits with a scale for each output, 4 bits in groups of 32."""
+
+
+def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (), name: str = "") -> Imported:
+    """Return the model `name` with the weights of its products in the format `precision`, of `WEIGHT_FORMATS`.
+
+    Weights stay as they are whose names, those of the model, match a pattern of `keep` (`fnmatch`), whose inner size is
+    no multiple of 32, and that other ops than products and look-ups use.
+
+    Raises `DistIRError` for a pattern that no parameter matches, and for a model of which no weight can be quantized.
+    """
+    chosen = WEIGHT_FORMATS[precision]
+    main = imported.module.main
+    kept = _kept(imported, keep, name)
+    weights = {
+        item.value.name: uses[0].is_transposed
+        for item in main.inputs
+        if item.role == "parameter" and item.value.name not in kept and (uses := _uses(main, item.value))
+    }
+    if not weights:
+        raise DistIRError(
+            f"no weight of the model can be stored as {precision}",
+            name,
+            f"weights of linear layers can whose inputs are a multiple of {GROUP}, unless `keep` has their names",
+        )
+    quantizer = _Quantizer(main, weights, chosen)
+    tensors = dict(imported.tensors)
+    for weight, parts in quantizer.parts.items():
+        if (data := tensors.pop(weight, None)) is not None:
+            kinds = [part.tensor for part in parts]
+            found = quantized_tensors(data, weights[weight], chosen.quantize, kinds)
+            tensors |= {part.name: tensor for part, tensor in zip(parts, found, strict=True)}
+    module = replace(imported.module, functions=(quantizer.function(),))
+    return replace(imported, module=module, tensors=tensors, names=quantizer.visible(imported.names))
+
+
+def _kept(imported: Imported, keep: Sequence[str], model: str) -> set[str]:
+    """Return the values of parameters whose names match a pattern."""
+    parameters = {item.value.name for item in imported.module.main.inputs if item.role == "parameter"}
+    names = {name: value for name, value in imported.names.items() if value in parameters}
+    kept: set[str] = set()
+    for pattern in keep:
+        found = {value for name, value in names.items() if fnmatchcase(name, pattern)}
+        if not found:
+            near = difflib.get_close_matches(pattern, names, 1)
+            raise DistIRError(
+                f"no parameter matches {pattern!r} of `keep`", model,
+                f"did you mean {near[0]!r}?" if near else f"parameters have names such as {next(iter(names), 'none')}",
+            )  # fmt: skip
+        kept |= found
+    return kept
+
+
+def _uses(main: Function, weight: Value) -> list[QuantizedForm]:
+    """Return how ops use a weight; empty if it cannot be quantized."""
+    shape = weight.tensor.shape
+    if len(shape) != 2 or "float" not in weight.tensor.dtype or any(o.value == weight for o in main.outputs):
+        return []
+    found = []
+    for op in main.ops:
+        if weight in op.operands:
+            form = None if op.callee else lookup(op.name, op.location).quantized
+            places = [number for number, value in enumerate(op.operands) if value == weight]
+            if form is None or places != [form.operand] or not form.applies(op):
+                return []
+            found.append(form)
+    is_one_way = len({form.is_transposed for form in found}) == 1
+    inner = shape[0] if found and found[0].is_transposed else shape[1]
+    can_be_cut = isinstance(inner, int) and inner > 0 and inner % GROUP == 0
+    return found if is_one_way and can_be_cut and any(form.is_product for form in found) else []
+
+
+class _Quantizer:
+    """Builds the program with the quantized `weights`, by name; each tells whether it is transposed."""
+
+    def __init__(self, main: Function, weights: Mapping[str, bool], chosen: WeightFormat) -> None:
+        self._main = main
+        self._builder = Builder.of(replace(main, ops=()))
+        self._builder.inputs = []
+        self.parts: dict[str, tuple[Value, ...]] = {}
+        """The tensors of each weight."""
+        for item in main.inputs:
+            name, shape = item.value.name, item.value.tensor.shape
+            if name not in weights:
+                self._builder.inputs.append(item)
+                continue
+            kinds = chosen.kinds(*(reversed(shape) if weights[name] else shape))
+            self.parts[name] = tuple(
+                self._builder.input(f"{name}.{part}", kind, item.role, item.location)
+                for part, kind in zip(_PARTS, kinds, strict=False)
+            )
+
+    def function(self) -> Function:
+        """Return the program."""
+        for op in self._main.ops:
+            weights = [value.name for value in op.operands if value.name in self.parts]
+            if not weights:
+                self._builder.ops.append(op)
+                continue
+            form = lookup(op.name, op.location).quantized
+            assert form is not None, op.name
+            self._builder.location = op.location
+            result = form.emit(self._builder, op, self.parts[weights[0]])
+            # Under the name that the model's own result has.
+            *before, last = self._builder.ops
+            assert last.results == (result,), "the result is that of the last op"
+            self._builder.ops = [*before, replace(last, results=op.results)]
+        return replace(self._main, inputs=tuple(self._builder.inputs), ops=tuple(self._builder.ops))
+
+    def visible(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the names of inputs and parameters that users see, with those of the tensors of weights."""
+        found: dict[str, str] = {}
+        for name, value in names.items():
+            parts = self.parts.get(value)
+            found |= (
+                {name: value} if parts is None else {f"{name}.{p}": v.name for p, v in zip(_PARTS, parts, strict=False)}
+            )
+        return found
