@@ -27,10 +27,10 @@ PANEL = 32
 """Columns of a panel."""
 GROUP = 32
 """Rows of a weight that share a scale, if it is in groups."""
-_BLOCKS = (8, 4, 2, 1)
+_BLOCKS = (4, 2, 1)
 """Numbers of rows of which the sums of a panel are in registers."""
 _AHEAD = {"words": 16, "records": 4}
-"""How far a panel of 8 bits is read ahead for few rows: about 2 and 4 KB."""
+"""How far a panel is read ahead: 2 to 4 KB."""
 _LINE = 16
 """Words of a line of the cache."""
 _STARTS = range(0, PANEL, LANES)
@@ -52,12 +52,13 @@ def record_bytes(bits: int, scales: str) -> int:
 def quantized_product(dtype: str, bits: int, scales: str, parallel: bool, instruction: bool) -> Any:
     """Return the kernel ``x (rows, inner), w, scales (n), bias (n) -> y (rows, n)``; `n` is rounded up to panels.
 
-    It takes the addresses of x, w, scales, bias, y and of memory of `scratch_bytes`, then rows, n, inner and threads.
+    It takes the addresses of w, scales and bias, n and inner, the addresses of x, y and of memory of `scratch_bytes`,
+    then rows and threads.
     `dtype` is that of x and y, ``float32`` or ``bfloat16``; the bias is float32. `scales` is the dtype of the scales of
     groups, which are in the records; with the empty text, columns have scales, and `bits` is 8. If it is not
     `parallel`, the number of threads is 1. With `instruction`, it uses that of `four_products_by_instruction`.
     """
-    names = ("x_", "w_", "scales_", "bias_", "y_", "scratch", "rows", "n", "inner", "threads")
+    names = ("w_", "scales_", "bias_", "n", "inner", "x_", "y_", "scratch", "rows", "threads")
     grouped = bool(scales)
     lines = _buffers(dtype, bits, scales)
     offset = "total(sums[lanes]) * T.int32(-128)"
@@ -133,14 +134,16 @@ def _sums(count: int, row: str) -> list[str]:
 def _sums_of_groups(count: int, row: str, bits: int, scales: str) -> list[str]:
     """Return the lines of `_sums` for a weight in groups."""
     size, first_scale = record_bytes(bits, scales), PANEL * GROUP * bits // 8 // _item(scales)
-    of_group = _read_ahead(count, "c", _AHEAD["records"], size // 4) if bits == 8 or count == _BLOCKS[0] else []
-    for start in _STARTS:
-        for r in range(count):
-            offset = "T.int32(0)" if bits == 4 else f"row_offsets[{row} + {r}, c]"
-            of_group.append(f"{_sum(r, start)} = T.Broadcast({offset}, {LANES})")
-        for b in range(GROUP // 4):
+    parts = [(start, r) for start in _STARTS for r in range(count)]
+    of_group = _read_ahead(count, "c", _AHEAD["records"], size // 4)
+    for start, r in parts:
+        offset = "T.int32(0)" if bits == 4 else f"row_offsets[{row} + {r}, c]"
+        of_group.append(f"{_sum(r, start)} = T.Broadcast({offset}, {LANES})")
+    for b in range(GROUP // 4):
+        for start in _STARTS:
             of_group.append(f"weights[{_ALL}] = {_weights(b, start, bits)}")
             of_group += _products(count, start, row, f"c * {GROUP // 4} + {b}")
+    for start in _STARTS:
         scale, minimum = (
             _as_float(f"scales[p, c, T.Ramp({first}, 1, {LANES})]")
             for first in (first_scale + start, first_scale + PANEL + start)
@@ -152,7 +155,6 @@ def _sums_of_groups(count: int, row: str, bits: int, scales: str) -> list[str]:
             if bits == 4:
                 offset = f"T.Broadcast(row_offsets[{row} + {r}, c], {LANES})"
                 of_group.append(f"{result} = fma({offset}, {minimum}, {result})")
-    parts = [(start, r) for start in _STARTS for r in range(count)]
     biases = [f"{_result(r, start)} = bias[T.Ramp(p * {PANEL} + {start}, 1, {LANES})]" for start, r in parts]
     return [*biases, f"for c in range(inner // {GROUP}):", *indented(of_group)]
 
@@ -180,13 +182,14 @@ def _weights(b: int, start: int, bits: int) -> str:
 def _read_ahead(count: int, index: str, ahead: int, words: int) -> list[str]:
     """Return the lines that read ahead while `words` at `index` of a panel are used.
 
-    The memory is slower than a block of few rows: the same panel is read ahead. With more rows the blocks each read a
-    part of the thread's next panel, so that the memory and the processor work at the same time.
+    A panel's first block of rows waits for the memory, and reads the same panel ahead. Later blocks find it in a cache,
+    and read the thread's next panel, so that the memory and the processor work at the same time.
     """
-    if count < _BLOCKS[0]:
-        return [prefetch(f"T.address_of(w[p, {index} + {ahead}, {k}])") for k in range(0, words, _LINE)]
-    parts = words // _LINE
-    return [prefetch(f"T.address_of(w[p + threads, {index}, (q * {2} + {k}) % {parts} * {_LINE}])") for k in range(2)]
+    panel, step = "p", f"{index} + {ahead}"
+    if count == _BLOCKS[0]:
+        later = "T.min(q, T.int64(1))"
+        panel, step = f"p + threads * {later}", f"{index} + {ahead} * (1 - {later})"
+    return [prefetch(f"T.address_of(w[{panel}, {step}, {k}])") for k in range(0, words, _LINE)]
 
 
 def _stores(count: int, row: str, dtype: str) -> list[str]:

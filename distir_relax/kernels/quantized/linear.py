@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.kernels.native import (
@@ -69,12 +70,12 @@ class QuantizedLinear:
         bias: torch.Tensor | None,
         grouped_scales: str,
     ) -> None:
-        self.alone, self.together = kernels
         self.columns, self.inner = len(values), values.shape[1] * (GROUP if grouped_scales else 1)
         self.weight = _panels(values, scales, minimums, grouped_scales)
         self.scales = _padded(scales.float() if not grouped_scales else scales.new_zeros(len(values), 1)).contiguous()
         self.bias = _padded(scales.new_zeros(self.columns) if bias is None else bias.float()).contiguous()
-        self.addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
+        addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
+        self.alone, self.together = (partial(kernel, *addresses, self.columns, self.inner) for kernel in kernels)
         self.scratch_per_row = scratch_bytes(1, self.inner, bool(grouped_scales))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,12 +83,12 @@ class QuantizedLinear:
 
         rows = x.numel() // self.inner
         x = x.contiguous()
-        result = x.new_empty((*x.shape[:-1], self.columns))
+        result = x.new_empty(*x.shape[:-1], self.columns)
         if rows:
             threads = torch.get_num_threads()
             kernel = self.alone if threads == 1 else self.together
-            of_result, scratch = result.data_ptr(), _scratch.address_of(rows * self.scratch_per_row)
-            kernel(x.data_ptr(), *self.addresses, of_result, scratch, rows, self.columns, self.inner, threads)
+            scratch = _scratch.address_of(rows * self.scratch_per_row)
+            kernel(x.data_ptr(), result.data_ptr(), scratch, rows, threads)
         return result
 
 
