@@ -208,21 +208,43 @@ def test_formats_are_checked() -> None:
         (values, scales),
         (values, scales[:, :2], minimums[:, :2]),
         (values, scales, minimums[:3]),
+        (values, scales.half(), minimums),
         (values[..., :8], scales, minimums),
         (torch.zeros(5, 33, dtype=torch.int8), scales[:, 0]),
         (torch.zeros(5, 3, 16, dtype=torch.int8), scales),
     ]
     for weight in wrong:
-        with pytest.raises(ValueError, match=r"expected .*, found torch.u?int8 of the shapes \(5, "):
+        with pytest.raises(ValueError, match=r"expected .*, found torch.u?int8 \(5, .*, torch.float"):
             pack_quantized(*weight, dtype=torch.float32, rows=1)
 
 
-def test_other_dtypes_use_the_dequantized_weight() -> None:
-    weight = int4(5, 96, torch.Generator().manual_seed(0))
-    bias = torch.ones(5, dtype=torch.float64)
-    layer = pack_quantized(*weight, bias, dtype=torch.float64, rows=3)
-    x = torch.randn(3, 96, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), F.linear(x, dequantize(*weight).double(), bias))
+@pytest.mark.parametrize(
+    ("make", "n", "k", "dtype"),
+    [
+        (int4, 5, 96, torch.float64),
+        (int8, 0, 96, torch.float32),
+        # Sums of that many products of 8 bits may be too large for int32.
+        (int8, 3, (1 << 16) + GROUP, torch.float32),
+    ],
+)
+def test_other_products_use_the_dequantized_weight(
+    make: Callable[..., Weight], n: int, k: int, dtype: torch.dtype
+) -> None:
+    values, scales, *minimums = make(n, k, torch.Generator().manual_seed(0))
+    bias = torch.ones(n)
+    layer = pack_quantized(values, scales, *(minimums or [None]), bias, dtype=dtype, rows=3)
+    assert not isinstance(layer, QuantizedLinear)
+    x = torch.randn(3, k, dtype=dtype)
+    expected = F.linear(x, dequantize(values, scales, *minimums, dtype=dtype), bias.to(dtype))
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5 * k)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums(sign: int) -> None:
+    values = torch.full((3, 1 << 16), sign * 127, dtype=torch.int8)
+    layer = pack_quantized(values, torch.ones(3, 1), dtype=torch.float32, rows=1)
+    assert isinstance(layer, QuantizedLinear)
+    assert torch.equal(layer(torch.full((5, 1 << 16), 127.0)), torch.full((5, 3), sign * 127.0 * 127 * (1 << 16)))
 
 
 WITHOUT = """

@@ -54,7 +54,8 @@ def pack_quantized(
     if values.is_cpu and len(values) and (grouped_scales or values.shape[1] <= _MOST_INPUTS):
         kernels = _kernels(stored_name(dtype), 8 if minimums is None else 4, grouped_scales)
     if kernels is None:
-        return pack_linear(dequantize(values, scales, minimums, dtype), bias, rows=rows)
+        weight = dequantize(values, scales, minimums, dtype)
+        return pack_linear(weight, None if bias is None else bias.to(dtype), rows=rows)
     return QuantizedLinear(kernels, values, scales, minimums, bias, grouped_scales)
 
 
@@ -72,8 +73,9 @@ class QuantizedLinear:
     ) -> None:
         self.columns, self.inner = len(values), values.shape[1] * (GROUP if grouped_scales else 1)
         self.weight = _panels(values, scales, minimums, grouped_scales)
-        self.scales = _padded(scales.float() if not grouped_scales else scales.new_zeros(len(values), 1)).contiguous()
-        self.bias = _padded(scales.new_zeros(self.columns) if bias is None else bias.float()).contiguous()
+        # Those of groups are in the panels.
+        self.scales = _padded(scales if not grouped_scales else scales.new_zeros(self.columns, 1))
+        self.bias = _padded(scales.new_zeros(self.columns) if bias is None else bias.float())
         addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
         self.alone, self.together = (partial(kernel, *addresses, self.columns, self.inner) for kernel in kernels)
         self.scratch_per_row = scratch_bytes(1, self.inner, bool(grouped_scales))
@@ -114,19 +116,19 @@ _scratch = _Scratch()
 def _check(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> None:
     import torch
 
-    shapes = [tuple(tensor.shape) for tensor in (values, scales, *([] if minimums is None else [minimums]))]
-    found = f"found {values.dtype} of the shapes {', '.join(map(str, shapes))}"
+    numbers = [scales] if minimums is None else [scales, minimums]
+    found = f"found {', '.join(f'{tensor.dtype} {tuple(tensor.shape)}' for tensor in (values, *numbers))}"
     size = GROUP if minimums is None else GROUP // 2
     if values.dtype != (torch.int8 if minimums is None else torch.uint8):
         raise ValueError(f"expected int8 values, or uint8 values with minimums, {found}")
     if values.dim() == 2 and minimums is None and values.shape[1] and not values.shape[1] % GROUP:
-        expected = [(len(values), 1)]
+        expected: tuple[int, ...] = (len(values), 1)
     elif values.dim() == 3 and values.shape[1] and values.shape[2] == size:
-        expected = [(*values.shape[:2], 1)] * (len(shapes) - 1)
+        expected = (*values.shape[:2], 1)
     else:
         raise ValueError(f"expected values (n, k) with k a multiple of {GROUP}, or (n, k / {GROUP}, {size}), {found}")
-    if shapes[1:] != expected:
-        raise ValueError(f"expected scales and minimums of the shape {expected[0]}, {found}")
+    if any(tensor.shape != expected or tensor.dtype != torch.float32 for tensor in numbers):
+        raise ValueError(f"expected float32 scales and minimums of the shape {expected}, {found}")
 
 
 def _kernels(dtype: str | None, bits: int, grouped_scales: str) -> Kernels | None:
