@@ -2,7 +2,8 @@
 
 For the seven products of each of the 30 layers of SmolLM2-135M together, and for its classifier, prints milliseconds of
 our products, of torch's, and of reading the weights (in brackets, at the bandwidth that sums of a large tensor reach).
-No cache holds the weights of all layers. Times are the least of several rounds, in which the products take turns.
+No cache holds the weights of all layers. The time of a product is the least of several rounds, in which the contenders
+take turns.
 """
 
 from __future__ import annotations
@@ -119,16 +120,16 @@ def int4pack(n: int, k: int, dtype: torch.dtype) -> Product:
 def seconds(
     products: dict[str, tuple[float, list[Product]]], shapes: Sequence[tuple[int, int]], rows: int, dtype: torch.dtype
 ) -> dict[str, float]:
-    """Return the least time of each contender's products for inputs of `rows` rows."""
+    """Return the time of each contender's products for inputs of `rows` rows: the sum of the least of each product."""
     inputs = {k: torch.randn(rows, k).to(dtype) for _, k in shapes}
-    best = dict.fromkeys(products, float("inf"))
+    best = {name: [float("inf")] * len(shapes) for name in products}
     for _ in range(ROUNDS if rows < MANY_ROWS else ROUNDS_OF_MANY):
-        for name, (_, makes) in products.items():
-            start = time.perf_counter()
-            for product, (_, k) in zip(makes, shapes, strict=True):
+        for name, (_, made) in products.items():
+            for i, (product, (_, k)) in enumerate(zip(made, shapes, strict=True)):
+                start = time.perf_counter()
                 product(inputs[k])
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+                best[name][i] = min(best[name][i], time.perf_counter() - start)
+    return {name: sum(times) for name, times in best.items()}
 
 
 def read_bandwidth() -> float:
