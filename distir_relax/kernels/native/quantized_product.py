@@ -29,8 +29,8 @@ GROUP = 32
 """Rows of a weight that share a scale, if it is in groups."""
 _BLOCKS = (4, 2, 1)
 """Numbers of rows of which the sums of a panel are in registers."""
-_AHEAD = {"words": 32, "records": 8}
-"""Steps by which a panel is read ahead: 4 to 9 KB."""
+_AHEAD = 5120
+"""Bytes by which a panel is read ahead."""
 _LINE = 16
 """Words of a line of the cache."""
 _STARTS = range(0, PANEL, LANES)
@@ -119,7 +119,7 @@ def _sums(count: int, row: str) -> list[str]:
     """Return the lines that compute the results of `count` rows from `row` on, of panel ``p``."""
     parts = [(start, r) for start in _STARTS for r in range(count)]
     lines = [f"{_sum(r, start)} = T.Broadcast(row_offsets[{row} + {r}, 0], {LANES})" for start, r in parts]
-    of_word = _read_ahead(count, "b", "inner // 4", _AHEAD["words"], PANEL)
+    of_word = _read_ahead(count, "b", "inner // 4", PANEL)
     for start in _STARTS:
         of_word.append(f"weights[{_ALL}] = w[p, b, T.Ramp({start}, 1, {LANES})]")
         of_word += _products(count, start, row, "b")
@@ -135,7 +135,7 @@ def _sums_of_groups(count: int, row: str, bits: int, scales: str) -> list[str]:
     """Return the lines of `_sums` for a weight in groups."""
     size, first_scale = record_bytes(bits, scales), PANEL * GROUP * bits // 8 // _item(scales)
     parts = [(start, r) for start in _STARTS for r in range(count)]
-    of_group = _read_ahead(count, "c", f"inner // {GROUP}", _AHEAD["records"], size // 4)
+    of_group = _read_ahead(count, "c", f"inner // {GROUP}", size // 4)
     for start, r in parts:
         offset = "T.int32(0)" if bits == 4 else f"row_offsets[{row} + {r}, c]"
         of_group.append(f"{_sum(r, start)} = T.Broadcast({offset}, {LANES})")
@@ -179,13 +179,14 @@ def _weights(b: int, start: int, bits: int) -> str:
     return f"T.bitwise_and({packed}, {words})"
 
 
-def _read_ahead(count: int, index: str, steps: str, ahead: int, words: int) -> list[str]:
+def _read_ahead(count: int, index: str, steps: str, words: int) -> list[str]:
     """Return the lines that read ahead while `words` at `index`, one of `steps`, of a panel are used.
 
-    A panel's first block of rows waits for the memory, and reads what follows `ahead` steps later: of the same panel,
-    or of the thread's next one. Later blocks find the panel in a cache. They read all of the next one, so that the
-    memory and the processor work at the same time.
+    A panel's first block of rows waits for the memory, and reads `_AHEAD` bytes ahead in the same panel, then in the
+    thread's next one. Later blocks find the panel in a cache. They read all of the next one, so that the memory and the
+    processor work at the same time.
     """
+    ahead = _AHEAD // (4 * words)
     if count == _BLOCKS[0]:
         later = "T.min(q, T.int64(1))"
         panels, step = later, f"{index} + {ahead} * (1 - {later})"
