@@ -249,7 +249,8 @@ def test_the_largest_sums(sign: int) -> None:
 
 WITHOUT = """
 import torch
-from distir_relax.kernels.quantized import dequantize, pack_quantized, quantize_int8
+from distir_relax.kernels.quantized import dequantize, quantize_int8
+from distir_relax.kernels.quantized.linear import pack_quantized
 weight = quantize_int8(torch.randn(7, 64))
 layer, x = pack_quantized(*weight, dtype=torch.float32, rows=1), torch.randn(3, 64)
 torch.testing.assert_close(layer(x), x @ dequantize(*weight).T)
