@@ -216,26 +216,22 @@ class SymbolicSize(_Int):
         object.__setattr__(self, "_hash", hash(self.terms))
 
     def __add__(self, other: Size) -> Size:
-        return _sum([(self, 1), (other, 1)])
+        return _combine(self, other, 1)
 
     def __radd__(self, other: int) -> Size:
         return self + other
 
     def __sub__(self, other: Size) -> Size:
-        return _sum([(self, 1), (other, -1)])
+        return _combine(self, other, -1)
 
     def __rsub__(self, other: int) -> Size:
-        return _sum([(other, 1), (self, -1)])
+        return _combine(other, self, -1)
 
     def __neg__(self) -> Size:
-        return _sum([(self, -1)])
+        return _combine(0, self, -1)
 
     def __mul__(self, other: Size) -> Size:
-        terms: dict[_Monomial, int] = {}
-        for (left, a), (right, b) in product(self.terms, _terms(other)):
-            monomial = tuple(sorted((*left, *right), key=str))
-            terms[monomial] = terms.get(monomial, 0) + a * b
-        return _normalize(terms)
+        return _multiply_out(self, other)
 
     def __rmul__(self, other: int) -> Size:
         return self * other
@@ -326,8 +322,8 @@ def floor_divide(size: Size, divisor: Size) -> Size:
 
 def total(sizes: Iterable[Size]) -> Size:
     """Return the sum of sizes, normalized once."""
-    items = list(sizes)
-    return _sum((size, 1) for size in items) if any(isinstance(n, SymbolicSize) for n in items) else sum(items)
+    items = tuple(sizes)
+    return _total(items) if any(isinstance(n, SymbolicSize) for n in items) else sum(items)
 
 
 def minimum(*sizes: Size) -> Size:
@@ -417,7 +413,7 @@ def generic_value(size: Size) -> int:
 
 def typical_value(size: Size) -> int:
     """Return the value of a size for the typical values of its symbols."""
-    return _substitute(size, lambda symbol: symbol.typical) if isinstance(size, SymbolicSize) else size
+    return _typical_value(size) if isinstance(size, SymbolicSize) else size
 
 
 def fixed_value(size: Size) -> int:
@@ -464,6 +460,11 @@ def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
 
 
 @lru_cache(maxsize=4096)
+def _typical_value(size: SymbolicSize) -> int:
+    return _substitute(size, lambda symbol: symbol.typical)
+
+
+@lru_cache(maxsize=4096)
 def _generic_value(size: SymbolicSize) -> int:
     return _substitute(size, lambda symbol: _prime(symbol.name))
 
@@ -497,11 +498,31 @@ def _polynomial(terms: Mapping[_Monomial, int]) -> Size:
     return SymbolicSize(tuple(ordered))
 
 
-def _sum(parts: Iterable[tuple[Size, int]]) -> Size:
+# A program has the same few sizes again and again, and sorting their terms takes long.
+@lru_cache(maxsize=1 << 14)
+def _combine(first: Size, second: Size, sign: int) -> Size:
+    """Return ``first + sign * second``."""
+    terms = dict(_terms(first))
+    for monomial, coefficient in _terms(second):
+        terms[monomial] = terms.get(monomial, 0) + sign * coefficient
+    return _normalize(terms)
+
+
+@lru_cache(maxsize=1 << 14)
+def _multiply_out(first: Size, second: Size) -> Size:
     terms: dict[_Monomial, int] = {}
-    for part, sign in parts:
-        for monomial, coefficient in _terms(part):
-            terms[monomial] = terms.get(monomial, 0) + sign * coefficient
+    for (left, a), (right, b) in product(_terms(first), _terms(second)):
+        monomial = tuple(sorted((*left, *right), key=str))
+        terms[monomial] = terms.get(monomial, 0) + a * b
+    return _normalize(terms)
+
+
+@lru_cache(maxsize=1 << 12)
+def _total(sizes: tuple[Size, ...]) -> Size:
+    terms: dict[_Monomial, int] = {}
+    for size in sizes:
+        for monomial, coefficient in _terms(size):
+            terms[monomial] = terms.get(monomial, 0) + coefficient
     return _normalize(terms)
 
 
