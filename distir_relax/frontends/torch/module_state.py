@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
@@ -237,9 +238,15 @@ def stateful_call_error(added: list[str]) -> ImportModelError:
 
 def _is_user_attribute(name: str) -> bool:
     """Return whether an attribute was defined by the model's author, not by torch."""
+    return name == "training" or (name not in _attributes_of_torch() and name not in _COLLECTED)
+
+
+@cache
+def _attributes_of_torch() -> frozenset[str]:
+    """Return the names of the attributes that torch itself defines."""
     import torch
 
-    return name == "training" or (name not in vars(torch.nn.Module()) and name not in _COLLECTED)
+    return frozenset(vars(torch.nn.Module()))
 
 
 def _copy_containers(value: Any) -> Any:
