@@ -23,14 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that start launches into one group, which one worker of pytest-xdist runs, and begin with it.
 
     A launch has several ranks: two at a time would be slow enough to run into their time limits. Others that share
-    what is made once for a file are a group too, or each worker would make it. Tests of no group come last: they fill
-    the time of a worker whose groups are done.
+    what is made once, for a file or by the name of the mark ``shares``, are a group too, or each worker would make it.
+    Tests of no group come last: they fill the time of a worker whose groups are done.
     """
     order = {}
     for item in items:
         if item.get_closest_marker("mpirun"):
             item.add_marker(pytest.mark.xdist_group("mpirun"))
             order[item] = 0
+        elif mark := item.get_closest_marker("shares"):
+            item.add_marker(pytest.mark.xdist_group(mark.args[0]))
+            order[item] = 1
         elif _shares_with_its_file(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
             order[item] = 1

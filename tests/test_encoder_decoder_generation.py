@@ -15,16 +15,21 @@ from distir_relax.bundle import read_bundle
 from distir_relax.errors import BundleError, DistIRError, ImportModelError, RunError
 from distir_relax.layout import is_symbolic
 from distir_relax.runtime.verification import Verified
+from tests.imported_once import compile_language_model
 from tests.incremental.language_models import FRAMES, VOCABULARY, encoder_decoder, encoder_input
 from tests.runtime.processes import mpirun
 from tests.tokenizers_of_tests import of_bytes, of_transformers
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.timeout(120),
+    pytest.mark.shares("encoder-decoders"),
+]
 
 
 @cache
 def compiled(name: str, strategy: str) -> dr.Generation:
-    return dr.compile_generation(encoder_decoder(name), strategy=strategy, max_length=64, max_batch=4, max_source=33)
+    return compile_language_model(encoder_decoder(name), strategy=strategy, max_length=64, max_batch=4, max_source=33)
 
 
 def expected_tokens(name: str, source: torch.Tensor, count: int, prompt: tuple[int, ...] = ()) -> torch.Tensor:

@@ -19,9 +19,14 @@ from distir_relax.errors import DistIRError, ImportModelError, RunError, Unsuppo
 from distir_relax.layout import is_symbolic
 from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, generated_tokens, next_tokens
 from distir_relax.runtime.session import Session
+from tests.imported_once import compile_language_model
 from tests.runtime.processes import mpirun
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.timeout(120),
+    pytest.mark.shares("generation"),
+]
 VOCABULARY, LENGTH = 61, 256
 
 
@@ -40,7 +45,7 @@ def model(kind: str) -> Any:
 
 @cache
 def compiled(kind: str = "llama", strategy: str = "1/1/1/1", tail: str = "ragged") -> dr.Generation:
-    return dr.compile_generation(model(kind), strategy=strategy, tail=tail, max_batch=4)
+    return compile_language_model(model(kind), strategy=strategy, tail=tail, max_batch=4)
 
 
 def prompts(batch: int, length: int) -> torch.Tensor:

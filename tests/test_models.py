@@ -13,17 +13,16 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.ir import inline, verify
-from distir_relax.ops import check
-from tests.zoo import Case, gpt2, minilm, mlp, mobilenet, resnet, unet, uneven_unet
+from distir_relax.ir import inline
+from tests.imported_once import compile_case
+from tests.zoo import Case, gpt2, made_once, minilm, mlp, mobilenet, resnet, unet, uneven_unet
+
+pytestmark = pytest.mark.shares("models")
 
 
-def compile_case(case: Case, ranks: int, tail: str) -> dr.Plan:
+def compiled(case: Case, ranks: int, tail: str) -> dr.Plan:
     mesh = dr.DeviceMesh((ranks,), ("tp",))
-    plan = dr.compile(case.model, case.args, case.kwargs, shardings=case.shardings, mesh=mesh, tail=tail)
-    for module in plan.modules.values():
-        verify(module, check)
-    return plan
+    return compile_case(case, shardings=case.shardings, mesh=mesh, tail=tail)
 
 
 def largest_difference(found: Any, expected: Any) -> float:
@@ -38,8 +37,8 @@ def largest_difference(found: Any, expected: Any) -> float:
 @pytest.mark.parametrize(("ranks", "tail"), [(2, "pad"), (3, "ragged"), (5, "pad"), (5, "ragged")])
 @pytest.mark.parametrize("make", [mlp, gpt2, minilm])
 def test_torch_backend(make: Any, ranks: int, tail: str) -> None:
-    case = make()
-    plan = compile_case(case, ranks, tail)
+    case = made_once(make)
+    plan = compiled(case, ranks, tail)
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)
     assert largest_difference(plan(*case.args, **case.kwargs), expected) < 1e-5
@@ -68,8 +67,8 @@ def optimise(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_tvm_backend(make: Any, ranks: int, tail: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     optimise(level, monkeypatch)
-    case = make()
-    plan = compile_case(case, ranks, tail)
+    case = made_once(make)
+    plan = compiled(case, ranks, tail)
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)
     assert largest_difference(plan(*case.args, backend="tvm", **case.kwargs), expected) < 1e-4
@@ -91,14 +90,10 @@ WHOLE_GRID = {
 def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
     """Seven heads, 97 words, 127 columns and the rows of a picture on 2x3 ranks; nothing is gathered unasked."""
     make, shardings = WHOLE_GRID[name]
-    case, mesh = make(), dr.DeviceMesh((2, 3), ("a", "b"))
+    case, mesh = made_once(make), dr.DeviceMesh((2, 3), ("a", "b"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", dr.SurpriseGather)
-        plan = dr.compile(
-            case.model, case.args, case.kwargs, shardings=shardings, mesh=mesh, tail=tail, gather_threshold=1
-        )
-    for module in plan.modules.values():
-        verify(module, check)
+        plan = compile_case(case, shardings=shardings, mesh=mesh, tail=tail, gather_threshold=1)
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)
     assert largest_difference(plan(*case.args, **case.kwargs), expected) < 1e-5
@@ -108,8 +103,8 @@ def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
 @pytest.mark.parametrize("make", [resnet, mobilenet, unet, uneven_unet])
 def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
     """Rows or columns stay where they are from the first layer to the last: halos are sent, nothing is gathered."""
-    case = make()
-    plan = compile_case(case, ranks, tail)
+    case = made_once(make)
+    plan = compiled(case, ranks, tail)
     names = [op.name for op in plan.modules["distributed"].main.ops]
     assert "send" in names
     assert "all_gather" not in names
@@ -124,8 +119,8 @@ def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
 )
 def test_pictures_with_tvm(make: Any, ranks: int, tail: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     optimise(level, monkeypatch)
-    case = make()
-    plan = compile_case(case, ranks, tail)
+    case = made_once(make)
+    plan = compiled(case, ranks, tail)
     with torch.no_grad():
         expected = case.model(*case.args)
     assert largest_difference(plan(*case.args, backend="tvm"), expected) < 1e-4
@@ -134,7 +129,7 @@ def test_pictures_with_tvm(make: Any, ranks: int, tail: str, level: int, monkeyp
 def test_gpt2_is_cut_by_heads_and_by_vocabulary() -> None:
     """Twelve heads of 64 on five ranks are 3|3|2|2|2; a tied table of 50257 rows serves both ends."""
     case = gpt2(layers=1, vocabulary=50257, width=768, heads=12)
-    plan = compile_case(case, 5, "ragged")
+    plan = dr.compile(case.model, case.args, case.kwargs, shardings=case.shardings, mesh=5)
     text = plan.text("sharded")
     assert '"S[1: 3*(192|192|128|128|128)]"' in text
     assert '"S[0: 10052|10052|10051|10051|10051]"' in text
@@ -145,11 +140,11 @@ def test_gpt2_is_cut_by_heads_and_by_vocabulary() -> None:
 @pytest.mark.parametrize("make", [gpt2, minilm])
 def test_data_and_tensor_parallel_together(make: Any) -> None:
     """On a 2 x 2 mesh the batch of 3 (or 2) is cut along one axis, heads along the other; nothing is gathered."""
-    case = make()
+    case = made_once(make)
     shardings = {pattern: f"R, {placement}" for pattern, placement in case.shardings.items()}
     shardings |= {name: "S[0], R" for name in ("input_ids", *case.kwargs) if name in ("input_ids", "attention_mask")}
     mesh = dr.DeviceMesh((2, 2), ("dp", "tp"))
-    plan = dr.compile(case.model, case.args, case.kwargs, shardings=shardings, mesh=mesh)
+    plan = compile_case(case, shardings=shardings, mesh=mesh)
     ops = inline(plan.modules["distributed"]).main.ops
     assert {(op.name, op.attrs["axis"]) for op in ops if "axis" in op.attrs and "op" in op.attrs} == {
         ("all_reduce", "tp")

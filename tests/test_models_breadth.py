@@ -6,7 +6,7 @@ Transformers are tensor-parallel by names of their parameters, convolutional mod
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,8 +16,10 @@ import torch
 import transformers
 
 import distir_relax as dr
-from distir_relax.ir import inline, verify
-from distir_relax.ops import Trait, check, lookup
+from distir_relax.compiler.compile import read_model
+from distir_relax.ir import inline
+from distir_relax.ops import Trait, lookup
+from tests.imported_once import compile_imported
 from tests.vision import convnext, mobilenet_v2, resnet50, vit
 
 transformers.logging.set_verbosity_error()
@@ -88,13 +90,13 @@ MIXTURES = [mixtral_by_experts, mixtral_by_width, mixtral_batched_by_experts, mi
 MODELS = [llama, qwen2, bert, t5, *MIXTURES, vit]
 
 
-def compile_checked(made: Made, ranks: int, tail: str = "ragged") -> dr.Plan:
+def plans(made: Made, ways: Iterable[tuple[int, str]]) -> Iterator[dr.Plan]:
+    """Yield a plan of the model for each number of ranks and tail; it is imported once."""
     model, call, shardings = made
-    mesh = dr.DeviceMesh((ranks,), ("tp",))
-    plan = dr.compile(model.eval(), (), call, shardings=shardings, mesh=mesh, tail=tail)
-    for module in plan.modules.values():
-        verify(module, check)
-    return plan
+    imported = read_model(model.eval(), (), call)
+    for ranks, tail in ways:
+        mesh = dr.DeviceMesh((ranks,), ("tp",))
+        yield compile_imported(imported, "model", shardings=shardings, mesh=mesh, tail=tail)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
@@ -103,8 +105,7 @@ def test_it_gives_what_torch_gives(make: Callable[[], Made]) -> None:
     model, call, shardings = make()
     with torch.no_grad():
         expected = model.eval()(**call).logits
-    for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged")):
-        plan = compile_checked((model, call, shardings), ranks, tail)
+    for plan in plans((model, call, shardings), ((2, "ragged"), (3, "pad"), (5, "ragged"))):
         torch.testing.assert_close(plan(**call).logits, expected, atol=1e-5, rtol=1e-5)
         split = [i for i in plan.modules["sharded"].main.inputs if "S[" in str(i.value.type)]
         assert len(split) >= len(shardings)
@@ -118,8 +119,7 @@ def test_pictures_are_split_from_the_first_layer_to_the_last(make: Callable[[], 
     with torch.no_grad():
         expected = model.eval()(**call).logits
     assert expected.std() > 1e-3
-    for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged"), (5, "pad")):
-        plan = compile_checked((model, call, shardings), ranks, tail)
+    for plan in plans((model, call, shardings), ((2, "ragged"), (3, "pad"), (5, "ragged"), (5, "pad"))):
         torch.testing.assert_close(plan(**call).logits, expected, atol=1e-4, rtol=1e-4)
         names = [op.name for op in plan.modules["distributed"].main.ops if Trait.COMMUNICATES in lookup(op.name).traits]
         assert set(names) == {"send", "all_reduce"}
@@ -129,7 +129,7 @@ def test_pictures_are_split_from_the_first_layer_to_the_last(make: Callable[[], 
 def test_a_mixture_cut_by_width_is_reduced_twice_a_layer() -> None:
     """Once behind the attention, once behind the experts: the rows sorted by expert are never gathered."""
     torch.manual_seed(0)
-    plan = compile_checked(mixtral_by_width(), 3)
+    [plan] = plans(mixtral_by_width(), [(3, "ragged")])
     ops = inline(plan.modules["distributed"]).main.ops
     assert [op.name for op in ops if Trait.COMMUNICATES in lookup(op.name).traits] == ["all_reduce"] * 4
 
@@ -143,8 +143,9 @@ def test_the_25_heads_of_gpt2_xl_on_any_number_of_ranks() -> None:
     shardings = {"*.attn.c_attn.weight": "S[1]", "*.mlp.c_fc.weight": "S[1]"}
     with torch.no_grad():
         expected = model(**call).logits
-    for ranks in (2, 3, 5, 7):
-        plan = compile_checked((model, call, shardings), ranks)
+    counts = (2, 3, 5, 7)
+    ways = [(ranks, "ragged") for ranks in counts]
+    for ranks, plan in zip(counts, plans((model, call, shardings), ways), strict=True):
         torch.testing.assert_close(plan(**call).logits, expected, atol=2e-5, rtol=2e-5)
         heads = "|".join(str(64 * (25 // ranks + (rank < 25 % ranks))) for rank in range(ranks))
         types = {i.value.name: str(i.value.type) for i in plan.modules["sharded"].main.inputs}

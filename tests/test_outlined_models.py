@@ -20,9 +20,11 @@ from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.sharding import list_reshards
-from tests.zoo import Case, gpt2
+from tests.imported_once import compile_case
+from tests.zoo import Case, gpt2, made_once
 
 transformers.logging.set_verbosity_error()
+pytestmark = pytest.mark.shares("outlined models")
 
 
 def llama(layers: int = 3) -> Case:
@@ -71,10 +73,7 @@ def _plan(case: Case, ranks: int, tail: str = "ragged", outline: bool = True) ->
     mesh = dr.DeviceMesh((ranks,), ("tp",))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return dr.compile(
-            case.model, case.args, case.kwargs, shardings=case.shardings, mesh=mesh, tail=tail, outline=outline,
-            verify=True,
-        )  # fmt: skip
+        return compile_case(case, shardings=case.shardings, mesh=mesh, tail=tail, outline=outline, verify=True)
 
 
 def _compare(found: Any, expected: Any) -> None:
@@ -104,7 +103,7 @@ def _lines(module: Module, steps: bool = True) -> list[object]:
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_sharded_results_are_those_of_the_model(name: str, ranks: int, tail: str) -> None:
-    case = MODELS[name]()
+    case = made_once(MODELS[name])
     plan = _plan(case, ranks, tail)
     assert len(plan.modules["sharded"].functions) > 1
     with torch.inference_mode():
@@ -114,7 +113,7 @@ def test_sharded_results_are_those_of_the_model(name: str, ranks: int, tail: str
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_program_written_out_is_that_without_functions(name: str, tail: str) -> None:
-    case = MODELS[name]()
+    case = made_once(MODELS[name])
     plan, whole = _plan(case, 3, tail), _plan(case, 3, tail, outline=False)
     for stage in ("global", "sharded", "distributed", "ranked"):
         module, flat = plan.modules[stage], whole.modules[stage]

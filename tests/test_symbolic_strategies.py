@@ -17,15 +17,22 @@ from torch import nn
 from torch.nn import functional as F
 
 import distir_relax as dr
+from distir_relax.compiler.compile import read_model
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, PlacementError
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Autosharding, parse, print_module, verify
 from distir_relax.layout import Shard
 from distir_relax.ops import check, lookup
 from distir_relax.report.explain import explain
+from tests.imported_once import ImportedTraining, compile_imported
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.timeout(120),
+    pytest.mark.shares("symbolic strategies"),
+]
 SIZES = ((4, 9), (1, 1), (3, 7), (7, 2), (2, 16))
 SMALL = {"vocab_size": 31, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "hidden_size": 16, "intermediate_size": 20, "max_position_embeddings": 32}  # fmt: skip
@@ -65,8 +72,21 @@ def dims(*names: str) -> dict[str, dict[int, Any]]:
     return {name: {0: "batch", 1: dr.Dim("length", max=32)} for name in names}
 
 
+@cache
+def imported_rows() -> Imported:
+    return read_model(rows(), (torch.randn(4, 9, 6),), dynamic_shapes=dims("x"))
+
+
+@cache
+def imported_training() -> ImportedTraining:
+    example = torch.randn(4, 9, 6), torch.randn(4, 9, 5)
+    return ImportedTraining(
+        dr.Training(rows(), F.mse_loss, dr.SGD(lr=0.1), example_batch=example, dynamic_shapes=dims("x", "targets"))
+    )
+
+
 def compiled_rows(**options: Any) -> dr.Plan:
-    return dr.compile(rows(), (torch.randn(4, 9, 6),), dynamic_shapes=dims("x"), verify=True, **options)
+    return compile_imported(imported_rows(), "rows", verify=True, **options)
 
 
 def check_rows(plan: dr.Plan) -> None:
@@ -78,11 +98,7 @@ def check_rows(plan: dr.Plan) -> None:
 
 def train_rows(**options: Any) -> None:
     model = deepcopy(rows())
-    example = torch.randn(4, 9, 6), torch.randn(4, 9, 5)
-    step = dr.compile_training(
-        model, F.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=example, dynamic_shapes=dims("x", "targets"),
-        verify=True, **options,
-    )  # fmt: skip
+    step = imported_training().compile(verify=True, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch, length in SIZES:
         x, y = torch.randn(batch, length, 6), torch.randn(batch, length, 5)

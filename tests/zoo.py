@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Case:
     """A model, an example call, and the shardings of its parameters."""
 
@@ -20,6 +22,12 @@ class Case:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     shardings: dict[str, str] = field(default_factory=dict)
+
+
+@cache
+def made_once(make: Callable[[], Case]) -> Case:
+    """The case that a function makes, the same one each time."""
+    return make()
 
 
 def mlp(width: int = 12, inner: int = 17) -> Case:

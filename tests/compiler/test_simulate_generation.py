@@ -27,7 +27,7 @@ from tests.incremental.language_models import MODELS, VOCABULARY
 from tests.machines import link, machine
 from tests.serving.test_engine import LENGTH, compiled, model
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.shares("engine")]
 WIDTH, LAYERS = 32, 2
 NEVER = 1e300
 ATTENTION = "nn.scaled_dot_product_attention"

@@ -16,7 +16,7 @@ from distir_relax.runtime.session import Session
 from tests.chunk_acceptance import check_cuts, compiled, imported, whole
 from tests.incremental.chunks import cuts, derived, in_chunks
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.shares("chunks of encoder-decoders")]
 WAYS = 4
 LAYOUTS = [
     ("t5 with gates, eager", "1/3/1/1"), ("bart", "1/5/1/1"), ("bart", "1/2/2/1"), ("bart", "2/1/1/1"),

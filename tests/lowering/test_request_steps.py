@@ -18,7 +18,7 @@ from distir_relax.ops import check
 from tests.incremental.language_models import VOCABULARY
 from tests.serving.test_engine import compiled
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.shares("engine")]
 STEPS: list[dict[Chunk, int]] = [
     {Chunk(0, 7, 1): 1},
     {Chunk(11, 1, 1): 3},

@@ -23,17 +23,18 @@ from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests, ra
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
 from distir_relax.serving import Engine, EngineOptions, GenerationRequest, start_engine
 from distir_relax.serving.drafts import PromptLookup
+from tests.imported_once import compile_language_model
 from tests.incremental.language_models import VOCABULARY
 from tests.incremental.language_models import language_model as model
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120), pytest.mark.shares("engine")]
 LENGTH = 64
 NAMES = ("llama eager", "gemma2 with a window of 5", "falcon with alibi")
 
 
 @cache
 def compiled(name: str = "llama", strategy: str = "1/1/1/1", tail: str = "ragged") -> dr.Generation:
-    return dr.compile_generation(model(name), strategy=strategy, tail=tail, max_length=LENGTH)
+    return compile_language_model(model(name), strategy=strategy, tail=tail, max_length=LENGTH)
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:

@@ -12,14 +12,19 @@ import distir_relax as dr
 from distir_relax.errors import RunError
 from distir_relax.runtime.requests import Slot, ThreadRequests
 from distir_relax.serving import EngineOptions
+from tests.imported_once import compile_language_model
 from tests.incremental.fixed_state_models import LENGTH, VOCABULARY, fixed_state_logits, fixed_state_model
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.timeout(120),
+    pytest.mark.shares("fixed states"),
+]
 
 
 @cache
 def compiled(name: str, strategy: str = "1/1/1/1") -> dr.Generation:
-    return dr.compile_generation(fixed_state_model(name), strategy=strategy, max_length=LENGTH)
+    return compile_language_model(fixed_state_model(name), strategy=strategy, max_length=LENGTH)
 
 
 def continued(name: str, ids: torch.Tensor, count: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from distir_relax.strategy_search.generation import GenerationSearch, search_gen
 from tests.machines import link, machine
 from tests.serving.test_engine import compiled, model
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.shares("engine")]
 WORKLOAD: dict[str, int] = {"prompt": 9, "generate": 4, "requests": 5}
 MACHINE = machine(4, link(1e-6, 1e7), flops=1e6)
 
