@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import distir_relax as dr
+from tests.imported_once import compile_case
 from tests.runtime.processes import mpirun, python, torchrun
-from tests.zoo import Case, gpt2, minilm, mlp, resnet, uneven_unet
+from tests.zoo import Case, gpt2, made_once, minilm, mlp, resnet, uneven_unet
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(180)]
 SEVERAL_RUNS = Path(__file__).parent / "runtime" / "several_runs.py"
@@ -28,7 +30,7 @@ def saved_on(
     mesh: dr.DeviceMesh, case: Case, tail: str, folder: Path, backends: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     """Compile into ``plan.dist`` with its inputs in ``in.npz``; what unsharded torch gives."""
-    plan = dr.compile(case.model, case.args, case.kwargs, shardings=case.shardings, mesh=mesh, tail=tail)
+    plan = compile_case(case, shardings=case.shardings, mesh=mesh, tail=tail)
     plan.save(folder / "plan.dist", backends=backends)
     inputs = plan.imported.flatten(case.args, case.kwargs)
     np.savez(folder / "in.npz", **{name: tensor.numpy() for name, tensor in inputs.items()})
@@ -55,9 +57,7 @@ def agrees(folder: Path, expected: dict[str, np.ndarray], limit: float) -> None:
 
 def grid() -> Case:
     """Sizes that no number of ranks divides, split along both axes of a grid."""
-    case = mlp(13, 127)
-    case.shardings = {"0.weight": "S[0], S[0]"}
-    return case
+    return replace(mlp(13, 127), shardings={"0.weight": "S[0], S[0]"})
 
 
 def short_gpt2() -> Case:
@@ -86,7 +86,7 @@ def test_models(shape: tuple[int, ...], tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         mesh = dr.DeviceMesh(shape, ("a", "b")[: len(shape)])
-        expected.append(saved_on(mesh, make(), tail, folder, (backend,)))
+        expected.append(saved_on(mesh, made_once(make), tail, folder, (backend,)))
         more = ["--report", folder / "report.json"] if make is minilm else []
         commands.append(json.dumps([*map(str, [*run_arguments(folder, backend), *more])]))
     (tmp_path / "commands").write_text("\n".join(commands))
@@ -98,7 +98,7 @@ def test_models(shape: tuple[int, ...], tmp_path: Path) -> None:
 
 
 def test_the_same_bundle_under_torchrun_and_as_threads(tmp_path: Path) -> None:
-    expected = saved(gpt2(layers=1), 2, "ragged", tmp_path, ("torch",))
+    expected = saved(made_once(short_gpt2), 2, "ragged", tmp_path, ("torch",))
     for launch in (lambda: torchrun(2, "-m", "distir_relax", *run_arguments(tmp_path)),
                    lambda: python("-m", "distir_relax", *run_arguments(tmp_path))):  # fmt: skip
         done = launch()
@@ -141,7 +141,7 @@ def test_sizes_of_calls(tmp_path: Path, shape: tuple[int, ...], message: str) ->
 
 
 def test_a_wrong_world_size(tmp_path: Path) -> None:
-    saved(gpt2(layers=1), 3, "ragged", tmp_path, ("torch",))
+    saved(made_once(short_gpt2), 3, "ragged", tmp_path, ("torch",))
     done = mpirun(2, "-m", "distir_relax", *run_arguments(tmp_path))
     assert done.returncode == 2
     assert "3 ranks" in done.stderr

@@ -20,6 +20,7 @@ import distir_relax as dr
 from distir_relax.bundle import write_bundle
 from distir_relax.errors import BundleError, DistIRError, RunError
 from distir_relax.runtime.session import Session, SessionClosed
+from tests.imported_once import compile_language_model
 from tests.runtime.counting import Counting
 
 pytestmark = [
@@ -30,11 +31,15 @@ VOCABULARY, LENGTH = 61, 64
 
 
 @cache
-def generation(strategy: str) -> dr.Generation:
+def model() -> Any:
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=2, n_head=3, n_embd=24, vocab_size=VOCABULARY, n_positions=LENGTH)
-    model = transformers.GPT2LMHeadModel(config).eval()
-    return dr.compile_generation(model, strategy=strategy, tail="pad", max_batch=4)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@cache
+def generation(strategy: str) -> dr.Generation:
+    return compile_language_model(model(), strategy=strategy, tail="pad", max_batch=4)
 
 
 def prompts(batch: int, length: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ import transformers
 
 import distir_relax as dr
 from tests.families import LENGTH, WORDS, Loss
+from tests.imported_once import ImportedTraining
 
 STEPS, ROWS = 10, 7
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -75,14 +76,22 @@ def of_torch() -> Trained:
     return losses, {name: p.detach() for name, p in own.named_parameters()}
 
 
+@cache
+def imported() -> ImportedTraining:
+    """The training that the strategies distribute."""
+    batch = batches()[0]
+    return ImportedTraining(
+        dr.Training(gpt2(), optimizer=dr.AdamW(lr=1e-3), example_batch=(batch["x"], batch["labels"]))
+    )
+
+
 def write_pipelines(ranks: int, folder: Path) -> Trained:
     """Write the bundles of all strategies for so many ranks and their batches; what torch has of each."""
-    model, data = gpt2(), batches()
+    data = batches()
     losses, parameters = of_torch()
     names: dict[str, str] = {}
     for number, strategy in enumerate(STRATEGIES[ranks]):
-        example = (data[0]["x"], data[0]["labels"])
-        step = dr.compile_training(model, optimizer=dr.AdamW(lr=1e-3), example_batch=example, strategy=strategy)
+        step = imported().compile(strategy=strategy)
         assert step.plan.mesh.size == ranks
         step.save(folder / f"pipeline{number}.dist", ("torch",))
         torch.save(data, folder / f"pipeline{number}.pt")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
+from tests.imported_once import ImportedTraining
 from tests.runtime.processes import mpirun
 
 STRATEGIES = [
@@ -24,7 +25,7 @@ DEEP = "1/1/3/5,schedule=zb-h1"
 class Blocks(nn.Module):
     """Residual feed-forward blocks of odd sizes."""
 
-    def __init__(self, count: int = 4) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(191), nn.Linear(191, 767), nn.GELU(), nn.Linear(767, 191)) for _ in range(count)
@@ -43,9 +44,11 @@ def test_peaks_are_as_predicted(tmp_path: Path) -> None:
     batch = {"x": torch.randn(997, 191), "target": torch.randn(997, 191)}
     torch.save(batch, tmp_path / "batch.pt")
     predicted = []
+    shallow, deep = (
+        ImportedTraining(dr.Training(Blocks(count), optimizer=dr.AdamW(), example_batch=batch)) for count in (4, 14)
+    )
     for number, strategy in enumerate([*STRATEGIES, DEEP]):
-        model = Blocks(14) if strategy is DEEP else Blocks()
-        step = dr.compile_training(model, optimizer=dr.AdamW(), example_batch=batch, strategy=strategy)
+        step = (deep if strategy is DEEP else shallow).compile(strategy=strategy)
         step.save(tmp_path / f"{number}.dist", ("torch",))
         predicted.append([int(n) for n in dr.simulate(step.plan, profile="dgx2-v100").peak_memory])
     done = mpirun(3, Path(__file__).with_name("memory.py"), tmp_path, limit=180)
