@@ -9,7 +9,7 @@ import torch
 
 from tests.models import Model, check, draw, fails, shrink
 
-COUNT, CHUNK = 45, 15
+COUNT, CHUNK = 30, 15
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
