@@ -23,7 +23,7 @@ from distir_relax.bundle.read import check_weights, other_checksums, other_weigh
 from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.bundle.weight_files import StoredWeights, model_files
 from distir_relax.bundle.weights import TensorWeights, WeightSource, safetensors_header, save_weights
-from distir_relax.bundle.weights_file import FileTensor, FileWeights
+from distir_relax.bundle.weights_file import FileTensor, FileWeights, StoredGroups
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Program",
     "Shard",
     "State",
+    "StoredGroups",
     "StoredWeights",
     "Tensor",
     "TensorWeights",

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,26 +39,40 @@ _MOST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
+class StoredGroups:
+    """A matrix that a model's file has quantized in groups: the bits of a number, and the function that reads it.
+
+    The tensors read are values, scales, and with 4 bits minimums (`distir_relax.kernels.quantized`).
+    """
+
+    bits: int
+    read: Callable[[], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
 class FileTensor:
     """A tensor of a safetensors file: its name there, and the dtype that it is read in.
 
-    A bundle does not refer to a file that `is_temporary`.
+    A bundle does not refer to a file that `is_temporary`. If it was made of a quantized tensor, `groups` are that one.
     """
 
     file: FileWeights
     key: str
     dtype: str
     is_temporary: bool = False
+    groups: StoredGroups | None = None
 
     @classmethod
-    def deferred(cls, file: FileWeights, key: str, is_temporary: bool = False) -> DeferredTensor:
+    def deferred(
+        cls, file: FileWeights, key: str, is_temporary: bool = False, groups: StoredGroups | None = None
+    ) -> DeferredTensor:
         """Return a tensor of the file, which is read when an op needs it."""
         import torch
 
         from distir_relax.support.deferred_tensor import DeferredTensor
 
         dtype, shape = file.kinds[key]
-        return DeferredTensor.of(shape, getattr(torch, dtype), cls(file, key, dtype, is_temporary))
+        return DeferredTensor.of(shape, getattr(torch, dtype), cls(file, key, dtype, is_temporary, groups))
 
     def read(self, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """Return a piece of the tensor, which must not be written to."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import FileTensor, FileWeights, Tensor, save_weights
+from distir_relax.bundle import FileTensor, FileWeights, StoredGroups, Tensor, save_weights
+from distir_relax.frontends.gguf_groups import GROUP_BITS, read_groups
 from distir_relax.layout import Interval
 
 if TYPE_CHECKING:
@@ -58,6 +59,24 @@ class _Converter:
         _, data = self._processed(tensor.name, dequantize(tensor.data, tensor.tensor_type))
         return torch.from_numpy(np.require(data, np.float32, ["C", "W"]))
 
+    def groups(self, name: str) -> StoredGroups | None:
+        """Return the weight of the model's name as the file has it, if it is a matrix in groups of numbers.
+
+        The model may have its rows in another order.
+        """
+        import numpy as np
+
+        tensor = self._tensors[self._stored[name]]
+        kind, shape = tensor.tensor_type.name, [int(n) for n in reversed(tensor.shape)]
+        if kind not in GROUP_BITS or len(shape) != 2:
+            return None
+        numbers = np.broadcast_to(np.arange(shape[0], dtype=np.float32)[:, None], shape)
+        _, order = self._processed(tensor.name, numbers)
+        if list(order.shape) != shape or not (order == order[:, :1]).all():
+            return None
+        rows = order[:, 0].astype(np.int64)
+        return StoredGroups(GROUP_BITS[kind], lambda: read_groups(kind, tensor.data[rows]))
+
     def _processed(self, name: str, data: Any) -> tuple[str | None, Any]:
         result = self._processor.process(
             weights=data, name=name, tensor_key_mapping=self._names, parsed_parameters=self._parsed
@@ -85,4 +104,4 @@ def deferred_gguf_weights(path: Path, model: Any) -> dict[str, torch.Tensor] | N
         file = Path(folder) / "weights.safetensors"
         save_weights(file, [Tensor(name, "float32", shape) for name, shape in shapes.items()], converter)
         opened = FileWeights(file, ())
-    return {name: FileTensor.deferred(opened, name, is_temporary=True) for name in shapes}
+    return {name: FileTensor.deferred(opened, name, True, converter.groups(name)) for name in shapes}

@@ -16,27 +16,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+from typing import TypeAlias
 
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Function, TensorType, Value
 from distir_relax.kernels.quantized import GROUP, quantize_int4, quantize_int8
 from distir_relax.ops import Builder, QuantizedForm, lookup
-from distir_relax.quantization.tensors import Quantize, quantized_tensors
+from distir_relax.quantization.tensors import Quantize, group_tensors, quantized_tensors, stored_groups
 
 _PARTS = ("values", "scales", "minimums")
+_Kinds: TypeAlias = "Callable[[int, int], Sequence[TensorType]]"
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """A format of weights: the function that quantizes them, and the types of the tensors of a weight (n, k)."""
+    """A format of weights: its bits, the function that quantizes, and the types of the tensors of a weight (n, k).
 
+    `stored` are those of a weight that its file has in groups of so many bits.
+    """
+
+    bits: int
     quantize: Quantize
-    kinds: Callable[[int, int], Sequence[TensorType]]
+    kinds: _Kinds
+    stored: _Kinds
 
 
 def _eight_bits(n: int, k: int) -> Sequence[TensorType]:
     return TensorType((n, k), "int8"), TensorType((n, 1), "float32")
+
+
+def _eight_bits_in_groups(n: int, k: int) -> Sequence[TensorType]:
+    return TensorType((n, k // GROUP, GROUP), "int8"), TensorType((n, k // GROUP, 1), "float32")
 
 
 def _four_bits(n: int, k: int) -> Sequence[TensorType]:
@@ -45,7 +56,10 @@ def _four_bits(n: int, k: int) -> Sequence[TensorType]:
 
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat(quantize_int8, _eight_bits), "int4": WeightFormat(quantize_int4, _four_bits)}
+    {
+        "int8": WeightFormat(8, quantize_int8, _eight_bits, _eight_bits_in_groups),
+        "int4": WeightFormat(4, quantize_int4, _four_bits, _four_bits),
+    }
 )
 """The formats of quantized weights by name: 8 bits with a scale for each output, 4 bits in groups of 32."""
 
@@ -53,8 +67,9 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
 def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (), name: str = "") -> Imported:
     """Return the model `name` with the weights of its products in the format `precision`, of `WEIGHT_FORMATS`.
 
-    Weights stay as they are whose names, those of the model, match a pattern of `keep` (`fnmatch`), whose inner size is
-    no multiple of 32, and that other ops than products and look-ups use.
+    A weight that its file has in groups of as many bits is taken as it is there. Others stay in floating point whose
+    names, those of the model, match a pattern of `keep` (`fnmatch`), whose inner size is no multiple of 32, and that
+    other ops than products and look-ups use.
 
     Raises `DistIRError` for a pattern that no parameter matches, and for a model of which no weight can be quantized.
     """
@@ -72,13 +87,20 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
             name,
             f"weights of linear layers can whose inputs are a multiple of {GROUP}, unless `keep` has their names",
         )
-    quantizer = _Quantizer(main, weights, chosen)
+    stored = {
+        name: groups
+        for name, is_transposed in weights.items()
+        if not is_transposed and (groups := stored_groups(imported.tensors[name])) and groups.bits == chosen.bits
+    }
+    quantizer = _Quantizer(main, weights, {n: chosen.stored if n in stored else chosen.kinds for n in weights})
     tensors = dict(imported.tensors)
     for weight, parts in quantizer.parts.items():
-        if (data := tensors.pop(weight, None)) is not None:
-            kinds = [part.tensor for part in parts]
+        data, kinds = tensors.pop(weight), [part.tensor for part in parts]
+        if weight in stored:
+            found = group_tensors(stored[weight], kinds)
+        else:
             found = quantized_tensors(data, weights[weight], chosen.quantize, kinds)
-            tensors |= {part.name: tensor for part, tensor in zip(parts, found, strict=True)}
+        tensors |= {part.name: tensor for part, tensor in zip(parts, found, strict=True)}
     module = replace(imported.module, functions=(quantizer.function(),))
     return replace(imported, module=module, tensors=tensors, names=quantizer.visible(imported.names))
 
@@ -120,9 +142,12 @@ def _uses(main: Function, weight: Value) -> list[QuantizedForm]:
 
 
 class _Quantizer:
-    """Builds the program with the quantized `weights`, by name; each tells whether it is transposed."""
+    """Builds the program with the quantized `weights`, by name; each tells whether it is transposed.
 
-    def __init__(self, main: Function, weights: Mapping[str, bool], chosen: WeightFormat) -> None:
+    `kinds` give the types of the tensors of each.
+    """
+
+    def __init__(self, main: Function, weights: Mapping[str, bool], kinds: Mapping[str, _Kinds]) -> None:
         self._main = main
         self._builder = Builder.of(replace(main, ops=()))
         self._builder.inputs = []
@@ -133,10 +158,10 @@ class _Quantizer:
             if name not in weights:
                 self._builder.inputs.append(item)
                 continue
-            kinds = chosen.kinds(*(reversed(shape) if weights[name] else shape))
+            n, k = reversed(shape) if weights[name] else shape
             self.parts[name] = tuple(
                 self._builder.input(f"{name}.{part}", kind, item.role, item.location)
-                for part, kind in zip(_PARTS, kinds, strict=False)
+                for part, kind in zip(_PARTS, kinds[name](n, k), strict=False)
             )
 
     def function(self) -> Function:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from distir_relax.bundle import StoredGroups
 from distir_relax.ir import TensorType
 
 if TYPE_CHECKING:
@@ -24,41 +25,56 @@ def quantized_tensors(
     Those of a deferred weight are deferred: reading one reads the weight, and quantizes it. A weight on the meta device
     has tensors there.
     """
-    import torch
-
     from distir_relax.support.deferred_tensor import DeferredTensor
 
-    def meta(kind: TensorType) -> torch.Tensor:
-        return torch.empty(tuple(kind.shape), dtype=getattr(torch, kind.dtype), device="meta")
+    def now() -> Sequence[torch.Tensor]:
+        data = weight.read() if isinstance(weight, DeferredTensor) else weight.detach()
+        return quantize(data.t() if is_transposed else data)
 
     if isinstance(weight, DeferredTensor):
-        last = _Last(weight, is_transposed, quantize)
-        return [DeferredTensor(meta(kind), partial(last.tensor, number)) for number, kind in enumerate(kinds)]
-    if weight.is_meta:
-        return [meta(kind) for kind in kinds]
-    return list(quantize(_matrix(weight, is_transposed)))
+        return _deferred(now, kinds)
+    return [_meta(kind) for kind in kinds] if weight.is_meta else list(now())
+
+
+def stored_groups(weight: torch.Tensor) -> StoredGroups | None:
+    """Return what a model's file has for a weight, if it is quantized there."""
+    found: StoredGroups | None = getattr(getattr(weight, "source", None), "groups", None)
+    return found
+
+
+def group_tensors(groups: StoredGroups, kinds: Sequence[TensorType]) -> list[torch.Tensor]:
+    """Return the tensors of a weight as its file has them, which have the types `kinds`; they are deferred."""
+    return _deferred(groups.read, kinds)
+
+
+def _deferred(compute: Callable[[], Sequence[torch.Tensor]], kinds: Sequence[TensorType]) -> list[torch.Tensor]:
+    from distir_relax.support.deferred_tensor import DeferredTensor
+
+    last = _Last(compute)
+    return [DeferredTensor(_meta(kind), partial(last.tensor, number)) for number, kind in enumerate(kinds)]
+
+
+def _meta(kind: TensorType) -> torch.Tensor:
+    import torch
+
+    return torch.empty(tuple(kind.shape), dtype=getattr(torch, kind.dtype), device="meta")
 
 
 class _Last:
-    """The tensors of a deferred weight; those of the weight that was read last are kept until another is read."""
+    """The tensors of a weight, computed when one is needed; those of one weight are kept until another is needed."""
 
     _lock = threading.Lock()
     _owner: _Last | None = None
     _tensors: Sequence[torch.Tensor] = ()
 
-    def __init__(self, weight: torch.Tensor, is_transposed: bool, quantize: Quantize) -> None:
-        self._weight, self._is_transposed, self._quantize = weight, is_transposed, quantize
+    def __init__(self, compute: Callable[[], Sequence[torch.Tensor]]) -> None:
+        self._compute = compute
 
     def tensor(self, number: int) -> torch.Tensor:
         """Return one of the tensors."""
         with _Last._lock:
             if _Last._owner is not self:
                 _Last._tensors = ()
-                _Last._tensors = self._quantize(_matrix(self._weight.read(), self._is_transposed))  # type: ignore[attr-defined]
+                _Last._tensors = self._compute()
                 _Last._owner = self
             return _Last._tensors[number]
-
-
-def _matrix(weight: torch.Tensor, is_transposed: bool) -> torch.Tensor:
-    weight = weight.detach()
-    return weight.t() if is_transposed else weight
