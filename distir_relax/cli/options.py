@@ -28,6 +28,7 @@ class Precision(StrEnum):
     float32 = "float32"
     bf16 = "bf16"
     int8 = "int8"
+    int8_channel = "int8-channel"
     int4 = "int4"
 
 

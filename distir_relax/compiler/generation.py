@@ -77,9 +77,9 @@ def compile_generation(
     tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers.
 
     `precision` is that of weights and activations, "float32" or "bf16": by default float32 for a path, and a module's
-    own. With "int8" or "int4" that remains so, but the weights of linear layers, and the table of embeddings that one
-    shares, are stored in 8 or 4 bits (`quantize_weights`), except those whose names match a pattern of `keep`; products
-    round their inputs to 8 bits.
+    own. With "int8", "int8-channel" or "int4" that remains so, but the weights of linear layers, and the table of
+    embeddings that one shares, are stored in 8 or 4 bits (`quantize_weights`), except those whose names match a pattern
+    of `keep`; products round their inputs to 8 bits.
 
     A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Function, TensorType, Value
-from distir_relax.kernels.quantized import GROUP, quantize_int4, quantize_int8
+from distir_relax.kernels.quantized import GROUP, quantize_int4, quantize_int8, quantize_int8_groups
 from distir_relax.ops import Builder, QuantizedForm, lookup
 from distir_relax.quantization.tensors import Quantize, group_tensors, quantized_tensors, stored_groups
 
@@ -33,13 +33,13 @@ _Kinds: TypeAlias = "Callable[[int, int], Sequence[TensorType]]"
 class WeightFormat:
     """A format of weights: its bits, the function that quantizes, and the types of the tensors of a weight (n, k).
 
-    `stored` are those of a weight that its file has in groups of so many bits.
+    With `is_grouped` it is that of files with groups of so many bits.
     """
 
     bits: int
     quantize: Quantize
     kinds: _Kinds
-    stored: _Kinds
+    is_grouped: bool = True
 
 
 def _eight_bits(n: int, k: int) -> Sequence[TensorType]:
@@ -57,50 +57,55 @@ def _four_bits(n: int, k: int) -> Sequence[TensorType]:
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
-        "int8": WeightFormat(8, quantize_int8, _eight_bits, _eight_bits_in_groups),
-        "int4": WeightFormat(4, quantize_int4, _four_bits, _four_bits),
+        "int8": WeightFormat(8, quantize_int8_groups, _eight_bits_in_groups),
+        "int8-channel": WeightFormat(8, quantize_int8, _eight_bits, is_grouped=False),
+        "int4": WeightFormat(4, quantize_int4, _four_bits),
     }
 )
-"""The formats of quantized weights by name: 8 bits with a scale for each output, 4 bits in groups of 32."""
+"""The formats of quantized weights by name: 8 and 4 bits in groups of 32, and 8 bits with a scale for each output."""
+_FORMAT_OF_TABLES = WEIGHT_FORMATS["int8"]
+"""Instead of 4 bits: an error of a table of embeddings stays in all that follows, and reaches the logits again."""
 
 
 def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (), name: str = "") -> Imported:
     """Return the model `name` with the weights of its products in the format `precision`, of `WEIGHT_FORMATS`.
 
-    A weight that its file has in groups of as many bits is taken as it is there. Others stay in floating point whose
-    names, those of the model, match a pattern of `keep` (`fnmatch`), whose inner size is no multiple of 32, and that
-    other ops than products and look-ups use.
+    A table of embeddings that is also the matrix of a product has 8 bits, with "int4" too. A weight that its file has
+    in groups of as many bits is taken as it is there. Others stay in floating point whose names, those of the model,
+    match a pattern of `keep` (`fnmatch`), whose inner size is no multiple of 32, and that other ops than products and
+    look-ups use.
 
     Raises `DistIRError` for a pattern that no parameter matches, and for a model of which no weight can be quantized.
     """
     chosen = WEIGHT_FORMATS[precision]
     main = imported.module.main
     kept = _kept(imported, keep, name)
-    weights = {
-        item.value.name: uses[0].is_transposed
+    uses = {
+        item.value.name: found
         for item in main.inputs
-        if item.role == "parameter" and item.value.name not in kept and (uses := _uses(main, item.value))
+        if item.role == "parameter" and item.value.name not in kept and (found := _uses(main, item.value))
     }
+    weights = {weight: found[0].is_transposed for weight, found in uses.items()}
     if not weights:
         raise DistIRError(
             f"no weight of the model can be stored as {precision}",
             name,
             f"weights of linear layers can whose inputs are a multiple of {GROUP}, unless `keep` has their names",
         )
-    stored = {
-        name: groups
-        for name, is_transposed in weights.items()
-        if not is_transposed and (groups := stored_groups(imported.tensors[name])) and groups.bits == chosen.bits
+    formats = {
+        weight: chosen if all(form.is_product for form in found) or chosen.bits == 8 else _FORMAT_OF_TABLES
+        for weight, found in uses.items()
     }
-    quantizer = _Quantizer(main, weights, {n: chosen.stored if n in stored else chosen.kinds for n in weights})
+    quantizer = _Quantizer(main, weights, {weight: of.kinds for weight, of in formats.items()})
     tensors = dict(imported.tensors)
     for weight, parts in quantizer.parts.items():
-        data, kinds = tensors.pop(weight), [part.tensor for part in parts]
-        if weight in stored:
-            found = group_tensors(stored[weight], kinds)
+        data, kinds, of = tensors.pop(weight), [part.tensor for part in parts], formats[weight]
+        groups = stored_groups(data) if of.is_grouped and not weights[weight] else None
+        if groups is not None and groups.bits == of.bits:
+            made = group_tensors(groups, kinds)
         else:
-            found = quantized_tensors(data, weights[weight], chosen.quantize, kinds)
-        tensors |= {part.name: tensor for part, tensor in zip(parts, found, strict=True)}
+            made = quantized_tensors(data, weights[weight], of.quantize, kinds)
+        tensors |= {part.name: tensor for part, tensor in zip(parts, made, strict=True)}
     module = replace(imported.module, functions=(quantizer.function(),))
     return replace(imported, module=module, tensors=tensors, names=quantizer.visible(imported.names))
 

@@ -21,9 +21,17 @@ from distir_relax.compiler.options import complete
 from distir_relax.compiler.source import Source
 from distir_relax.frontends.imported_model import snapshot
 from distir_relax.frontends.torch.importer import import_torch
-from distir_relax.kernels.quantized import GROUP, dequantize, linear, quantize_int4, quantize_int8
+from distir_relax.kernels.quantized import (
+    GROUP,
+    dequantize,
+    linear,
+    quantize_int4,
+    quantize_int8,
+    quantize_int8_groups,
+)
 from distir_relax.quantization import quantize_weights
 
+QUANTIZE = {"int8": quantize_int8_groups, "int8-channel": quantize_int8, "int4": quantize_int4}
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (5,), (2, 2))
 ODD = (1, 5, 31, 97, 127)
 
@@ -55,7 +63,7 @@ def check(seed: int) -> str:
     """Check the model of a seed on both backends; return what was drawn. Inputs of products must not be rounded."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    precision, quantize = rng.choice((("int8", quantize_int8), ("int4", quantize_int4)))
+    precision, quantize = rng.choice(tuple(QUANTIZE.items()))
     mesh, tail = rng.choice(MESHES), rng.choice(("ragged", "pad"))
     model = Network(rng).eval()
     ids = torch.randint(model.table.num_embeddings, (rng.choice((2, 3, 7)), rng.choice((1, 5))))
@@ -75,7 +83,8 @@ def check(seed: int) -> str:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if f"{name}.values" in quantized.names:
-                weight.copy_(dequantize(*quantize(weight)))
+                of_table = quantize_int8_groups if precision == "int4" else quantize
+                weight.copy_(dequantize(*(of_table if weight is model.table.weight else quantize)(weight)))
         expected = model(ids)
     for backend in ("torch", "tvm"):
         found = plan(ids, backend=backend)

@@ -1,7 +1,13 @@
 """Weights of 8 or 4 bits: their format, their quantization, and what they mean; `linear` has fast products."""
 
 from distir_relax.kernels.quantized.reference import product, products, rows
-from distir_relax.kernels.quantized.weights import GROUP, dequantize, quantize_int4, quantize_int8
+from distir_relax.kernels.quantized.weights import (
+    GROUP,
+    dequantize,
+    quantize_int4,
+    quantize_int8,
+    quantize_int8_groups,
+)
 
 __all__ = [
     "GROUP",
@@ -10,5 +16,6 @@ __all__ = [
     "products",
     "quantize_int4",
     "quantize_int8",
+    "quantize_int8_groups",
     "rows",
 ]

@@ -34,6 +34,17 @@ def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, scales
 
 
+def quantize_int8_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values and scales of a weight (n, k), with a scale for each group; scales are rounded as for int4."""
+    import torch
+
+    weight = _checked(weight)
+    groups = weight.view(weight.shape[0], -1, GROUP)
+    scales = _rounded(groups.abs().amax(-1, keepdim=True) / _LARGEST)
+    values = torch.round(groups / scales.where(scales > 0, 1)).clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    return values, scales
+
+
 def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the values, scales and minimums of a weight (n, k), in groups of `GROUP`.
 

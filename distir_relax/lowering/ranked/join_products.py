@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Function, Module, Op, PlacedType
+from distir_relax.ir import Function, Module, Op, PlacedType, Untyped, Value
 from distir_relax.lowering.emit.torch_function import mutated_values
 from distir_relax.ops import Trait, is_packable, lookup
 
@@ -39,7 +39,8 @@ def _joined(function: Function, mutated: Collection[str]) -> Function:
             by_input.clear()
         elif entry.code.joined and is_packable(op):
             changes = any(v.name in mutated for v in op.operands[1:])
-            key = (op.name, op.operands[0], tuple(op.attrs.items()), _devices(op), changes)
+            kinds = tuple(map(_kind, op.operands[1:]))
+            key = (op.name, op.operands[0], tuple(op.attrs.items()), _devices(op), changes, kinds)
             start, group = by_input.get(key, (-1, []))
             if all(defined.get(v.name, -1) < start for v in op.operands[1:]):
                 group.append(op)
@@ -68,3 +69,10 @@ def _devices(op: Op) -> object:
     """Return the devices that run an op of a distributed program."""
     kind = op.results[0].type
     return kind.devices if isinstance(kind, PlacedType) else None
+
+
+def _kind(value: Value) -> tuple[str, int]:
+    """Return the dtype and the number of dims: quantized weights of one product have one format."""
+    kind = value.type
+    assert not isinstance(kind, Untyped), "types are inferred before"
+    return kind.dtype, len(kind.shape)
