@@ -205,8 +205,9 @@ def prepare(others: str | None) -> None:
             "ct2": ["ct2-transformers-converter", "--model", str(BUILD / "hf"), "--output_dir", str(BUILD / "ct2")],
             **{
                 name: [
-                    "optimum-cli", "export", "openvino", "--model", str(BUILD / "hf"), "--weight-format", kind, "--task",
-                    "text-generation-with-past", str(BUILD / name),
+                    "optimum-cli", "export", "openvino", "--model", str(BUILD / "hf"), "--task",
+                    "text-generation-with-past", "--weight-format", kind,
+                    *(["--group-size", "32"] if kind == "int4" else []), str(BUILD / name),
                 ]
                 for name, kind in (("ov", "fp32"), ("ov-int8", "int8"), ("ov-int4", "int4"))
             },

@@ -91,13 +91,14 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
-@pytest.mark.parametrize("precision", QUANTIZE)
 @pytest.mark.parametrize(
-    ("name", "strategy", "tail"),
+    ("name", "strategy", "tail", "precision"),
     [
-        ("llama", "1/1/1/1", "ragged"), ("llama", "1/2/1/1", "pad"), ("llama", "1/5/1/1", "ragged"),
-        ("gpt2", "1/3/1/1", "pad"), ("gpt2", "1/1/2/1", "ragged"), ("opt", "1/2/2/1", "ragged"),
-        ("opt", "1/5/1/1", "pad"),
+        ("llama", "1/1/1/1", "ragged", "int8"), ("llama", "1/2/1/1", "pad", "int4"),
+        ("llama", "1/5/1/1", "ragged", "int4"), ("llama", "1/3/1/1", "pad", "int8-channel"),
+        ("gpt2", "1/3/1/1", "pad", "int4"), ("gpt2", "1/1/2/1", "ragged", "int8"),
+        ("gpt2", "1/5/1/1", "ragged", "int8-channel"), ("opt", "1/2/2/1", "ragged", "int4"),
+        ("opt", "1/5/1/1", "pad", "int8"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("exact_inputs")
