@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,18 +56,22 @@ class ProgramSample:
 @cache
 def programs(dtype: str, scale: int, ranks: int) -> tuple[ProgramSample, ...]:
     """Return programs of one device and, if there are several, of all `ranks`. `scale` multiplies the widths."""
-    samples = [
-        _inference(layers, width * scale, rows, dtype)
+    return tuple(make() for make in program_makers(dtype, scale, ranks))
+
+
+def program_makers(dtype: str, scale: int, ranks: int) -> tuple[Callable[[], ProgramSample], ...]:
+    """Return the functions that compile `programs`, each one of them."""
+    makers: list[Callable[[], ProgramSample]] = [
+        partial(_inference, layers, width * scale, rows, dtype)
         for layers, width, rows in ((5, 350, 5), (5, 350, 42), (3, 1250, 5), (3, 1250, 42))
     ]
     for count in dict.fromkeys((1, ranks)):
-        for layers, width, rows, microbatches, schedule in _FEED_FORWARD:
-            for strategy in _strategies(count, microbatches, schedule):
-                samples.append(_feed_forward(layers * strategy.pipeline, width * scale, strategy, rows * count, dtype))
-        for layers, width, rows, microbatches, schedule in _ATTENTION:
-            for strategy in _strategies(count, microbatches, schedule):
-                samples.append(_attention(layers * strategy.pipeline, width * scale, strategy, rows * count, dtype))
-    return tuple(samples)
+        for of_kind, sizes in ((_feed_forward, _FEED_FORWARD), (_attention, _ATTENTION)):
+            for layers, width, rows, microbatches, schedule in sizes:
+                for strategy in _strategies(count, microbatches, schedule):
+                    depth = layers * strategy.pipeline
+                    makers.append(partial(of_kind, depth, width * scale, strategy, rows * count, dtype))
+    return tuple(makers)
 
 
 def write_programs(folder: Path, dtype: str, scale: int, ranks: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -13,7 +14,7 @@ from distir_relax.calibration.fit import coordinate_search, fit_device, fit_line
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample, op_samples, payloads
 from distir_relax.calibration.program_overhead import fit_programs, scale_communication, scale_ops
-from distir_relax.calibration.programs import ProgramSample, programs
+from distir_relax.calibration.programs import ProgramSample, program_makers
 from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Line, Matrix, Profile
 from distir_relax.cost.roofline import op_seconds
@@ -84,10 +85,11 @@ def test_it_predicts_sizes_that_it_was_not_fitted_to(fitted: tuple[Profile, dict
         assert seconds(found, sample) == pytest.approx(seconds(TRUE, sample), rel=0.1)
 
 
+@cache
 def some_programs(dtype: str, scale: int, ranks: int) -> tuple[ProgramSample, ...]:
     """A few of the programs that calibration runs, of each kind: a fit to all takes long."""
-    every = programs(dtype, scale, ranks)
-    return (*every[1:8:2], *every[10::5])
+    makers = program_makers(dtype, scale, ranks)
+    return tuple(make() for make in (*makers[1:8:2], *makers[10::5]))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

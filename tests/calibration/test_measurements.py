@@ -16,7 +16,7 @@ from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, merge_passes
 from distir_relax.calibration.microbenchmarks import op_samples, payloads
-from distir_relax.calibration.programs import programs
+from distir_relax.calibration.programs import program_makers
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.network import collective_seconds
@@ -64,8 +64,9 @@ def test_what_disturbs_half_of_the_time_does_not_count() -> None:
 
 @pytest.mark.mpirun
 def test_ranks_measure_together(tmp_path: Path) -> None:
-    for number, sample in enumerate(programs("float32", 1, 2)[:3] + programs("float32", 1, 2)[-3:]):
-        write_bundle(sample.bundle, tmp_path / f"float32-{number:03}.dist")
+    makers = program_makers("float32", 1, 2)
+    for number, make in enumerate(makers[:3] + makers[-3:]):
+        write_bundle(make().bundle, tmp_path / f"float32-{number:03}.dist")
     done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json", tmp_path)
     assert done.returncode == 0, done.stderr
     found = Measurements.of(json.loads((tmp_path / "measured.json").read_text()))
