@@ -17,6 +17,7 @@ from distir_relax.ops.table import (
     Rule,
     Semantics,
     Split,
+    Trait,
     Types,
     define,
     operands,
@@ -98,6 +99,7 @@ define(
         joined="joined_quantized_linear",
         relax="quantized.product({*})",
     ),
+    traits={Trait.ZERO_IF_EMPTY},
 )
 
 
