@@ -1,4 +1,4 @@
-"""What ranks compute on another device is what they compute on the CPU: ``python -m tests.device_acceptance``.
+"""Ranks compute the same on another device as on the CPU: ``python -m tests.device_acceptance``.
 
 It takes ops, language models in chunks, generation of many requests, pictures, and steps of training, with ranks as
 threads that share the device, and prints a line for each. It exits 1 if one differs, and 2 without the device.

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.bundle.manifest import Tensor
 from distir_relax.bundle.weights import SAFETENSORS_DTYPES, cut_out
@@ -49,22 +49,26 @@ class StoredGroups:
     read: Callable[[], Sequence[torch.Tensor]]
 
 
+FindGroups: TypeAlias = "Callable[[], StoredGroups | None]"
+
+
 @dataclass(frozen=True)
 class FileTensor:
     """A tensor of a safetensors file: its name there, and the dtype that it is read in.
 
-    A bundle does not refer to a file that `is_temporary`. If it was made of a quantized tensor, `groups` are that one.
+    A bundle does not refer to a file that `is_temporary`. `groups` finds the quantized
+    tensor that it was made of, if there is one in groups.
     """
 
     file: FileWeights
     key: str
     dtype: str
     is_temporary: bool = False
-    groups: StoredGroups | None = None
+    groups: FindGroups | None = None
 
     @classmethod
     def deferred(
-        cls, file: FileWeights, key: str, is_temporary: bool = False, groups: StoredGroups | None = None
+        cls, file: FileWeights, key: str, is_temporary: bool = False, groups: FindGroups | None = None
     ) -> DeferredTensor:
         """Return a tensor of the file, which is read when an op needs it."""
         import torch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,4 +105,4 @@ def deferred_gguf_weights(path: Path, model: Any) -> dict[str, torch.Tensor] | N
         file = Path(folder) / "weights.safetensors"
         save_weights(file, [Tensor(name, "float32", shape) for name, shape in shapes.items()], converter)
         opened = FileWeights(file, ())
-    return {name: FileTensor.deferred(opened, name, True, converter.groups(name)) for name in shapes}
+    return {name: FileTensor.deferred(opened, name, True, partial(converter.groups, name)) for name in shapes}

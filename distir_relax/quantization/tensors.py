@@ -38,8 +38,8 @@ def quantized_tensors(
 
 def stored_groups(weight: torch.Tensor) -> StoredGroups | None:
     """Return what a model's file has for a weight, if it is quantized there."""
-    found: StoredGroups | None = getattr(getattr(weight, "source", None), "groups", None)
-    return found
+    find = getattr(getattr(weight, "source", None), "groups", None)
+    return None if find is None else find()
 
 
 def group_tensors(groups: StoredGroups, kinds: Sequence[TensorType]) -> list[torch.Tensor]:

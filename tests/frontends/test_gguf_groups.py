@@ -58,7 +58,7 @@ def test_all_numbers_are_those_of_the_file(kind: str) -> None:
 def test_a_deferred_weight_has_the_groups_of_its_file() -> None:
     """Also as a parameter of a model, and detached."""
     data, _ = drawn("Q4_1")
-    source: Any = FileTensor(None, "w", "float32", True, StoredGroups(4, lambda: read_groups("Q4_1", data)))  # type: ignore[arg-type]
+    source: Any = FileTensor(None, "w", "float32", True, lambda: StoredGroups(4, lambda: read_groups("Q4_1", data)))  # type: ignore[arg-type]
     weight = DeferredTensor(torch.empty(ROWS, 32 * BLOCKS, device="meta"), lambda: torch.zeros(0), source)
     groups = stored_groups(torch.nn.Parameter(weight, requires_grad=False).detach())
     assert groups is not None

@@ -60,7 +60,7 @@ class Network(nn.Module):
 
 
 def check(seed: int) -> str:
-    """Check the model of a seed on both backends; return what was drawn. Inputs of products must not be rounded."""
+    """Check the model of a seed on both backends; return the drawn options. Inputs of products must not be rounded."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     precision, quantize = rng.choice(tuple(QUANTIZE.items()))

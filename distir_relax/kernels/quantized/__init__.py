@@ -1,9 +1,10 @@
-"""Weights of 8 or 4 bits: their format, their quantization, and what they mean; `linear` has fast products."""
+"""Weights of 8 or 4 bits: their format, their quantization, and their meaning; `linear` has fast products."""
 
 from distir_relax.kernels.quantized.reference import product, products, rows
 from distir_relax.kernels.quantized.weights import (
     GROUP,
     dequantize,
+    parts_of,
     quantize_int4,
     quantize_int8,
     quantize_int8_groups,
@@ -12,6 +13,7 @@ from distir_relax.kernels.quantized.weights import (
 __all__ = [
     "GROUP",
     "dequantize",
+    "parts_of",
     "product",
     "products",
     "quantize_int4",

@@ -46,12 +46,11 @@ def pack_quantized(
     The weight (n, k) has one of the formats of `quantized.weights`; of several weights of one input, the tensors are
     joined along n. Raises `ValueError` if they have no such format.
     """
-    if not values.numel():
-        return pack_linear(dequantize(values, scales, minimums, dtype), bias, rows=rows)
-    _check(values, scales, minimums)
-    grouped_scales = _dtype_in_panels(scales, minimums) if values.dim() == 3 else ""
-    kernels = None
-    if values.is_cpu and len(values) and (grouped_scales or values.shape[1] <= _MOST_INPUTS):
+    kernels, grouped_scales = None, ""
+    if values.numel():
+        _check(values, scales, minimums)
+        grouped_scales = _dtype_in_panels(scales, minimums) if values.dim() == 3 else ""
+    if values.is_cpu and values.numel() and (grouped_scales or values.shape[1] <= _MOST_INPUTS):
         kernels = _kernels(stored_name(dtype), 8 if minimums is None else 4, grouped_scales)
     if kernels is None:
         weight = dequantize(values, scales, minimums, dtype)

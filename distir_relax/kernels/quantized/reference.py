@@ -1,10 +1,10 @@
-"""What quantized weights mean: products with the dequantized weight, and rows of a table."""
+"""The meaning of quantized weights: products with the dequantized weight, and rows of a table."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distir_relax.kernels.quantized.weights import GROUP, dequantize
+from distir_relax.kernels.quantized.weights import GROUP, dequantize, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -40,4 +40,4 @@ def rows(
 
 def parts(values: torch.Tensor) -> int:
     """Return the number of tensors of a weight, by its values."""
-    return 2 if values.is_signed() else 3
+    return parts_of(str(values.dtype).removeprefix("torch."))

@@ -24,6 +24,11 @@ _FITS = 4
 """Attempts at a better scale and minimum; the error hardly falls after these."""
 
 
+def parts_of(dtype: str) -> int:
+    """Return the number of tensors of a weight, by the dtype of its values."""
+    return 3 if dtype == "uint8" else 2
+
+
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the values and scales of a weight (n, k), with one scale for each output."""
     import torch

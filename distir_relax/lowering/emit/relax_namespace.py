@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from distir_relax.kernels.prim_func_shapes import has_symbolic_shapes, with_shapes
+from distir_relax.kernels.quantized import parts_of
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
@@ -230,7 +231,7 @@ def _quantized_product(x: Any, *weight: Any) -> Any:
 
 def _quantized_products(x: Any, *weights: Any) -> Any:
     """The products of one input with several such weights."""
-    step = 3 if str(weights[0].ty.dtype) == "uint8" else 2
+    step = parts_of(str(weights[0].ty.dtype))
     return tuple(_quantized_product(x, *weights[i : i + step]) for i in range(0, len(weights), step))
 
 

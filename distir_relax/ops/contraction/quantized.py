@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from distir_relax.ir import TensorType
-from distir_relax.kernels.quantized.weights import GROUP
+from distir_relax.kernels.quantized.weights import GROUP, parts_of
 from distir_relax.ops.table import (
     Attrs,
     Code,
@@ -25,11 +25,6 @@ from distir_relax.ops.table import (
 )
 
 _SIZES = {"i": GROUP, "j": GROUP // 2}
-
-
-def _parts(types: Types) -> int:
-    """Return the number of operands of a weight, whose values come first."""
-    return 3 if types[0].dtype == "uint8" else 2
 
 
 def _inner(values: TensorType) -> int:
@@ -50,7 +45,7 @@ def _check_weight(weight: Types) -> None:
         shape = (*values.shape[:2], 1)
         sizes = {"int8": GROUP, "uint8": GROUP // 2}
         is_valid = len(values.shape) == 3 and values.shape[2] == sizes.get(values.dtype)
-    if not is_valid or len(weight) != _parts(weight) or not _are_numbers(numbers, shape):
+    if not is_valid or len(weight) != parts_of(values.dtype) or not _are_numbers(numbers, shape):
         raise ValueError("expected a weight of values and scales, or with 4 bits of values, scales and minimums")
 
 
@@ -66,8 +61,13 @@ def _weight_text(weight: Types, columns: str) -> str:
     """Return the text of a weight in a rule."""
     if len(weight[0].shape) == 2:
         return f"{columns} (g [i]), {columns} 1"
+    return _groups_text(weight, columns)
+
+
+def _groups_text(weight: Types, leading: str) -> str:
+    """Return the text of a weight in groups, after its `leading` dims."""
     packed = "[i]" if weight[0].dtype == "int8" else "[j]"
-    return ", ".join([f"{columns} g {packed}", *[f"{columns} g 1"] * (len(weight) - 1)])
+    return ", ".join([f"{leading} g {packed}", *[f"{leading} g 1"] * (len(weight) - 1)])
 
 
 def _product_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
@@ -108,8 +108,8 @@ define(
 
 def _weights(types: Types) -> list[Types]:
     """Return the operand types of each weight."""
-    step = _parts(types[1:])
-    if len(types) < 2 or (len(types) - 1) % step:
+    step = parts_of(types[1].dtype) if len(types) > 1 else 0
+    if not step or (len(types) - 1) % step:
         raise ValueError("expected an input, and values and scales of each weight, or minimums as well")
     return [types[i : i + step] for i in range(1, len(types), step)]
 
@@ -142,7 +142,7 @@ define(
 def _infer_dequantized(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     values, *numbers = types
     shape = (*values.shape[:-1], 1)
-    if len(types) != _parts(types) or not _are_numbers(numbers, shape):
+    if len(types) != parts_of(values.dtype) or not _are_numbers(numbers, shape):
         raise ValueError("expected values and scales, or with 4 bits values, scales and minimums")
     if not attrs["grouped"]:
         return (TensorType(values.shape, attrs["dtype"]),)
@@ -150,12 +150,9 @@ def _infer_dequantized(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _dequantized_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    if not attrs["grouped"]:
-        text, sizes = "... k, ... 1 -> ... k", {}
-    else:
-        packed = "[i]" if types[0].dtype == "int8" else "[j]"
-        text, sizes = ", ".join([f"... g {packed}", *["... g 1"] * (len(types) - 1)]) + " -> ... (g [i])", _SIZES
-        sizes = {**sizes, "g": types[0].shape[-2]}
+    text, sizes = "... k, ... 1 -> ... k", {}
+    if attrs["grouped"]:
+        text, sizes = f"{_groups_text(types, '...')} -> ... (g [i])", {**_SIZES, "g": types[0].shape[-2]}
     return parse_rule(text, [t.shape for t in types], [t.shape for t in results], sizes)
 
 
