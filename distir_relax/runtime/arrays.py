@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 def as_torch(x: Array) -> torch.Tensor:
     """Return `x` as a torch tensor of the same dtype, sharing memory wherever numpy's layout allows."""
-    import numpy as np
     import torch
 
     if isinstance(x, torch.Tensor):
-        return x.detach()
+        return x.detach() if x.requires_grad else x
+    import numpy as np
+
     x = np.asarray(x)
     if any(stride < 0 for stride in x.strides) or not x.flags.writeable:
         x = np.ascontiguousarray(x) if x.flags.writeable else x.copy()

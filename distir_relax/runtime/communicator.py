@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from distir_relax.errors import RunError
@@ -72,13 +73,14 @@ class Communicator(Messages):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.volume(n, bytes_of(source))), index):
-            target = source.new_empty(source.shape) if out is None else as_torch(out)
-            if out is not x:
-                target.copy_(source)
-            if n > 1 and source.numel():
-                self._reduce_into(target, index, op)
-            return like(target, x) if out is None else self._write_to(target, out)
+        # Without `_step`: the context takes as long as a reduction of a few rows.
+        self._enter(step, "all_reduce", index)
+        if n == 1 or not source.numel():
+            result = source.clone()
+        else:
+            result = self._reduced(source, index, op, None if out is None else as_torch(out))
+        self._leave("all_reduce", int(_all_reduce_volume(n, bytes_of(source))))
+        return self._finish_result(result, x, out)
 
     def all_gather(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
@@ -247,19 +249,25 @@ class Communicator(Messages):
         """Whether a transport that drops NaN reduces `x` as integers."""
         return self.drops_nan and op in ("min", "max") and x.is_floating_point()
 
-    def _reduce_into(self, x: torch.Tensor, axis: int, op: str) -> None:
-        wide = _accumulator(x.dtype, op)
-        work = x if wide == x.dtype and x.is_contiguous() else x.to(wide).contiguous()
+    def _reduced(self, x: torch.Tensor, axis: int, op: str, out: torch.Tensor | None) -> torch.Tensor:
+        """Return the reduction of `x`, in the memory of `out` if that fits it."""
+        dtype, wide = x.dtype, _accumulator(x.dtype, op)
+        work = (x if dtype == wide else x.to(wide)).contiguous()
         coded = self._is_coded(work, op)
         if coded:
             work = as_ordered(work, op)
-        self._all_reduce(work.view(-1), axis, "sum" if op == "mean" else op)
-        if coded:
-            work = from_ordered(work, wide)
-        elif op == "mean":
-            work /= self.mesh.shape[axis]
         if work is not x:
-            x.copy_(work)
+            result = work
+        elif out is not None and out.dtype == dtype and out.is_contiguous():
+            result = work if out.data_ptr() == work.data_ptr() else out
+        else:
+            result = work.new_empty(work.shape)
+        self._all_reduce(work, result, axis, "sum" if op == "mean" else op)
+        if coded:
+            result = from_ordered(result, wide)
+        elif op == "mean":
+            result /= self.mesh.shape[axis]
+        return result if dtype == wide else result.to(dtype)
 
     def _join(
         self,
@@ -282,8 +290,11 @@ class Communicator(Messages):
         return like(result, x) if out is None else self._write_to(result, out)
 
     @abstractmethod
-    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
-        """Reduce the flat `x` in place with sum, min or max over the group along mesh axis `axis`."""
+    def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
+        """Reduce `x` with sum, min or max over the group along mesh axis `axis` into `out`, which may be `x`.
+
+        Both are contiguous, and not flat.
+        """
 
     @abstractmethod
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
@@ -322,12 +333,15 @@ def collective(method: _Method) -> _Method:
     return method
 
 
+_all_reduce_volume = lru_cache(maxsize=256)(Collective.ALL_REDUCE.volume)
+
+
 def _check_reduction(op: str, x: torch.Tensor) -> None:
     if op not in REDUCTIONS:
         raise RunError(f"unknown reduction {op!r}", hint=f"known: {', '.join(REDUCTIONS)}")
     if op == "mean" and not x.is_floating_point():
         raise RunError(f"the mean of {dtype_name(x.dtype)} over ranks is not a {dtype_name(x.dtype)}")
-    if op == "sum" and dtype_name(x.dtype) == "bool":
+    if op == "sum" and x.dtype.itemsize == 1 and dtype_name(x.dtype) == "bool":
         raise RunError("truth values cannot be summed over ranks", hint="use max for or, min for and")
 
 

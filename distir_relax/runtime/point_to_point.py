@@ -118,10 +118,18 @@ class Messages(ABC):
 
     @contextmanager
     def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
+        self._enter(step, kind, axis)
+        yield
+        self._leave(kind, sent)
+
+    def _enter(self, step: Step, kind: str, axis: int | None = None) -> None:
+        """Record the begin of a communication; along an axis, check that peers execute the same one."""
         self.progress.enter(kind if step is None else step, kind)
         if self.checks_steps and step is not None and axis is not None:
             self._check_group_step(axis)
-        yield
+
+    def _leave(self, kind: str, sent: int) -> None:
+        """Record the end of a communication that sent so many bytes."""
         self.progress.leave()
         self.traffic.add(kind, sent)
 

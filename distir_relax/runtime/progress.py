@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass
@@ -29,8 +30,7 @@ class Traffic:
         return sum(self.bytes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """The n-th execution (`time`) of a communication of `kind` in a run; `step` is an index, or words without one."""
 
     step: int | str

@@ -93,12 +93,12 @@ class MPICommunicator(Communicator):
             group = mesh.group(self.rank, axis)
             self._by_axis.append(world.Split(color=group[0], key=mesh.coordinates(self.rank)[axis]))
 
-    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+    def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         host = _host(x)
-        comm = self._by_axis[axis]
-        for piece in _pieces(_buffer(host)):
-            comm.Allreduce(self._mpi.IN_PLACE, piece, self._ops[op])
-        _back(host, x)
+        result = out if out.is_cpu else host
+        for source, target in zip(_pieces(_buffer(host)), _pieces(_buffer(result)), strict=True):
+            self._by_axis[axis].Allreduce(self._mpi.IN_PLACE if result is host else source, target, self._ops[op])
+        _back(result, out)
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         host = _host(x)
@@ -228,7 +228,7 @@ def _check_joined(mpi: Any, size: int) -> None:
 
 
 def _buffer(x: torch.Tensor) -> Any:
-    """Return the memory of a flat CPU tensor as a numpy array of a dtype that MPI supports."""
+    """Return the memory of a contiguous CPU tensor as a numpy array of a dtype that MPI supports."""
     import torch
 
     return (x.view(torch.int16) if x.dtype in (torch.float16, torch.bfloat16) else x).numpy()
@@ -237,6 +237,7 @@ def _buffer(x: torch.Tensor) -> Any:
 def _pieces(buffer: Any) -> list[Any]:
     if buffer.size <= MAX_COUNT:
         return [buffer]
+    buffer = buffer.reshape(-1)
     return [buffer[start : start + MAX_COUNT] for start in range(0, buffer.size, MAX_COUNT)]
 
 

@@ -99,18 +99,18 @@ class ThreadCommunicator(Communicator):
         group = self._groups[axis]
         return self._world.meet(group, ("axis", axis, group[0]), self.rank, value)
 
-    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+    def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         import torch
 
         # Each rank combines its part of all inputs, in rank order, so that every rank gets the same bits.
         n = self.mesh.shape[axis]
         me = self._coordinates[axis]
-        sources = self._same_size(self._meet(axis, x))
+        sources = self._same_size(self._meet(axis, x.view(-1)))
         bounds = [x.numel() * i // n for i in range(n + 1)]
         mine = slice(bounds[me], bounds[me + 1])
         part = combine([source[mine] for source in sources], op)
         parts = self._meet(axis, part)
-        torch.cat(parts, out=x)
+        torch.cat(parts, out=out.view(-1))
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         import torch

@@ -219,9 +219,11 @@ class TorchCommunicator(Communicator):
                 if rank in group:
                     self._by_axis.append(group_handle)
 
-    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+    def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
+        if out is not x:
+            out.copy_(x)
         with _peers_alive("reduce with"):
-            self._dist.all_reduce(x, self._ops[op], group=self._by_axis[axis])
+            self._dist.all_reduce(out, self._ops[op], group=self._by_axis[axis])
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         result = x.new_empty(sum(counts)) if out is None else out
