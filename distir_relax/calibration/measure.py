@@ -87,12 +87,12 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
     inputs_cycle = cycle(variants)
 
     def repeat(times: int) -> float:
-        _synchronize(device)
+        synchronize(device)
         wait()
         start = time.perf_counter()
         for _ in range(times):
             run(*next(inputs_cycle))
-        _synchronize(device)
+        synchronize(device)
         return (time.perf_counter() - start) / times
 
     with torch.inference_mode():
@@ -213,10 +213,10 @@ def _time_together(world: World, run: Callable[[], object], device: str, limit: 
         seconds = []
         for _ in range(times):
             scratch.add_(1.0)
-            _synchronize(device)
+            synchronize(device)
             start = time.perf_counter()
             run()
-            _synchronize(device)
+            synchronize(device)
             seconds.append(time.perf_counter() - start)
         return seconds
 
@@ -230,7 +230,8 @@ def _barrier(world: World) -> None:
     world.exchange(0)
 
 
-def _synchronize(device: str) -> None:
+def synchronize(device: str) -> None:
+    """Wait until a device has finished its work."""
     if device != "cpu":
         import torch
 

@@ -101,7 +101,7 @@ def measure_pass(device: str, programs: Path, world: World | None, budget: Budge
         ranks=world.size if world else 1,
         device=device,
         scale=scale,
-        machine=_machine(device),
+        machine=device_machine(device),
         ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world, unit), world) for d in dtypes},
         programs={dtypes[0]: time_programs(programs, dtypes[0], device, world, _PROGRAM * unit)},
         alone=alone,
@@ -142,7 +142,8 @@ def _over_ranks(times: Times, world: World | None) -> Times:
     return [[median(at) for at in zip(*column, strict=True)] for column in zip(*world.exchange(times), strict=True)]
 
 
-def _machine(device: str) -> Machine:
+def device_machine(device: str) -> Machine:
+    """Return the properties of this machine, or of its first GPU."""
     import torch
 
     if device == "cpu":

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.repeated_operands import without_repeats
-from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values, mutated_values
+from distir_relax.lowering.emit.torch_function import Callee, ClockedOp, TorchFunction, fixed_values, mutated_values
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
 
 
 def to_torch_requests(
-    module: Module, entry: str, name: str, states: Mapping[str, str], growing: Mapping[str, int]
-) -> str:
+    module: Module, entry: str, name: str, states: Mapping[str, str], growing: Mapping[str, int],
+    clocked: list[ClockedOp] | None = None,
+) -> str:  # fmt: skip
     """Return the text of the module that runs a step of several requests with the program `entry`.
 
     `module` is a ranked program of one sequence (`single_sequence`), and `states` maps its inputs that are states to
@@ -25,12 +26,21 @@ def to_torch_requests(
     ``main(comm, weights, requests, *inputs)``, of inputs and outputs with the rows of all requests; ``prepare_sizes``,
     for the values of a request that depend on its sizes alone, ``SIZED``, the kinds of their dims, and ``MASKS``, which
     of them may be None if all true; ``load_kernels()``, if there are any; and ``prepare`` and ``STEPS``, as `to_torch`.
+    With `clocked`, to which its ops are appended, it records when they end (`kernels.clock`).
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
     module = _unrepeated(module)
-    return _Program(module, module.function(entry), name, ranks, states, growing).text()
+    return _Program(module, module.function(entry), name, ranks, states, growing, clocked).text()
+
+
+def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[ClockedOp]]:
+    """Return the text of the program `entry` as `to_torch`, and the ops whose ends it records (`kernels.clock`)."""
+    clocked: list[ClockedOp] = []
+    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
+    module = _unrepeated(module)
+    return _Program(module, module.function(entry), name, ranks, clocked=clocked).text(), clocked
 
 
 def to_torch(module: Module, name: str) -> dict[str, str]:
@@ -70,6 +80,7 @@ _RESERVED |= {
 _RESERVED |= {
     "tvm_extern",
     "attention",
+    "clock",
     "indices",
     "norms",
     "positions",
@@ -102,6 +113,7 @@ class _Program:
     """For a step of several requests, the outputs with the next values of its states."""
     growing: Mapping[str, int] = field(default_factory=dict)
     """The dims along which states grow."""
+    clocked: list[ClockedOp] | None = None
     names: dict[str, str] = field(default_factory=dict)
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -132,6 +144,7 @@ class _Program:
                 callees,
                 set(used_names) | symbols,
                 self.mutated[function.name],
+                self.clocked,
                 by_call=self.states is None,
             )
             callees[function.name] = emitted.callee()
@@ -198,6 +211,7 @@ def _imports(texts: Sequence[str]) -> str:
     imports = {
         "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
         "attention.": "from distir_relax.kernels import attention\n",
+        "clock(": "from distir_relax.kernels.clock import clock\n",
         "indices.": "from distir_relax.kernels import indices\n",
         "norms.": "from distir_relax.kernels import norms\n",
         "positions.": "from distir_relax.kernels import positions\n",

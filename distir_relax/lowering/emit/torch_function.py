@@ -41,9 +41,19 @@ class Callee:
         return bool(self.weights or self.prepare)
 
 
+@dataclass(frozen=True, slots=True)
+class ClockedOp:
+    """An op whose end a program records (`kernels.clock`), and which of its operands never change."""
+
+    op: Op
+    fixed: tuple[bool, ...]
+
+
 @dataclass(slots=True)
 class TorchFunction:
     """The text of one function. `stored` are the inputs that are in its `weights`; `fixed` values never change.
+
+    With `clocked`, it records the end of each op by its number there, where the ops are appended.
 
     Values of the entry function that depend on sizes and fixed values only are computed once for each choice of sizes,
     unless they are `mutated`.
@@ -56,6 +66,7 @@ class TorchFunction:
     callees: Mapping[str, Callee]
     taken: set[str]
     mutated: Collection[str] = ()
+    clocked: list[ClockedOp] | None = None
     by_call: bool = True
     """Whether `prepare_sizes` runs for the sizes of a call, rather than for a block of positions."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -118,6 +129,7 @@ class TorchFunction:
             self.prepare
             + self.prepare_sizes
             + f"def {self.name}({', '.join(['comm', *weights, *self.symbols, *arguments])}):\n"
+            + ("" if self.clocked is None or self.name != "main" else "    clock(-1)\n")
             + unpack
             + "".join(f"    {line}\n" for line in self.body)
             + f"    return {result}\n"
@@ -255,6 +267,7 @@ class TorchFunction:
                 dead += unused
             if dead:
                 lines.append(f"del {', '.join(self.names[v.name] for v in dead)}")
+            lines += [] if op.callee else self.clock_lines(op)
         return lines
 
     def _call(self, op: Op, dead: Sequence[Value]) -> str:
@@ -290,6 +303,13 @@ class TorchFunction:
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
         return [self.line(op, code)]
+
+    def clock_lines(self, op: Op) -> list[str]:
+        """Return the lines after an op that record its end."""
+        if self.clocked is None:
+            return []
+        self.clocked.append(ClockedOp(op, tuple(v.name in self.fixed for v in op.operands)))
+        return [f"clock({len(self.clocked) - 1})"]
 
     def line(self, op: Op, code: str) -> str:
         """Return the line that assigns the results of `code` to the variables of an op's."""

@@ -107,6 +107,7 @@ class RequestsFunction:
             + self._load_kernels()
             + "".join(f"{region}\n\n" for region in self.regions)
             + f"def main({', '.join(arguments)}):\n"
+            + ("" if emitted.clocked is None else "    clock(-1)\n")
             + "    sizes = rows(requests)\n"
             + ("    attending = attention.RequestsAttention(requests)\n" if self.caches else "")
             + "".join(f"    {name} = sum(sizes[{json.dumps(name)}])\n" for name in ROWS if name in self.used_sizes)
@@ -175,7 +176,8 @@ class RequestsFunction:
             if runs_once:
                 reads = [name for value in op.operands if (name := self._variable(value))]
                 writes = [emitted.names[v.name] for v in op.results]
-                self.statements.append(_Statement(emitted.op_lines(op), reads, writes))
+                lines = emitted.op_lines(op) + emitted.clock_lines(op)
+                self.statements.append(_Statement(lines, reads, writes))
                 self.used_sizes |= {symbol.name for symbol in symbols_in_code(op)}
                 self.joined.update(v.name for v in op.results)
                 continue
@@ -206,7 +208,8 @@ class RequestsFunction:
             reads += [read] if read else []
         code = torch_cached(op, operands, tuple(cache.arguments for cache in caches))
         (result,) = op.results
-        self.statements.append(_Statement([self.emitted.line(op, code)], reads, [self.emitted.names[result.name]]))
+        lines = [self.emitted.line(op, code), *self.emitted.clock_lines(op)]
+        self.statements.append(_Statement(lines, reads, [self.emitted.names[result.name]]))
         self.joined.add(result.name)
         self.used_sizes |= {symbol.name for symbol in symbols_in_code(op)}
 
@@ -274,7 +277,7 @@ class RequestsFunction:
         lines = list(header)
         for op in ops:
             is_buffered = bool(op.operands) and buffered.get(op.operands[0].name) is op
-            lines += emitted.op_lines(op, is_buffered)
+            lines += emitted.op_lines(op, is_buffered) + emitted.clock_lines(op)
         lines += [self._store(state, value) for state, value in stores.items() if state not in buffered]
         if results:
             lines.append(f"return {', '.join(emitted.names[v.name] for v in results)}")

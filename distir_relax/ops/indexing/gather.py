@@ -12,7 +12,7 @@ from distir_relax.ops.indexing.scatter import flatten_indices
 from distir_relax.ops.indexing.segment_sum import sum_segments
 from distir_relax.ops.indexing.take import nonnegative_operand, split_lookup, to_nonnegative
 from distir_relax.ops.table import (
-    FREE,
+    LOOK_UP,
     Attrs,
     Backward,
     Builder,
@@ -86,7 +86,7 @@ define(
         indices=operands(1),
         order=Order(looks_up=True),
     ),
-    cost=FREE,
+    cost=LOOK_UP,
     code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
     gradient=gradient_of(_gather_gradient),
 )
@@ -133,7 +133,7 @@ define(
         _index_rule,  # All operands except the data, in any number.
         indices=range(1, sys.maxsize),
     ),
-    cost=FREE,
+    cost=LOOK_UP,
     code=Code(
         relax=lambda attrs: "R.index_tensor({0}, [" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "])"
     ),

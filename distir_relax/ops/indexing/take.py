@@ -12,7 +12,7 @@ from distir_relax.layout import is_always
 from distir_relax.ops.indexing.index_bounds import check_constant, check_range
 from distir_relax.ops.indexing.segment_sum import sum_segments
 from distir_relax.ops.table import (
-    FREE,
+    LOOK_UP,
     Attrs,
     Backward,
     Builder,
@@ -112,7 +112,7 @@ define(
         indices=operands(1),
         order=Order(looks_up=True),
     ),
-    cost=FREE,
+    cost=LOOK_UP,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
     gradient=gradient_of(_take_gradient),
     quantized=QuantizedForm(0, _quantized_rows, is_product=False, applies=lambda op: op.attrs["axis"] == 0),

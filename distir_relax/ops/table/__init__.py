@@ -5,6 +5,7 @@ from distir_relax.ops.table.complex_pairs import Complex, aten_of, complex_aten
 from distir_relax.ops.table.data_dependent import DATA_DEPENDENT, DATA_DEPENDENT_HINT, is_data_dependent
 from distir_relax.ops.table.entry import (
     FREE,
+    LOOK_UP,
     NO_COMPUTATION,
     NO_GRADIENT,
     OF_PROGRAMS,
@@ -110,6 +111,7 @@ __all__ = [
     "DATA_DEPENDENT_HINT",
     "FREE",
     "GATHER",
+    "LOOK_UP",
     "NO_COMPUTATION",
     "NO_GRADIENT",
     "OF_PROGRAMS",

@@ -278,6 +278,14 @@ FREE = Cost(flops=no_flops)
 """Cost of ops that only move elements."""
 
 
+def _looked_up(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * results[0].bytes + sum(t.bytes for t in types[1:])
+
+
+LOOK_UP = Cost(flops=no_flops, moved=_looked_up)
+"""Cost of ops that read the elements of operand 0 that the other operands choose, such as rows of embeddings."""
+
+
 @dataclass(frozen=True)
 class Code:
     """Backend code of an op, besides its reference semantics."""

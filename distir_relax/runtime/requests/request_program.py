@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
@@ -17,7 +18,10 @@ from distir_relax.runtime.watchdog import Steps
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.lowering.emit.torch_function import ClockedOp
     from distir_relax.runtime.communicator import Communicator
+
+_NONE: Mapping[str, list[ClockedOp]] = MappingProxyType({})
 
 
 class RequestProgram:
@@ -40,9 +44,10 @@ class RequestProgram:
             return outputs
 
 
-def emit_request_programs(bundle: Bundle) -> dict[str, str]:
+def emit_request_programs(bundle: Bundle, clocked: Mapping[str, list[ClockedOp]] = _NONE) -> dict[str, str]:
     """Return the text of the program of each rank entry, by name.
 
+    Those that are in `clocked` record when their ops end, which are appended there.
     Raises `RunError` for a bundle whose program does not continue sequences, or has no text.
     """
     from distir_relax.layout import assuming
@@ -57,7 +62,7 @@ def emit_request_programs(bundle: Bundle) -> dict[str, str]:
         states = {state.tensor.name: state.output for state in manifest.states}
         growing = {state.tensor.name: state.dim for state in manifest.states if state.grows}
         return {
-            entry: to_torch_requests(single, entry, manifest.name, states, growing)
+            entry: to_torch_requests(single, entry, manifest.name, states, growing, clocked.get(entry))
             for entry in dict.fromkeys(single.ranks)
         }
 

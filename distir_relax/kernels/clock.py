@@ -1,0 +1,28 @@
+"""The times at which a rank's program reaches its ops, for programs that were emitted with a clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_marks: list[tuple[int, int]] = []
+_wait: list[Callable[[], None]] = []
+
+
+def clock(number: int) -> None:
+    """Record that the op of a number has finished; -1 is the beginning of a step."""
+    for wait in _wait:
+        wait()
+    _marks.append((number, time.perf_counter_ns()))
+
+
+def wait_with(synchronize: Callable[[], None]) -> None:
+    """Let each op wait for an accelerator."""
+    _wait[:] = [synchronize]
+
+
+def take_marks() -> list[tuple[int, int]]:
+    """Return what was recorded since the last call: numbers of ops, and nanoseconds, in order."""
+    taken = list(_marks)
+    _marks.clear()
+    return taken
