@@ -1,9 +1,10 @@
-"""GPT-2 small, batch 1 x 128 tokens: ours on two ranks beside one-process torch and torch DTensor on gloo.
+"""GPT-2 small, one forward step: ours beside torch eager, torch.compile and torch DTensor on the same two cores.
 
-    python benchmarks/gpt2.py [--rounds 3] [--layers 12] [--json out.json]
+    python benchmarks/gpt2.py [--rounds 3] [--layers 12] [--precision float32 bf16] [--shapes 1x128 8x128 1x1]
 
-All are measured in one run, taking turns, so that a busy machine slows all of them alike; each figure is the median
-over all steps of all rounds. Every result is compared with one-process torch.
+Each contender runs in processes of its own, in turns, so that a busy machine slows all of them alike; a figure is the
+median over the steps of all rounds. All results are compared with torch eager in float32. The limit is the sum of the
+least times of all ops (`distir roofline`), measured in the same turns.
 """
 
 from __future__ import annotations
@@ -15,61 +16,69 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-STEPS = 10
+SECONDS, LEAST = 3.0, 5
+"""Time of the steps of a shape in a round, and their least number."""
 SHARDINGS = {
     "transformer.h.*.attn.c_attn.weight": "S[1]",
     "transformer.h.*.mlp.c_fc.weight": "S[1]",
     "transformer.wte.weight": "S[0]",
 }
 
+Step = Callable[[Any], Any]
+"""Returns the logits of ids."""
 
-def model_and_ids(layers: int):
+
+def model_and_ids(options: argparse.Namespace, shape: str):
     """GPT-2 small with random weights, and its input."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).eval()
-    return model, torch.randint(0, 50257, (1, 128))
+    model = GPT2LMHeadModel(GPT2Config(n_layer=options.layers)).eval()
+    batch, tokens = map(int, shape.split("x"))
+    dtype = {"float32": torch.float32, "bf16": torch.bfloat16}[options.precision[0]]
+    return model.to(dtype), torch.randint(0, 50257, (batch, tokens), generator=torch.Generator().manual_seed(1))
 
 
-def eager(layers: int, out: Path) -> None:
+def eager(options: argparse.Namespace) -> None:
     """One process, two threads."""
-    import numpy as np
     import torch
 
-    torch.set_num_threads(2)
-    model, ids = model_and_ids(layers)
-    times = []
+    model, _ = model_and_ids(options, "1x1")
     with torch.inference_mode():
-        for _ in range(STEPS + 1):
-            start = time.perf_counter()
-            logits = model(ids, use_cache=False).logits
-            times.append(time.perf_counter() - start)
-    np.save(out / "eager.npy", logits.numpy())
-    (out / "eager.json").write_text(json.dumps(times[1:]))
+        measure(options, lambda ids: model(ids, use_cache=False).logits)
 
 
-def dtensor(layers: int, out: Path) -> None:
+def compiled_by_torch(options: argparse.Namespace) -> None:
+    """One process, two threads, code of torch's own compiler."""
+    import torch
+
+    model, _ = model_and_ids(options, "1x1")
+    forward = torch.compile(lambda ids: model(ids, use_cache=False).logits, dynamic=False)
+    with torch.inference_mode():
+        measure(options, forward)
+
+
+def dtensor(options: argparse.Namespace) -> None:
     """One rank of torch's tensor parallelism over gloo: the layout that our annotations give.
 
     DTensor cannot cut the fused QKV projection by heads, so its columns are put in the order of the ranks beforehand.
     """
-    import numpy as np
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (2,))
-    model, ids = model_and_ids(layers)
+    model, _ = model_and_ids(options, "1x1")
     width = model.config.n_embd
 
     def linear(conv: torch.nn.Module, order: torch.Tensor | None = None) -> torch.nn.Linear:
@@ -96,106 +105,187 @@ def dtensor(layers: int, out: Path) -> None:
         plan[f"transformer.h.{i}.mlp.c_fc"] = ColwiseParallel()
         plan[f"transformer.h.{i}.mlp.c_proj"] = RowwiseParallel()
     parallelize_module(model, mesh, plan)
-    times = []
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        return model(ids, use_cache=False).logits
+
+    def whole(logits: torch.Tensor) -> torch.Tensor:
+        pieces: list[Any] = [None, None]
+        dist.all_gather_object(pieces, logits)
+        return torch.cat(pieces, -1)
+
+    def longest(seconds: float) -> float:
+        everyone: list[Any] = [None, None]
+        dist.all_gather_object(everyone, seconds)
+        return max(everyone)
+
     with torch.no_grad():
-        for _ in range(STEPS + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            logits = model(ids, use_cache=False).logits
-            times.append(time.perf_counter() - start)
-    pieces = [None, None]
-    dist.all_gather_object(pieces, logits.numpy())
-    if dist.get_rank() == 0:
-        np.save(out / "dtensor.npy", np.concatenate(pieces, -1))
-        (out / "dtensor.json").write_text(json.dumps(times[1:]))
+        measure(options, step, whole, dist.get_rank() == 0, longest)
     dist.destroy_process_group()
 
 
-def compiled(layers: int, out: Path) -> float:
-    """Compile ours into `out`; seconds, without building the model."""
-    import numpy as np
-
+def ours(options: argparse.Namespace) -> None:
+    """The ranks of a bundle as processes, called from this one."""
     import distir_relax as dr
 
-    model, ids = model_and_ids(layers)
-    np.savez(out / "in.npz", input_ids=ids.numpy())
-    mesh = dr.DeviceMesh((2,), ("tp",))
-    dr.compile(*_warm())
-    start = time.perf_counter()
-    plan = dr.compile(model, (ids,), {"use_cache": False}, shardings=SHARDINGS, mesh=mesh, name="gpt2")
-    seconds = time.perf_counter() - start
-    plan.save(out / "gpt2.dist", backends=("torch",))
-    return seconds
+    ranks, backend = {"ours-1": (1, "torch"), "ours-2": (2, "torch"), "tvm-2": (2, "tvm")}[options.part]
+    for shape in options.shapes:
+        path = options.out / f"{options.precision[0]}-{ranks}-{shape}.dist"
+        with dr.launch(path, backend=backend, threads=2 // ranks) as session:
+
+            def step(ids: Any, session: Any = session) -> Any:
+                return session.run({"input_ids": ids})["logits"]
+
+            measure(options, step, clock=lambda session=session: session.seconds, shapes=[shape])
 
 
-def _warm():
-    """A small model: torch.export's own start-up is not our compile time."""
+def measure(
+    options: argparse.Namespace,
+    step: Step,
+    whole: Callable[[Any], Any] = lambda logits: logits,
+    is_first: bool = True,
+    longest: Callable[[float], float] = lambda seconds: seconds,
+    clock: Callable[[], float] | None = None,
+    shapes: list[str] | None = None,
+) -> None:
+    """Time the steps of all shapes; write their seconds, and the logits."""
     import torch
 
+    for shape in shapes or options.shapes:
+        _, ids = model_and_ids(argparse.Namespace(layers=0, precision=options.precision), shape)
+        step(ids)
+        taken: list[float] = []
+        until = longest(time.perf_counter()) + SECONDS
+        while len(taken) < LEAST or longest(time.perf_counter()) < until:
+            start = time.perf_counter()
+            logits = step(ids)
+            taken.append(time.perf_counter() - start if clock is None else clock())
+        logits = whole(logits)
+        if is_first:
+            name = f"{options.precision[0]}-{options.part}-{shape}"
+            torch.save(logits.float(), options.out / f"{name}.pt")
+            (options.out / f"{name}.json").write_text(json.dumps(taken))
+
+
+def compile_ours(options: argparse.Namespace) -> None:
+    """Compile bundles for one and two ranks, and all shapes; write the seconds of one of them."""
     import distir_relax as dr
 
-    class Small(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return dr.annotate_sharding(x, dr.DeviceMesh((2,), ("tp",)), "S[0]") + 1
+    for shape in options.shapes:
+        model, ids = model_and_ids(options, shape)
+        for ranks in (1, 2):
+            mesh = dr.DeviceMesh((ranks,), ("tp",))
+            start = time.perf_counter()
+            plan = dr.compile(model, (ids,), {"use_cache": False}, shardings=SHARDINGS, mesh=mesh, name="gpt2")
+            seconds = time.perf_counter() - start
+            plan.save(options.out / f"{options.precision[0]}-{ranks}-{shape}.dist")
+    (options.out / "compile.json").write_text(json.dumps(seconds))
 
-    return Small().eval(), (torch.ones(4, 4),)
+
+def limit(options: argparse.Namespace) -> None:
+    """The least times of all ops on two threads."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.calibration.measure_ops import measure_op_times
+    from distir_relax.report.op_times import op_times_json
+
+    for shape in options.shapes:
+        found = measure_op_times(read_bundle(options.out / f"{options.precision[0]}-1-{shape}.dist"), steps=LEAST)
+        (options.out / f"{options.precision[0]}-limit-{shape}.json").write_text(json.dumps(op_times_json(found)))
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[argparse.Namespace], None], int]] = {
+    "limit": ("limit of the machine, 2 threads", limit, 1),
+    "ours-1": ("distir-relax, 1 rank of 2 threads", ours, 1),
+    "ours-2": ("distir-relax, 2 ranks", ours, 1),
+    "tvm-2": ("distir-relax, 2 ranks, tvm", ours, 1),
+    "eager": ("torch eager, 2 threads", eager, 1),
+    "compiled": ("torch.compile, 2 threads", compiled_by_torch, 1),
+    "dtensor": ("torch DTensor, 2 ranks", dtensor, 2),
+}
+"""The title of each, its part of this file, and its number of processes under torchrun."""
 
 
 def main() -> int:
     """Take turns, compare, report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--precision", nargs="+", default=["float32", "bf16"])
+    parser.add_argument("--shapes", nargs="+", default=["1x128", "8x128", "1x1"])
+    parser.add_argument("--only", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--part", choices=["eager", "dtensor"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        {"eager": eager, "dtensor": dtensor}[options.part](options.layers, options.out)
+        {**{name: run for name, (_, run, _) in CONTENDERS.items()}, "compile": compile_ours}[options.part](options)
         return 0
-    import numpy as np
-
-    times: dict[str, list[float]] = {"eager": [], "dtensor": [], "distir": []}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        seconds = compiled(options.layers, out)
-        print(f"compiled GPT-2, {options.layers} layers, for 2 ranks in {seconds:.2f} s", flush=True)
-        part = [__file__, "--layers", str(options.layers), "--out", str(out), "--part"]
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29561"]
-        single = dict(os.environ, OMP_NUM_THREADS="1")
-        for _ in range(options.rounds):
-            _run([*part, "eager"], dict(os.environ, OMP_NUM_THREADS="2"))
-            times["eager"] += json.loads((out / "eager.json").read_text())
-            _run([*torchrun, *part, "dtensor"], single)
-            times["dtensor"] += json.loads((out / "dtensor.json").read_text())
-            launch = ["-m", "distir_relax", "launch", "-n", "2", str(out / "gpt2.dist"), "--input", str(out / "in.npz")]
-            launch += ["--output", str(out / "y.npz"), "--repeat", str(STEPS), "--report", str(out / "report.json")]
-            _run(launch, single)
-            times["distir"].append(json.loads((out / "report.json").read_text())["step_seconds"])
-        expected = np.load(out / "eager.npy")
-        wrong = {
-            "dtensor": float(np.abs(np.load(out / "dtensor.npy") - expected).max()),
-            "distir": float(np.abs(np.load(out / "y.npz")["logits"] - expected).max()),
-        }
-    found = {name: median(values) * 1e3 for name, values in times.items()}
-    ours = found["distir"]
-    print(f"torch eager, one process, 2 threads   {found['eager']:7.1f} ms   {found['eager'] / ours:.2f} x ours")
-    print(
-        f"torch DTensor, 2 ranks, gloo          {found['dtensor']:7.1f} ms   {found['dtensor'] / ours:.2f} x ours"
-        f"   (differs by {wrong['dtensor']:.1e})"
-    )
-    print(f"distir-relax, 2 ranks, MPI            {ours:7.1f} ms            (differs by {wrong['distir']:.1e})")
+        for precision in options.precision:
+            found[precision] = _turns(options, precision, Path(folder))
+            print(_table(precision, options.shapes, found[precision]), flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"compile_s": seconds, "ms": found, "differs": wrong}, indent=1))
+        options.json.write_text(json.dumps(found, indent=1))
     return 0
 
 
-def _run(arguments: list[str], environment: dict[str, str]) -> None:
+def _turns(options: argparse.Namespace, precision: str, out: Path) -> dict[str, dict[str, Any]]:
+    """Return the median milliseconds of each contender by shape, and how much its logits differ."""
+    import torch
+
+    part = [__file__, "--layers", str(options.layers), "--precision", precision, "--out", str(out)]
+    part += ["--shapes", *options.shapes, "--part"]
+    run_part([*part, "compile"], 2)
+    print(f"compiled GPT-2, {options.layers} layers, for 2 ranks in {(out / 'compile.json').read_text()} s", flush=True)
+    times: dict[str, dict[str, list[float]]] = {name: {shape: [] for shape in options.shapes} for name in options.only}
+    errors: dict[str, str] = {}
+    for _ in range(options.rounds):
+        for name in options.only:
+            processes = CONTENDERS[name][2]
+            launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "29561"]
+            try:
+                run_part([*(launch if processes > 1 else []), *part, name], 2 // processes)
+            except RuntimeError as error:
+                errors[name] = str(error).strip().splitlines()[-1]
+                continue
+            for shape in options.shapes:
+                read = json.loads((out / f"{precision}-{name}-{shape}.json").read_text())
+                times[name][shape] += [read["steps"][0]["limit"]] if name == "limit" else read
+    found: dict[str, dict[str, Any]] = {}
+    for name in options.only:
+        if name in errors:
+            found[name] = {"error": errors[name]}
+            continue
+        # The machine's limit is that of its best moment.
+        found[name] = {s: 1e3 * (min if name == "limit" else median)(taken) for s, taken in times[name].items()}
+        if name != "limit":
+            expected = torch.load(out / f"{options.precision[0]}-eager-{options.shapes[0]}.pt")
+            logits = torch.load(out / f"{precision}-{name}-{options.shapes[0]}.pt")
+            found[name]["differs"] = float((logits - expected).abs().max())
+    return found
+
+
+def _table(precision: str, shapes: list[str], found: dict[str, dict[str, Any]]) -> str:
+    lines = [f"{precision:36}" + "".join(f"{shape:>11}" for shape in shapes) + "    differs by"]
+    for name, row in found.items():
+        if "error" in row:
+            lines.append(f"{CONTENDERS[name][0]:36}{row['error']}")
+            continue
+        figures = "".join(f"{row[shape]:8.1f} ms" for shape in shapes)
+        lines.append(f"{CONTENDERS[name][0]:36}{figures}" + (f"{row['differs']:14.1e}" if "differs" in row else ""))
+    return "\n".join(lines)
+
+
+def run_part(arguments: list[str], threads: int) -> None:
+    """Run Python with so many threads. Raises `RuntimeError` with its messages if it fails."""
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment, timeout=600, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], env=environment, timeout=1200, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
+        raise RuntimeError(done.stderr[-4000:])
 
 
 if __name__ == "__main__":
