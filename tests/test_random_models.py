@@ -9,7 +9,7 @@ import torch
 
 from tests.models import Model, check, draw, fails, shrink
 
-COUNT, CHUNK = 30, 15
+COUNT, CHUNK = 20, 10
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.symbolic_models import check, draw, shrink
 
-COUNT, CHUNK = 75, 25
+COUNT, CHUNK = 40, 20
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
