@@ -6,30 +6,33 @@ Small steps, such as one token of one sequence, are bound by that.
 A kernel takes numbers and the addresses of data. Its first parameter, which the caller leaves out, is a tensor of one
 float32: TVM takes from it where a kernel's local memory is.
 
-Compiled kernels are kept in ``$XDG_CACHE_HOME/distir-relax/kernels`` (by default under ``~/.cache``). Those found there
-load without TVM's Python modules, whose import takes a second. ``DISTIR_NATIVE=0`` turns native kernels off.
+Compiled kernels are kept on disk (`kernels.compiled_files`). Those found there load without TVM's Python modules, whose
+import takes a second. ``DISTIR_NATIVE=0`` turns native kernels off.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial, wraps
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
+from distir_relax.kernels.compiled_files import (
+    compiled_folder,
+    compiled_key,
+    is_usable,
+    one_compiles,
+    write_compiled,
+)
 from distir_relax.kernels.native.dot import with_dot
 from distir_relax.kernels.native.threads import use_launcher, with_launcher
-from distir_relax.kernels.processor import processor_field
 
 if TYPE_CHECKING:
     import torch
@@ -65,14 +68,14 @@ def measured_once(name: str, measure: Callable[[], int]) -> int:
 
     So a choice by time, which may change the last bits of results, is the same in every run.
     """
-    folder = _folder()
-    file = None if folder is None else folder / f"{name}-{_hash((_sources(), _processor()))}.txt"
+    folder = compiled_folder()
+    file = None if folder is None else folder / f"{name}-{compiled_key(kernel_sources())}.txt"
     with suppress(OSError, ValueError):
-        if file is not None:
+        if file is not None and is_usable(file):
             return int(file.read_text())
     found = measure()
     if file is not None:
-        _write(str(found), file)
+        write_compiled(str(found).encode(), file)
     return found
 
 
@@ -92,12 +95,14 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
     name = write.__name__.strip("_")
     try:
         with TemporaryDirectory() as temporary:
-            file = _file(write, name, arguments, _folder() or Path(temporary))
+            file = _file(write, name, arguments, compiled_folder() or Path(temporary))
             with suppress(Exception):  # no file, or one that was damaged: it is written again
                 return partial(_read(file, name), torch.empty(1))
-            text = with_dot(with_launcher(_compile(write, name, arguments)))
-            _write(text, file)
-            return partial(_read(file, name), torch.empty(1))
+            with one_compiles(file):
+                with suppress(Exception):  # another process may have compiled it
+                    return partial(_read(file, name), torch.empty(1))
+                write_compiled(with_dot(with_launcher(_compile(write, name, arguments))).encode(), file)
+                return partial(_read(file, name), torch.empty(1))
     except Exception as error:  # of TVM and LLVM: the caller goes on with torch
         warnings.warn(f"the kernel {name} was not compiled, torch is used: {error}", RuntimeWarning, stacklevel=4)
         return None
@@ -118,53 +123,34 @@ def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -
 
 def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...], folder: Path) -> Path:
     """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
-    versions = version("apache-tvm"), version("apache-tvm-ffi")
-    key = (_sources(write.__code__.co_filename), repr(arguments), versions, _processor())
-    return folder / f"{name}-{_hash(key)}.ll"
-
-
-def _hash(key: object) -> str:
-    return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+    return folder / f"{name}-{compiled_key(kernel_sources(write.__code__.co_filename), repr(arguments))}.ll"
 
 
 @cache
-def _sources(*files: str) -> tuple[bytes, ...]:
+def kernel_sources(*files: str) -> tuple[bytes, ...]:
     """Return the sources of kernels in `files`, and those of this package, whose functions kernels share."""
     return tuple(path.read_bytes() for path in sorted({*map(Path, files), *Path(__file__).parent.glob("*.py")}))
 
 
-def _folder() -> Path | None:
-    """Return the folder of compiled kernels, None if there is none that belongs to this user alone."""
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = base / "distir-relax" / "kernels"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except (OSError, RuntimeError):
-        return None
-    is_private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return folder if is_private else None
-
-
 def _read(file: Path, name: str) -> Kernel:
     """Return the kernel of a file; any error of TVM if it cannot be used."""
-    if not file.exists():
+    if not is_usable(file):
         raise FileNotFoundError(file)
-    import tvm_ffi
-
-    _load_library()
-    module = tvm_ffi.load_module(str(file))
-    use_launcher(module)
-    found: Kernel = module[name]
+    found: Kernel = load_kernels(file)[name]
     return found
 
 
-def _write(text: str, file: Path) -> None:
-    """Write a file; other processes see the whole of it or nothing."""
-    with suppress(OSError), TemporaryDirectory(dir=file.parent) as folder:
-        written = Path(folder) / file.name
-        written.write_text(text)
-        written.replace(file)
+def load_kernels(file: Path, keep: bool = True) -> Any:
+    """Return the module of LLVM's text of kernels, with their parallel loops on torch's threads.
+
+    Its machine code stays in memory while something refers to the module, and, if `keep`, as long as the process lives.
+    """
+    import tvm_ffi
+
+    load_library()
+    module = tvm_ffi.load_module(str(file), keep_module_alive=keep)
+    use_launcher(module)
+    return module
 
 
 def limit_threads(count: int) -> None:
@@ -184,20 +170,18 @@ def _set_threads() -> None:
 
 
 @cache
-def _load_library() -> None:
-    """Load TVM's library, which has the compiler from LLVM's representation to machine code, without its modules."""
+def load_library() -> None:
+    """Load TVM's library, which has the compiler from LLVM's representation to machine code, without its modules.
+
+    Raises ImportError if TVM is not installed.
+    """
     if "tvm" in sys.modules:
         return
     import ctypes
 
     _set_threads()
     spec = find_spec("tvm")
-    assert spec is not None
-    assert spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ImportError("no module named 'tvm'")
     for name in ("libtvm_runtime.so", "libtvm_compiler.so"):
         ctypes.CDLL(str(Path(spec.origin).parent / "lib" / name), ctypes.RTLD_GLOBAL)
-
-
-def _processor() -> str:
-    """Return a text that differs for processors with different instructions."""
-    return f"{processor_field('model name')} {processor_field('flags')}"
