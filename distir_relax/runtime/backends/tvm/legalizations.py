@@ -1,4 +1,7 @@
-"""Legalizations of Relax ops by functions that LLVM vectorizes (`kernels.native.math`)."""
+"""Legalizations of Relax ops by functions that LLVM vectorizes (`kernels.native.math`).
+
+Those of narrow floats are computed in float32, and rounded once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distir_relax.kernels.native.math import erf, exp, tanh
+from distir_relax.lowering.emit.relax_exact import NARROW
 
 
 def legalizations() -> Mapping[str, Callable[[Any, Any], Any]]:
@@ -40,8 +44,12 @@ def _elementwise(name: str, function: Callable[[Any], Any]) -> Callable[[Any, An
     def legalize(builder: Any, call: Any) -> Any:
         from tvm import te
 
+        dtype = str(call.args[0].ty.dtype)
+        wide = "float32" if dtype in NARROW else dtype
+
         def compute(x: Any) -> Any:
-            return te.compute(x.shape, lambda *i: function(x(*i)), name=name.rsplit(".", 1)[-1])
+            element = lambda *i: function(x(*i).astype(wide)).astype(dtype)  # noqa: E731
+            return te.compute(x.shape, element, name=name.rsplit(".", 1)[-1])
 
         return builder.call_te(compute, call.args[0], primfunc_name_hint=name.rsplit(".", 1)[-1])
 
