@@ -61,6 +61,13 @@ def pack_joined(
     return apply
 
 
+def can_pack_bfloat16() -> bool:
+    """Return whether this processor has kernels for products of bfloat16."""
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
+
+
 class PackedLinear:
     """See `pack_linear`. Weights that are not faster when packed are used by `F.linear` unchanged."""
 
@@ -107,8 +114,7 @@ def _can_pack(weight: torch.Tensor) -> bool:
 
     if weight.device.type != "cpu" or 0 in weight.shape or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    is_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return bool(is_bfloat16) or weight.dtype == torch.float32
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and can_pack_bfloat16())
 
 
 def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -153,12 +152,6 @@ def _kernels() -> Finding:
     return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)
 
 
-def _compiler() -> Finding:
-    compiler = next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None)
-    detail = compiler or "none: TVM programs are compiled when they are loaded, every time"
-    return Finding("C compiler for TVM", compiler is not None, detail, "install gcc or clang", essential=False)
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -172,5 +165,5 @@ def _last_line(text: str, code: int) -> str:
 
 
 _CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _kernels, _compiler,
+    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _kernels,
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Compilation of a rank program's Relax text to an executable of TVM's virtual machine.
+"""Compilation of a rank program's Relax text for TVM's virtual machine.
 
 `split_program` separates computation that depends on weights only and inserts our kernels; TVM fuses and compiles
-the rest.
+the rest. Compiled programs are kept on disk (`kernels.compiled_files`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,24 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from distir_relax.errors import BundleError, RunError
+from distir_relax.kernels.compiled_files import (
+    compiled_folder,
+    compiled_key,
+    is_usable,
+    one_compiles,
+    write_compiled,
+)
+from distir_relax.kernels.native.load import kernel_sources
+from distir_relax.kernels.native.threads import with_launcher
 from distir_relax.runtime.backends.tvm import kernels
+from distir_relax.runtime.backends.tvm.compiled_program import Compiled
 from distir_relax.runtime.backends.tvm.hoist_constants import relax_function, split_program
 from distir_relax.runtime.backends.tvm.legalizations import legalizations
 from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order_by_torch
@@ -23,40 +35,46 @@ from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order
 PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """An executable with functions `prepare` and `main`.
-
-    `main_weights` are the indices of the weights that `main` takes unchanged; the first `outputs` results of `main` are
-    the program's. `steps` describes each step number; `calls` names the communicator's methods; `sizes` names those in
-    the shape that is the last argument of `main`, if there are any.
-    """
-
-    executable: Any
-    main_weights: tuple[int, ...]
-    outputs: int
-    steps: dict[int, str | list[str]]
-    calls: frozenset[str]
-    sizes: tuple[str, ...] = ()
-
-
 def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compiled:
     """Compile a Relax program (JSON) whose parameters at the positions `inputs` are inputs, the others weights.
 
-    Ranks of one process that run the same program share the result. Raises BundleError when the text is not such a
-    program, RunError when TVM cannot compile it here.
+    Ranks of one process that run the same program share the result, and processes of this user its file on disk. Raises
+    BundleError when the text is not such a program, RunError when TVM cannot compile it here.
     """
     key = (text, tuple(inputs), threads)
     with _lock:
         compiled = _compiled.get(key)
         if compiled is None:
-            compiled = _compiled[key] = _compile(*key)
+            compiled = _compiled[key] = _load_or_compile(*key)
         return compiled
 
 
 _lock = threading.Lock()
 _compiled: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Compiled] = weakref.WeakValueDictionary()
 """Programs that some rank of this process still references."""
+
+
+def _load_or_compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
+    folder = compiled_folder()
+    if folder is None:
+        return _compile(text, inputs, threads)
+    sources = kernel_sources(*map(str, Path(__file__).parent.glob("*.py")))
+    file = folder / f"program-{compiled_key(sources, text, inputs, threads)}.bin"
+    found = _read_file(file)
+    if found is None:
+        with one_compiles(file):
+            found = _read_file(file)  # another process may have compiled it
+            if found is None:
+                found = _compile(text, inputs, threads)
+                write_compiled(found.to_bytes(), file)
+    return found
+
+
+def _read_file(file: Path) -> Compiled | None:
+    """Return the program of a file; None if there is none, or it was damaged."""
+    with suppress(OSError, ValueError):
+        return Compiled.from_bytes(file.read_bytes()) if is_usable(file) else None
+    return None
 
 
 def machine(threads: int) -> tuple[Any, kernels.Machine]:
@@ -89,8 +107,10 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
         last = str(wrong).strip().splitlines()[-1]
         raise RunError(f"TVM cannot compile the program: {last}", hint="--backend torch runs it without TVM") from wrong
     return Compiled(
-        executable=executable,
+        bytecode=_bytecode(executable),
+        kernels=next((with_launcher(m.inspect_source("ll")) for m in executable.mod.imports if m.kind == "llvm"), ""),
         main_weights=split.main_weights,
+        products=split.products,
         outputs=int(function.attrs["distir.outputs"]),
         steps={
             int(step): str(what) if isinstance(what, str) else [str(text) for text in what]
@@ -99,6 +119,13 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
         calls=split.calls,
         sizes=tuple(map(str, function.attrs.get("distir.sizes", ()))),
     )
+
+
+def _bytecode(executable: Any) -> bytes:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "bytecode"
+        executable.mod.write_to_file(str(file), "relax.VMExecutable")
+        return file.read_bytes()
 
 
 def check_schedule(executable: Any, expected: Sequence[str]) -> None:

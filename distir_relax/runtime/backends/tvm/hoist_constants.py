@@ -1,10 +1,13 @@
 """Hoisting of weight-only computation, and replacement of ops by kernels.
 
-Everything that depends on weights only (packing for the kernels, padding, masks) moves to ``prepare``, which runs
-once when the weights are loaded; the rest is ``main``::
+Everything that depends on weights only (transposes, padding, masks) moves to ``prepare``, which runs once when the
+weights are loaded; the rest is ``main``::
 
-    prepare(weights...)                                  -> (prepared...)
+    prepare(weights...)                                  -> (prepared..., factors...)
     main(inputs..., main weights..., prepared..., sizes) -> (outputs...)
+
+Products with weights are calls of ``distir_products.call``, since packed weights are no tensors of TVM. `factors` are
+the weights of these products, each followed by its bias if it has one (`kernels.packing`).
 
 If there are symbolic sizes, `main` takes their values as a shape; what depends on them is computed in each call.
 """
@@ -12,15 +15,33 @@ If there are symbolic sizes, `main` takes their values as a shape; what depends 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from distir_relax.kernels.packing import can_pack_bfloat16
 from distir_relax.lowering.emit.relax_sizes import static_size
 from distir_relax.runtime.backends.tvm import kernels
 
 PREFIX = "distir."
+CALL_PRODUCT = "distir_products.call"
+"""The packed function ``(x, index) -> result`` that the tvm backend registers: the product with that index."""
+TYPICAL_ROWS = 256
+"""The number of rows that weights are packed for if it is symbolic."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product with a weight on its right: the weight is (out, in) if `transposed`, else (in, out).
+
+    Its other operand has typically `rows` rows.
+    """
+
+    transposed: bool
+    biased: bool
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -28,12 +49,13 @@ class Split:
     """A module with the functions `prepare` and `main`.
 
     `main_weights` are the indices of the weights that `main` takes unchanged; `calls` are the communicator methods that
-    it calls.
+    it calls; `products` are its products with weights.
     """
 
     module: Any
     main_weights: tuple[int, ...]
     calls: frozenset[str]
+    products: tuple[Product, ...]
 
 
 def split_program(module: Any, inputs: Sequence[int], host: kernels.Machine) -> Split:
@@ -49,8 +71,25 @@ def relax_function(module: Any) -> Any:
     return function
 
 
+@dataclass(frozen=True)
+class _Factors:
+    """The variables of a weight and of a bias, which products share."""
+
+    weight: Any
+    transposed: bool
+    bias: Any = None
+
+    @property
+    def variables(self) -> list[Any]:
+        """Return the variables."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
 class _Splitter:
-    """Builder of both functions. Values are keyed by the original variables; `early` are the weight-only ones."""
+    """Builder of both functions. Values are keyed by the original variables; `early` are the weight-only ones.
+
+    `products` have the left operand and the factors of each product with a weight, by its result.
+    """
 
     def __init__(self, module: Any, inputs: Sequence[int], host: kernels.Machine) -> None:
         from tvm import relax
@@ -68,15 +107,19 @@ class _Splitter:
         self.bindings = [b for b in bindings if b.var not in self.constants]
         self.result = function.body.body
         self.definitions = {b.var: b.value for b in self.bindings}
+        self.uses = Counter(v for b in self.bindings for v in _variables(b.value))
         self.values: dict[Any, Any] = {}
         self.early = self._find_early()
         late = [b for b in self.bindings if b.var not in self.early]
-        self.packs = {b.var: key for b in late if (key := self._packable(b.value)) is not None}
-        used = set(_variables(self.result))
-        for b in late:
-            used.update(_variables(b.value)[:1] if b.var in self.packs else _variables(b.value))
+        self.products = {b.var: found for b in late if (found := self._product_of(b.var)) is not None}
+        used = {self.result}
+        for b in reversed(late):
+            if b.var in used:
+                used.update([self.products[b.var][0]] if b.var in self.products else _variables(b.value))
+        self.late = [b for b in late if b.var in used and b.var != self.result]
         self.main_weights = [i for i, w in enumerate(self.weights) if w in used]
         self.crossing = [b.var for b in self.bindings if b.var in self.early and b.var in used]
+        self.rows = self._typical_rows()
 
     def run(self) -> Split:
         """Build both functions, with their kernels."""
@@ -87,27 +130,24 @@ class _Splitter:
         self.constants |= called
         parameters = {w: relax.Var(w.name, w.ty) for w in self.weights}
         self.values = {**self.constants, **parameters}
+        prepared = [*self.crossing, *(v for factors in self.rows for v in factors.variables)]
         with builder.function("prepare", list(parameters.values())):
             with builder.dataflow():
-                self._emit(builder, early=True)
-                keys = list(dict.fromkeys(self.packs.values()))
-                panels = [self._pack(builder, *key) for key in keys]
-                results = builder.emit_output(relax.Tuple([self.values[v] for v in self.crossing] + panels))
+                self._emit(builder, [b for b in self.bindings if b.var in self.early])
+                results = builder.emit_output(relax.Tuple([self.values[v] for v in prepared]))
             builder.emit_func_output(results)
 
         order = [*self.inputs, *(self.weights[i] for i in self.main_weights), *self.crossing]
         parameters = {v: relax.Var(v.name, v.ty) for v in order}
         self.values = {**self.constants, **parameters}
-        packed = {key: relax.Var(f"{key[0].name}_packed", panel.ty) for key, panel in zip(keys, panels, strict=True)}
-        with builder.function("main", [*parameters.values(), *packed.values(), *self.sizes]):
+        with builder.function("main", [*parameters.values(), *self.sizes]):
             with builder.dataflow():
-                for var, key in self.packs.items():
-                    self.values[var] = packed[key]
-                self._emit(builder, early=False)
+                self._emit(builder, self.late)
                 results = builder.emit_output(_substitute(self.definitions[self.result], self.values))
             builder.emit_func_output(results)
         calls = {name for b in self.bindings if (name := _packed_call(b.value)) is not None}
-        return Split(builder.get(), tuple(self.main_weights), frozenset(calls))
+        products = [Product(f.transposed, f.bias is not None, rows) for f, rows in self.rows.items()]
+        return Split(builder.get(), tuple(self.main_weights), frozenset(calls), tuple(products))
 
     def _find_early(self) -> set[Any]:
         early: set[Any] = set()
@@ -119,23 +159,56 @@ class _Splitter:
                 early.add(b.var)
         return early
 
-    def _packable(self, call: Any) -> tuple[Any, bool] | None:
-        """For a product with a weight on its right: return the weight, and whether it is transposed."""
+    def _product_of(self, var: Any) -> tuple[Any, _Factors] | None:
+        """For a product with a weight, or one with a bias added: return its left operand, and its factors."""
+        call = self.definitions[var]
+        if not _is_op(call, "relax.add"):
+            return self._unbiased_product_of(var)
+        for product, bias in (call.args, reversed(call.args)):
+            if self.uses[product] == 1 and self._is_fixed(bias) and _is_bias(bias, var):
+                found = self._unbiased_product_of(product)
+                if found is not None:
+                    return found[0], replace(found[1], bias=bias)
+        return None
+
+    def _unbiased_product_of(self, var: Any) -> tuple[Any, _Factors] | None:
+        call: Any = self.definitions.get(var)
+        # A product of bfloat16 is one of float32, between casts.
+        is_narrow = _is_op(call, "relax.astype") and _dtype(var) == "bfloat16" and can_pack_bfloat16()
+        if is_narrow:
+            call = self.definitions.get(call.args[0])
         if not (_is_op(call, "relax.matmul") and _suits(call)) or len(call.args[1].ty.shape) != 2:
             return None
-        right = call.args[1]
-        if right not in self.early and right not in self.weights:
+        x, weight = [self._before_cast(v, "bfloat16") for v in call.args] if is_narrow else call.args
+        if x is None or weight is None or not self._is_fixed(weight):
             return None
-        source: Any = self.definitions.get(right)
-        return (source.args[0], True) if _is_op(source, "relax.permute_dims") else (right, False)
+        source: Any = self.definitions.get(weight)
+        is_transposed = _is_op(source, "relax.permute_dims")
+        return x, _Factors(source.args[0] if is_transposed else weight, is_transposed)
 
-    def _emit(self, builder: Any, early: bool) -> None:
-        for b in self.bindings:
-            if (b.var in self.early) != early or b.var == self.result:
-                continue
-            if b.var in self.packs:
-                x, n = self.values[b.value.args[0]], _numbers(b.value.args[1])[1]
-                call = _packed_product(builder, x, self.values[b.var], n, self.host)
+    def _before_cast(self, var: Any, dtype: str) -> Any:
+        """Return the value of a dtype that `var` is a cast of; None if it is none."""
+        call: Any = self.definitions.get(var)
+        return call.args[0] if _is_op(call, "relax.astype") and _dtype(call.args[0]) == dtype else None
+
+    def _is_fixed(self, var: Any) -> bool:
+        return var in self.early or var in self.weights
+
+    def _typical_rows(self) -> dict[_Factors, int]:
+        """Return the number of rows that the factors of products are packed for, that of the largest product."""
+        found: dict[_Factors, int] = {}
+        for b in self.late:
+            if b.var in self.products:
+                x, factors = self.products[b.var]
+                rows = static_size(math.prod([*x.ty.shape][:-1]))
+                found[factors] = max(found.get(factors, 1), TYPICAL_ROWS if rows is None else rows)
+        return found
+
+    def _emit(self, builder: Any, bindings: Sequence[Any]) -> None:
+        for b in bindings:
+            if b.var in self.products:
+                x, factors = self.products[b.var]
+                call = _packed_product(self.values[x], list(self.rows).index(factors), b.var.ty)
             else:
                 call = _substitute(b.value, self.values)
                 kernel = next((make for name, make in _KERNELS.items() if _is_op(call, name)), None)
@@ -143,26 +216,18 @@ class _Splitter:
                     call = kernel(builder, call, b.var.ty.shape, self.host)
             self.values[b.var] = builder.emit(call, name_hint=b.var.name)
 
-    def _pack(self, builder: Any, weight: Any, transposed: bool) -> Any:
-        from tvm import relax
 
-        shape, dtype = _numbers(weight), _dtype(weight)
-        k, n = reversed(shape) if transposed else shape
-        kernel = builder.add_func(kernels.pack(k, n, dtype, transposed, self.host), "pack")
-        kind = relax.TensorType(kernels.packed_shape(k, n, dtype, self.host), dtype)
-        return builder.emit(relax.call_tir(kernel, [self.values[weight]], kind))
+def _packed_product(x: Any, index: int, kind: Any) -> Any:
+    from tvm import relax, tirx
+
+    return relax.op.call_pure_packed(CALL_PRODUCT, x, tirx.IntImm("int64", index), ty_args=kind)
 
 
-def _packed_product(builder: Any, x: Any, panels: Any, n: int, host: kernels.Machine) -> Any:
-    from tvm import relax
-
-    *lead, k = x.ty.shape
-    dtype, rows = _dtype(x), math.prod(lead)
-    [(m, columns)] = _dims((rows, k))
-    kernel = builder.add_func(kernels.packed_product(m, int(columns), n, dtype, host), "product")
-    flat = x if len(lead) == 1 else builder.emit(relax.op.reshape(x, (rows, k)))
-    y = relax.call_tir(kernel, [flat, panels], relax.TensorType((rows, n), dtype))
-    return y if len(lead) == 1 else relax.op.reshape(builder.emit(y), (*lead, n))
+def _is_bias(bias: Any, var: Any) -> bool:
+    """Whether `bias` has an element for each column of `var`, of its dtype."""
+    shape = bias.ty.shape
+    columns = static_size(var.ty.shape[-1])
+    return len(shape) == 1 and static_size(shape[0]) == columns and _dtype(bias) == _dtype(var)
 
 
 def _product(builder: Any, call: Any, shape: Sequence[Any], host: kernels.Machine) -> Any:

@@ -3,10 +3,10 @@
 A matmul is blocked into a few rows by one panel of columns, two vectors wide, which stay in registers during the
 reduction::
 
-    x (m, k)   w packed (panels, k, width)   y (m, n)        acc[r, :] += x[row r, k] * w[panel, k, :]
+    a (m, k)   b (k, n)   y (m, n)        acc[r, :] += a[row r, k] * b[k, panel]
 
-Weights are packed once, when they are loaded; the last panel is padded with zeros. Other right-hand sides are read in
-place: the last panel then overlaps the one before it and needs no padding.
+The last panel overlaps the one before it and needs no padding. Products with weights are not computed here but by
+`distir_relax.kernels.packing`.
 
 A size is a number, or the name of a variable of the kernel, which gets its value from the buffers of a call: ``n0``.
 
@@ -42,65 +42,6 @@ class Machine:
     def lanes(self, dtype: str) -> int:
         """Return the number of elements of one vector register."""
         return self.vector_bytes // FLOATS[dtype]
-
-
-def packed_shape(k: int, n: int, dtype: str, machine: Machine) -> tuple[int, int, int]:
-    """Return the shape of a packed (k, n) weight: (panels, k, width)."""
-    width = 2 * machine.lanes(dtype)
-    return (-(-n // width), k, width)
-
-
-@cache
-def pack(k: int, n: int, dtype: str, transposed: bool, machine: Machine) -> Any:
-    """Build the kernel that packs ``w (k, n)``, or ``(n, k)`` when `transposed`."""
-    panels, _, width = packed_shape(k, n, dtype, machine)
-    source = f"w[p * {width} + c, r]" if transposed else f"w[r, p * {width} + c]"
-    shape = (n, k) if transposed else (k, n)
-    # Read a transposed weight along its rows.
-    loops = f"for c, r in T.grid({width}, {k})" if transposed else f"for r, c in T.grid({k}, {width})"
-    return _function(
-        f"w: {_buffer(shape, dtype)}, y: {_buffer((panels, k, width), dtype)}",
-        f"""
-for p in range({panels}):
-    {loops}:
-        if p * {width} + c < {n}:
-            y[p, r, c] = {source}
-        else:
-            y[p, r, c] = T.{dtype}(0)
-""",
-    )
-
-
-@cache
-def packed_product(m: Dim, k: int, n: int, dtype: str, machine: Machine) -> Any:
-    """Build the kernel ``x (m, k), packed w -> y (m, n)``."""
-    panels, _, width = packed_shape(k, n, dtype, machine)
-    lanes, rest = width // 2, n % width
-    vectors = [(start, lanes) for start in range(0, width, lanes)]
-    weights = [f"w[p, k, {_span(start, size)}]" for start, size in vectors]
-    blocks = _row_blocks(m, machine.rows)
-
-    def body(store: Any) -> str:
-        return "".join(
-            _block(k, count, size, first, vectors, width, weights, dtype, "x[{row}, k]", store)
-            for count, size, first in blocks
-        )
-
-    def full(row: str, r: str) -> list[str]:
-        return [f"y[{row}, {_span(f'p * {width} + {s}', z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]"
-                for s, z in vectors]  # fmt: skip
-
-    def partial(row: str, r: str) -> list[str]:
-        # Through a separate buffer: slicing the registers would spill all of them to memory.
-        moves = [f"edge[{_span(str(s), z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]" for s, z in vectors]
-        return [*moves, f"for c in range({rest}):", f"    y[{row}, p * {width} + c] = edge[c]"]
-
-    text = f"for p in {_outer(n // width, machine.threads)}:\n{_indent(body(full))}" if n // width else ""
-    if rest:
-        text += f"for p in range({n // width}, {panels}):\n"
-        text += f'    edge = T.sblock_alloc_buffer(({width},), "{dtype}", scope="local")\n{_indent(body(partial))}'
-    arguments = f"x: {_buffer((m, k), dtype)}, w: {_buffer((panels, k, width), dtype)}, y: {_buffer((m, n), dtype)}"
-    return _function(arguments, text)
 
 
 @cache

@@ -1,7 +1,10 @@
 """The tvm backend: run a rank's program on TVM's virtual machine.
 
 Communication is a packed function that reads and writes the VM's own buffers. Ranks may be threads of one
-process and share a program, so a packed function gets its rank's communicator from thread-local storage.
+process and share a program, so a packed function gets its rank's communicator from thread-local storage, and a product
+its packed weights.
+
+A program that is found compiled on disk is loaded without TVM's Python modules.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
 from distir_relax.kernels.indices import checked
 from distir_relax.kernels.native.load import limit_threads
+from distir_relax.kernels.packing import PackedLinear, pack_linear
 from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
+from distir_relax.runtime.backends.tvm.hoist_constants import CALL_PRODUCT, Product
 from distir_relax.runtime.backends.weights import load_weights, memory
 
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.runtime.backends.tvm.compile import Compiled
+    from distir_relax.runtime.backends.tvm.compiled_program import Compiled
     from distir_relax.runtime.communicator import Communicator
 
 
@@ -70,13 +75,12 @@ class TvmProgram:
         self, compiled: Compiled, comm: Communicator, weights: Sequence[torch.Tensor],
         sources: Sequence[int | str], state: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        import tvm
+        import torch
         from torch.utils.dlpack import from_dlpack
-        from tvm import relax
 
         for name in compiled.calls:
             _register(name)
-        _register_check()
+        _register_kernels()
         self.steps = compiled.steps
         self._comm = comm
         # TVM reuses the memory of dead values, so sends must be copied.
@@ -85,23 +89,44 @@ class TvmProgram:
         self._sources = sources
         self._state = {name: _to_tvm(tensor) for name, tensor in state.items()}
         self.state = {name: from_dlpack(tensor) for name, tensor in self._state.items()}
-        self._machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
+        self._machine = _start_machine(compiled.executable)
         tensors = [_to_tvm(weight) for weight in weights]
-        prepared = _call(comm, self._machine["prepare"], tensors)
+        prepared = list(_call(comm, (), self._machine["prepare"], tensors))
+        with torch.inference_mode():
+            self._products = tuple(reversed([_pack(prepared, product) for product in reversed(compiled.products)]))
         self._weights = [*(tensors[i] for i in compiled.main_weights), *prepared]
         self._main = self._machine["main"]
-        self.held = memory(map(from_dlpack, self._weights))
+        self.held = memory([*map(from_dlpack, self._weights), *(product.weight for product in self._products)])
 
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = MappingProxyType({})) -> list[torch.Tensor]:
         """See `RankProgram`."""
-        import tvm
+        import torch
+        import tvm_ffi
         from torch.utils.dlpack import from_dlpack
 
         arguments = [_to_tvm(inputs[i]) if isinstance(i, int) else self._state[i] for i in self._sources]
         names = self._compiled.sizes
-        shape = [tvm.runtime.ShapeTuple([sizes[name] for name in names])] if names else []
-        results = _call(self._comm, self._main, [*arguments, *self._weights, *shape])
+        shape = [tvm_ffi.Shape([sizes[name] for name in names])] if names else []
+        with torch.inference_mode():
+            results = _call(self._comm, self._products, self._main, [*arguments, *self._weights, *shape])
         return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
+
+
+def _start_machine(executable: Any) -> Any:
+    """Return a virtual machine as `relax.VirtualMachine` starts it, without TVM's Python modules."""
+    cpu, device, pooled_allocator = 1, 0, 2
+    machine = executable["vm_load_executable"]()
+    machine["vm_initialization"](cpu, device, pooled_allocator)
+    return machine
+
+
+def _pack(prepared: list[Any], product: Product) -> PackedLinear:
+    """Pack the factors of a product, which are removed from the end of a list."""
+    from torch.utils.dlpack import from_dlpack
+
+    bias = from_dlpack(prepared.pop()) if product.biased else None
+    weight = from_dlpack(prepared.pop())
+    return pack_linear(weight if product.transposed else weight.t(), bias, rows=product.rows)
 
 
 def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:
@@ -112,22 +137,22 @@ def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..
     import tvm
     from tvm import relax
 
-    _register_check()
+    _register_kernels()
     for entry in entries():
         if Trait.ON_COMMUNICATOR in entry.traits:
             _register(entry.name)
     comm.copies_sends = True
     function = relax.VirtualMachine(executable, tvm.cpu())[name]
-    return lambda *arguments: _call(comm, function, arguments)
+    return lambda *arguments: _call(comm, (), function, arguments)
 
 
 _current = threading.local()
-"""Per thread: `comm`, the communicator of the running program, and `error`, the exception of a communication."""
+"""Per thread: `comm` and `products`, those of the running program, and `error`, the exception of a packed function."""
 
 
-def _call(comm: Communicator, function: Any, arguments: Sequence[Any]) -> Any:
-    before = getattr(_current, "comm", None)
-    _current.comm, _current.error = comm, None
+def _call(comm: Communicator, products: Sequence[PackedLinear], function: Any, arguments: Sequence[Any]) -> Any:
+    before = getattr(_current, "comm", None), getattr(_current, "products", ())
+    _current.comm, _current.products, _current.error = comm, products, None
     try:
         return function(*arguments)
     except Exception as wrong:
@@ -135,7 +160,7 @@ def _call(comm: Communicator, function: Any, arguments: Sequence[Any]) -> Any:
         raise (_current.error or wrong) from None
     finally:
         # An exception keeps the tensors of its frames alive.
-        _current.comm, _current.error = before, None
+        (_current.comm, _current.products), _current.error = before, None
 
 
 def _register(name: str) -> None:
@@ -145,12 +170,13 @@ def _register(name: str) -> None:
         tvm_ffi.register_global_func(f"distir.{name}", _packed(name))
 
 
-def _register_check() -> None:
+def _register_kernels() -> None:
     import tvm_ffi
 
     if tvm_ffi.get_global_func(CHECK_INDICES, allow_missing=True) is None:
         tvm_ffi.register_global_func(CHECK_INDICES, _check_indices)
         tvm_ffi.register_global_func(CALL_KERNEL, _call_kernel)
+        tvm_ffi.register_global_func(CALL_PRODUCT, _call_product)
 
 
 def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result: Any) -> None:
@@ -173,6 +199,19 @@ def _call_kernel(module: str, function: str, options: str, count: int, *tensors:
     results = kernel(*operands, **json.loads(str(options)))
     for target, result in zip(targets, results if isinstance(results, tuple) else (results,), strict=True):
         target.copy_(result)
+
+
+def _call_product(x: Any, index: int) -> Any:
+    """See `distir_relax.runtime.backends.tvm.hoist_constants`."""
+    import tvm_ffi
+    from torch.utils.dlpack import from_dlpack
+
+    try:
+        result = _current.products[index](from_dlpack(x))
+        return tvm_ffi.from_dlpack(result) if result.numel() else _to_tvm(result)
+    except BaseException as error:
+        _current.error = error
+        raise
 
 
 def _packed(name: str) -> Callable[..., None]:
@@ -222,10 +261,13 @@ def _with_size(item: dict[str, Any], sizes: tuple[int, ...]) -> Any:
 
 def _to_tvm(x: torch.Tensor) -> Any:
     """Return a copy in memory aligned as TVM's code expects."""
-    import tvm
+    import tvm_ffi
     from torch.utils.dlpack import from_dlpack
 
-    target = tvm.runtime.empty(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+    # Of an empty tensor torch has other strides than TVM.
+    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+    dtype = tvm_ffi.dtype(str(x.dtype).removeprefix("torch."))
+    target = allocate(tvm_ffi.Shape(x.shape), dtype, tvm_ffi.device("cpu", 0), None)
     from_dlpack(target).copy_(x)
     return target
 

@@ -1,0 +1,80 @@
+"""Compiled rank programs, and their form on disk: bytecode, and LLVM's text of kernels.
+
+Files load without TVM's Python modules, whose import takes a second.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from distir_relax.kernels.native.load import load_kernels, load_library
+from distir_relax.runtime.backends.tvm.hoist_constants import Product
+
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program with functions `prepare` and `main`: bytecode, and LLVM's text of its kernels, empty if it has none.
+
+    `main_weights` are the indices of the weights that `main` takes unchanged; `products` are as in `Split`; the first
+    `outputs` results of `main` are the program's. `steps` describes each step number; `calls` names the communicator's
+    methods; `sizes` names those in the shape that is the last argument of `main`, if there are any.
+    """
+
+    bytecode: bytes
+    kernels: str
+    main_weights: tuple[int, ...]
+    products: tuple[Product, ...]
+    outputs: int
+    steps: dict[int, str | list[str]]
+    calls: frozenset[str]
+    sizes: tuple[str, ...] = ()
+
+    @cached_property
+    def executable(self) -> Any:
+        """The executable, which ranks of a process share."""
+        import tvm_ffi
+
+        load_library()
+        executable = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.relax.VMExecutable")(self.bytecode)
+        if self.kernels:
+            with TemporaryDirectory() as folder:
+                file = Path(folder) / "kernels.ll"
+                file.write_text(self.kernels)
+                executable.import_module(load_kernels(file, keep=False))
+        return executable
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a file: a checksum, and compressed JSON."""
+        fields = {
+            **asdict(self), "bytecode": base64.b64encode(self.bytecode).decode(), "calls": sorted(self.calls)
+        }  # fmt: skip
+        content = zlib.compress(json.dumps(fields).encode(), 1)
+        return hashlib.sha256(content).digest() + content
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Compiled:
+        """Return the program of a file. Raises ValueError if it was damaged."""
+        checksum, content = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+        if hashlib.sha256(content).digest() != checksum:
+            raise ValueError("not a compiled program, or a part of one")
+        fields = json.loads(zlib.decompress(content))
+        return cls(
+            bytecode=base64.b64decode(fields["bytecode"]),
+            kernels=fields["kernels"],
+            main_weights=tuple(fields["main_weights"]),
+            products=tuple(Product(**product) for product in fields["products"]),
+            outputs=fields["outputs"],
+            steps={int(step): what for step, what in fields["steps"].items()},
+            calls=frozenset(fields["calls"]),
+            sizes=tuple(fields["sizes"]),
+        )
