@@ -291,7 +291,9 @@ class TorchFunction:
     def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
         """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
         entry = lookup(op.name, op.location)
-        literal = entry.code.numbers if any(v.name not in self.numbers for v in op.operands) else frozenset()
+        # Numbers alone would have torch's default dtype.
+        has_tensor = any(op.operands[i].name not in self.numbers for i in entry.code.numbers)
+        literal = entry.code.numbers if has_tensor else frozenset()
         operands = [
             self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
             for i, v in enumerate(op.operands)
