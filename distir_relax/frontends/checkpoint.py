@@ -5,9 +5,10 @@ Tensors are read one at a time, when a bundle is written or a plan first runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ def with_checkpoint(imported: Imported, path: str | Path) -> Imported:
     and is cast to the model's dtype. Raises `ImportModelError` for a checkpoint that cannot be read, that lacks one of
     the tensors, or holds one of another shape.
     """
+    from distir_relax.support.deferred_tensor import DeferredTensor
+
     entries = _tensors_in(Path(path))
     names: dict[str, list[str]] = {}
     for name, value in imported.names.items():
@@ -51,7 +54,11 @@ def with_checkpoint(imported: Imported, path: str | Path) -> Imported:
             f"it holds names such as {', '.join(list(entries)[:3])}; tensors that are not weights must have data in "
             "the model: create it inside `with distir_relax.empty_weights():`, which leaves buffers in memory",
         )
-    return replace(imported, tensors=_LazyTensors(imported.tensors, sources))
+    read = {
+        value: DeferredTensor(imported.tensors[value], partial(_read, file, key, imported.tensors[value].dtype))
+        for value, (file, key) in sources.items()
+    }
+    return replace(imported, tensors={**imported.tensors, **read})
 
 
 def read_tensors(path: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
@@ -65,29 +72,11 @@ def read_tensors(path: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-class _LazyTensors(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, some of which are read from files on each access."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], sources: Mapping[str, tuple[Path, str]]) -> None:
-        self._tensors, self._sources = tensors, sources
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._sources:
-            return self._tensors[name]
-        path, key = self._sources[name]
-        with _open(path) as file:
-            data: torch.Tensor = file.get_tensor(key)
-        # Copy: the file is memory-mapped, and may be truncated while a plan runs.
-        return data.to(self._tensors[name].dtype, copy=True)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+def _read(path: Path, key: str, dtype: torch.dtype) -> torch.Tensor:
+    with _open(path) as file:
+        data: torch.Tensor = file.get_tensor(key)
+    # Copy: the file is memory-mapped, and may be truncated while a plan runs.
+    return data.to(dtype, copy=True)
 
 
 def _tensors_in(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
