@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, count_uses, live_ops
 from distir_relax.support.units import count
 
@@ -69,6 +72,26 @@ def snapshot(imported: Imported) -> Imported:
         for name, tensor in imported.tensors.items()
     }
     return replace(imported, tensors=tensors)
+
+
+def match_parameters(imported: Imported, patterns: Sequence[str], option: str, model: str = "") -> set[str]:
+    """Return the values of the parameters of `model` whose names match a pattern (`fnmatch`) of an option.
+
+    Raises `DistIRError` for a pattern that no parameter matches.
+    """
+    parameters = {item.value.name for item in imported.module.main.inputs if item.role == "parameter"}
+    names = {name: value for name, value in imported.names.items() if value in parameters}
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = {value for name, value in names.items() if fnmatchcase(name, pattern)}
+        if not found:
+            near = difflib.get_close_matches(pattern, names, 1)
+            raise DistIRError(
+                f"no parameter matches {pattern!r} of `{option}`", model,
+                f"did you mean {near[0]!r}?" if near else f"parameters have names such as {next(iter(names), 'none')}",
+            )  # fmt: skip
+        matched |= found
+    return matched
 
 
 def eliminate_dead_ops(function: Function) -> Function:

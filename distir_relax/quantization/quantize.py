@@ -6,20 +6,19 @@ A weight is quantized if it is the matrix of products, and perhaps a table of em
     %y = linear(%x, %w)           =>   %y = quantized_linear(%x, %w.values, %w.scales)
     %e = take(%w, %ids) {axis=0}       %e = dequantize(take(%w.values, %ids), take(%w.scales, %ids))
 
-Of a product ``matmul(%x, %w)`` the transposed weight is quantized, whose rows are outputs as well.
+Of a product ``matmul(%x, %w)`` the transposed weight is quantized, whose rows are outputs as well. An op that
+transposes a weight disappears.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeAlias
 
 from distir_relax.errors import DistIRError
-from distir_relax.frontends.imported_model import Imported
+from distir_relax.frontends.imported_model import Imported, match_parameters
 from distir_relax.ir import Function, TensorType, Value
 from distir_relax.kernels.quantized import GROUP, quantize_int4, quantize_int8, quantize_int8_groups
 from distir_relax.ops import Builder, QuantizedForm, lookup
@@ -79,13 +78,13 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
     """
     chosen = WEIGHT_FORMATS[precision]
     main = imported.module.main
-    kept = _kept(imported, keep, name)
+    kept = match_parameters(imported, keep, "keep", name)
     uses = {
         item.value.name: found
         for item in main.inputs
         if item.role == "parameter" and item.value.name not in kept and (found := _uses(main, item.value))
     }
-    weights = {weight: found[0].is_transposed for weight, found in uses.items()}
+    weights = {weight: found.is_transposed for weight, found in uses.items()}
     if not weights:
         raise DistIRError(
             f"no weight of the model can be stored as {precision}",
@@ -93,7 +92,7 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
             f"weights of linear layers can whose inputs are a multiple of {GROUP}, unless `keep` has their names",
         )
     formats = {
-        weight: chosen if all(form.is_product for form in found) or chosen.bits == 8 else _FORMAT_OF_TABLES
+        weight: _FORMAT_OF_TABLES if found.is_table and chosen.bits < _FORMAT_OF_TABLES.bits else chosen
         for weight, found in uses.items()
     }
     quantizer = _Quantizer(main, weights, {weight: of.kinds for weight, of in formats.items()})
@@ -110,40 +109,46 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
     return replace(imported, module=module, tensors=tensors, names=quantizer.visible(imported.names))
 
 
-def _kept(imported: Imported, keep: Sequence[str], model: str) -> set[str]:
-    """Return the values of parameters whose names match a pattern."""
-    parameters = {item.value.name for item in imported.module.main.inputs if item.role == "parameter"}
-    names = {name: value for name, value in imported.names.items() if value in parameters}
-    kept: set[str] = set()
-    for pattern in keep:
-        found = {value for name, value in names.items() if fnmatchcase(name, pattern)}
-        if not found:
-            near = difflib.get_close_matches(pattern, names, 1)
-            raise DistIRError(
-                f"no parameter matches {pattern!r} of `keep`", model,
-                f"did you mean {near[0]!r}?" if near else f"parameters have names such as {next(iter(names), 'none')}",
-            )  # fmt: skip
-        kept |= found
-    return kept
+@dataclass(frozen=True)
+class _Uses:
+    """How ops use a weight: whether as the matrix (k, n) of products, and whether as a table as well."""
+
+    is_transposed: bool
+    is_table: bool
 
 
-def _uses(main: Function, weight: Value) -> list[QuantizedForm]:
-    """Return how ops use a weight; empty if it cannot be quantized."""
+def _uses(main: Function, weight: Value) -> _Uses | None:
+    """Return how ops use a weight; None if it cannot be quantized."""
     shape = weight.tensor.shape
-    if len(shape) != 2 or "float" not in weight.tensor.dtype or any(o.value == weight for o in main.outputs):
-        return []
-    found = []
-    for op in main.ops:
-        if weight in op.operands:
-            form = None if op.callee else lookup(op.name, op.location).quantized
-            places = [number for number, value in enumerate(op.operands) if value == weight]
-            if form is None or places != [form.operand] or not form.applies(op):
-                return []
-            found.append(form)
-    is_one_way = len({form.is_transposed for form in found}) == 1
-    inner = shape[0] if found and found[0].is_transposed else shape[1]
+    if len(shape) != 2 or "float" not in weight.tensor.dtype:
+        return None
+    found = _forms(main, weight, False)
+    if found is None or not any(form.is_product for form, _ in found):
+        return None
+    ways = {form.is_transposed != is_swapped for form, is_swapped in found}
+    inner = shape[0] if ways == {True} else shape[1]
     can_be_cut = isinstance(inner, int) and inner > 0 and inner % GROUP == 0
-    return found if is_one_way and can_be_cut and any(form.is_product for form in found) else []
+    is_table = any(not form.is_product for form, _ in found)
+    return _Uses(ways.pop(), is_table) if len(ways) == 1 and can_be_cut else None
+
+
+def _forms(main: Function, weight: Value, is_swapped: bool) -> list[tuple[QuantizedForm, bool]] | None:
+    """Return the forms of the ops that use a weight, and whether those use the transposed one; None without a form."""
+    if any(output.value == weight for output in main.outputs):
+        return None
+    forms: list[tuple[QuantizedForm, bool]] = []
+    for op in main.ops:
+        places = [number for number, value in enumerate(op.operands) if value == weight]
+        if not places:
+            continue
+        form = None if op.callee else lookup(op.name, op.location).quantized
+        if form is None or places != [form.operand] or not form.applies(op):
+            return None
+        found = [(form, is_swapped)] if form.emit else _forms(main, op.results[0], not is_swapped)
+        if found is None:
+            return None
+        forms += found
+    return forms
 
 
 class _Quantizer:
@@ -178,6 +183,9 @@ class _Quantizer:
                 continue
             form = lookup(op.name, op.location).quantized
             assert form is not None, op.name
+            if form.emit is None:
+                self.parts[op.results[0].name] = self.parts[weights[0]]
+                continue
             self._builder.location = op.location
             result = form.emit(self._builder, op, self.parts[weights[0]])
             # Under the name that the model's own result has.

@@ -15,8 +15,10 @@ class QuantizedForm:
 
     operand: int
     """The index of the operand."""
-    emit: Callable[[Any, Op, Sequence[Value]], Value]
-    """From a builder, the op, and the values, scales and perhaps minimums of the weight (n, k): emits the result."""
+    emit: Callable[[Any, Op, Sequence[Value]], Value] | None
+    """From a builder, the op, and the values, scales and perhaps minimums of the weight (n, k): emits the result.
+
+    None if the result is the transposed weight, and so a quantized weight as well."""
     is_transposed: bool = False
     """Whether the operand is the transposed weight, (k, n)."""
     is_product: bool = True
