@@ -108,7 +108,21 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     bundle = read_bundle(tmp_path / "a.dist")
     assert sum(weight.dtype == "bfloat16" for weight in bundle.manifest.weights) > 15
-    ran = CliRunner().invoke(app, ["compile", str(folder), "--precision", "bf16", "-o", str(tmp_path / "b.dist")])
-    assert "--precision is only for language models" in str(ran.exception)
-    with pytest.raises(ImportModelError, match="of float32 or bf16 or int8 or int8-channel or int4, found 'int3'"):
+    with pytest.raises(ImportModelError, match="of float32, bf16, int8, int8-channel, int4, found 'int3'"):
         dr.compile_generation(folder, precision="int3")
+
+
+def test_kept_weights_of_a_folder_are_those_of_its_files(folder: Path) -> None:
+    """Norms compute in float32; the logits are as close to those of float32."""
+    keep = ("*norm*", "model.embed_tokens.weight")
+    generation = dr.compile_generation(folder, precision="bf16", keep=keep, strategy="1/3/1/1")
+    kinds = {weight.name: weight.dtype for weight in generation.plan.bundle(("torch",)).manifest.weights}
+    kept = {name for name, dtype in kinds.items() if dtype == "float32" and "inv_freq" not in name}
+    assert kept == {name for name in kinds if "norm" in name or "embed_tokens" in name}
+    module = dr.compile_generation(loaded(folder, torch.float32), precision="bf16", keep=keep, strategy="1/3/1/1")
+    ids = torch.tensor(PROMPT)
+    assert torch.equal(_logits(generation, ids), _logits(module, ids))
+    with torch.no_grad():
+        exact = loaded(folder, torch.float32)(ids, use_cache=False).logits[:, -1]
+        narrow = loaded(folder, torch.bfloat16)(ids, use_cache=False).logits[:, -1].float()
+    assert (_logits(generation, ids) - exact).norm() < (narrow - exact).norm()

@@ -15,7 +15,6 @@ from distir_relax.cli.options import (
     Backend,
     BatchOption,
     JsonOption,
-    Precision,
     SequenceOption,
     TaskOption,
     Weights,
@@ -60,16 +59,6 @@ def compile_command(
         int | None,
         typer.Option(min=1, help="With --generate: tokens of an encoder's input; by default the model's maximum."),
     ] = None,
-    precision: Annotated[
-        Precision | None,
-        typer.Option(
-            help="With --generate: of weights and activations, by default float32; int8 and int4 are of weights alone."
-        ),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="With --precision int8 or int4: weights to keep as they are; repeatable."),
-    ] = None,
     weights: Annotated[
         Weights | None,
         typer.Option(help="With --generate: refer to the safetensors files of a DIR, as by default, or copy weights."),
@@ -89,8 +78,7 @@ def compile_command(
 
     pretrained = {"task": task, "batch": batch, "sequence": sequence}
     generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch,
-                  "max_source": max_source, "precision": None if precision is None else precision.value, "keep": keep,
-                  "weights": None if weights is None else weights.value}  # fmt: skip
+                  "max_source": max_source, "weights": None if weights is None else weights.value}  # fmt: skip
     backends = tuple(choice.value for choice in backend or Backend)
     _compile(Target(target, options, auto, train, ranks, pretrained, generation), output, backends, times, json)
 

@@ -164,9 +164,8 @@ def _compile_generation(
             f"{unused[0]} cannot be applied with --generate", target.name,
             "--max-length and --max-batch bound the sizes; others are any",
         )  # fmt: skip
-    sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source", "precision")}
-    keep = target.generation["keep"] or ()
-    plan = compile_generation(target.name, **sizes, keep=keep, **target.keywords(), observers=observers).plan
+    sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source")}
+    plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
     plan.save(output, backends, weights=target.generation["weights"] or "refer")
     return plan.footprint
 
@@ -184,7 +183,7 @@ def _compile_training(
 ) -> Footprint:
     if not target.train:
         raise ImportModelError("the function returns a training", target.name, "give --train")
-    if unused := target.flags(("check_import", "checkpoint", "constants")):
+    if unused := target.flags(("check_import", "checkpoint", "constants", "keep")):
         raise ImportModelError(f"{unused[0]} cannot be applied to a training", target.name)
     step = training.compile(**target.keywords(), observers=observers)
     step.save(output, backends=backends)

@@ -22,16 +22,6 @@ class Backend(StrEnum):
     tvm = "tvm"
 
 
-class Precision(StrEnum):
-    """Precision of weights and activations, or of the weights of linear layers alone."""
-
-    float32 = "float32"
-    bf16 = "bf16"
-    int8 = "int8"
-    int8_channel = "int8-channel"
-    int4 = "int4"
-
-
 class Stage(StrEnum):
     """A stage of the program."""
 

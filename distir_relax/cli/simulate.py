@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from distir_relax.strategies.strategy import Strategy
 
 
+_OPTIONS = ("shardings", "mesh", "strategy", "stages", "input_shapes", "precision", "keep")
+
+
 @app.command()
-@with_options(LayoutOptions, ImportOptions, only=("shardings", "mesh", "strategy", "stages", "input_shapes"))
+@with_options(LayoutOptions, ImportOptions, only=_OPTIONS)
 def simulate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A bundle, a program's text, FILE.py:FUNCTION or FILE.onnx.")

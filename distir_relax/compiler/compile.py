@@ -15,6 +15,7 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
+from distir_relax.compiler.import_precision import import_in_precision, is_torch
 from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
 from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
 from distir_relax.compiler.pass_pipeline import RANK_PASSES
@@ -23,14 +24,15 @@ from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.dynamic_shapes import fix_dims
-from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.outline_blocks import Outline
+from distir_relax.frontends.precision import check_precision
 from distir_relax.ir import Gather, Module, Pass, print_module
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Symbol
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
+from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import layout_comments
 from distir_relax.support.torch_compat import tree_leaves
@@ -271,11 +273,16 @@ def compile(
     placements that take the least time on the machine of `profile` (``docs/placements.md``). A `strategy`, such as
     ``"2/4/1/1"``, shards the batch and the weights that annotations leave open (``docs/strategies.md``).
 
+    `precision` is that of weights and activations, "float32" or "bf16", by default the model's own; inputs and outputs
+    keep their dtypes. With "int8", "int8-channel" or "int4" the weights of linear layers are stored in 8 or 4 bits
+    (`quantize_weights`). Weights whose names match a pattern of `keep` stay as they are (``docs/precision.md``).
+
     The plan holds a copy of the weights as they are now. A model on the meta device can be compiled and simulated;
     with `checkpoint` its weights are read when they are needed.
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for a model that cannot be imported,
-    `AnnotationError` and `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a sharded
+    `AnnotationError` and `PlacementError` for annotations that cannot hold; for a `precision` that is unknown or that
+    has no weight to change, and a pattern of `keep` that matches none. Warns `SurpriseGather` where a sharded
     tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
     """
     of_import, of_compilation = import_options(options)
@@ -290,28 +297,19 @@ def read_model(
     **options: Unpack[ImportOptions],
 ) -> Imported:
     """Import the program and the weights of a model, as `compile` does. Raises what `compile` raises."""
-    checkpoint, shapes, params = options.get("checkpoint"), options.get("input_shapes"), options.get("params")
-    check = options.get("check_import", True)
+    name, checkpoint, dims = default_name(model), options.get("checkpoint"), options.get("dims") or {}
+    precision, keep = options.get("precision"), options.get("keep", ())
+    check_precision(precision, keep, name)
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
-        dims = options.get("dims") or {}
-        imported = import_model(
-            model,
-            example_inputs,
-            example_kwargs,
-            shapes,
-            params,
-            check,
-            options.get("dynamic_shapes"),
-            dims,
-            options.get("constants"),
-        )
+        imported = import_in_precision(model, example_inputs, example_kwargs, name, options)
         imported = snapshot(fix_dims(imported, dims))
-    return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
+    imported = imported if checkpoint is None else with_checkpoint(imported, checkpoint)
+    return quantize_weights(imported, precision, keep, name) if precision and precision in WEIGHT_FORMATS else imported
 
 
 def _data_of_buffers(model: Any, inputs: Any, checkpoint: str | Path | None) -> AbstractContextManager[None]:
     """Return a context in which meta-device buffers of a torch model have data, if a checkpoint has the weights."""
-    if checkpoint is None or not any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
+    if checkpoint is None or not is_torch(model):
         return nullcontext()
     import torch
 

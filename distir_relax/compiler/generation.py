@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
 from distir_relax.compiler.compile import Plan, compile_source, default_name
+from distir_relax.compiler.import_precision import keep_parameters
 from distir_relax.compiler.language_model import (
     EncoderInput,
     LengthLimits,
@@ -20,7 +21,7 @@ from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
-from distir_relax.frontends.precision import PRECISIONS, with_precision
+from distir_relax.frontends.precision import PRECISIONS, check_precision, with_precision
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
@@ -78,8 +79,8 @@ def compile_generation(
 
     `precision` is that of weights and activations, "float32" or "bf16": by default float32 for a path, and a module's
     own. With "int8", "int8-channel" or "int4" that remains so, but the weights of linear layers, and the table of
-    embeddings that one shares, are stored in 8 or 4 bits (`quantize_weights`), except those whose names match a pattern
-    of `keep`; products round their inputs to 8 bits.
+    embeddings that one shares, are stored in 8 or 4 bits (`quantize_weights`); products round their inputs to 8 bits.
+    Weights whose names match a pattern of `keep` stay as they are.
 
     A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass
@@ -155,14 +156,12 @@ def read_generation(
 
     texts: Mapping[str, str] = {}
     name, is_path = default_name(model), isinstance(model, (str, Path))
-    _check_precision(precision, name)
-    weights, precision = (precision, None) if precision in WEIGHT_FORMATS else (None, precision)
-    if keep and weights is None:
-        raise DistIRError(f"`keep` is for a precision of {' or '.join(WEIGHT_FORMATS)}, found {precision!r}", name)
+    check_precision(precision, keep, name)
+    original = model
     if isinstance(model, (str, Path)):
-        found = read_language_model(model, precision or "float32")
+        found = read_language_model(model, precision if precision in PRECISIONS else "float32")
         model, texts = found.model, found.texts
-    elif precision is not None and isinstance(model, torch.nn.Module):
+    elif precision in PRECISIONS and isinstance(model, torch.nn.Module):
         model = with_precision(model, precision)
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
@@ -175,18 +174,16 @@ def read_generation(
     imported = imported if is_path else snapshot(imported)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
+    if precision in PRECISIONS and keep:
+        parameters = read_language_model(original).model if isinstance(original, (str, Path)) else original
+        imported = keep_parameters(imported, parameters, keep, name)
     module = LastPositions().run(Incremental().run(imported.module))
     if encoder is not None:
         module = ComputeOnce((encoder.name,)).run(module)
     imported = replace(imported, module=module)
-    imported = imported if weights is None else quantize_weights(imported, weights, keep, name)
+    if precision and precision in WEIGHT_FORMATS:
+        imported = quantize_weights(imported, precision, keep, name)
     return GenerationSource(imported, name, length, texts, encoder)
-
-
-def _check_precision(precision: str | None, name: str) -> None:
-    known = (*PRECISIONS, *WEIGHT_FORMATS)
-    if precision is not None and precision not in known:
-        raise ImportModelError(f"expected a precision of {' or '.join(known)}, found {precision!r}", name)
 
 
 def _with_encoder(plan: Plan, encoder: EncoderInput) -> Plan:

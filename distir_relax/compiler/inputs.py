@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.compiler.compile import Plan, compile, default_name, read_model
-from distir_relax.compiler.options import CompileOptions, complete
+from distir_relax.compiler.options import CompileOptions, ImportOptions, complete
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.errors import ImportModelError
@@ -44,16 +44,10 @@ class Model:
         named = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims}
         return compile(self.model, self.args, self.kwargs or None, **{**named, **options})
 
-    def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
+    def read(self, options: CompileOptions, **of_import: Unpack[ImportOptions]) -> Source:
         """Import the model, to be compiled with these options; raises what `compile` raises."""
-        imported = read_model(
-            self.model,
-            self.args,
-            self.kwargs or None,
-            input_shapes=input_shapes,
-            dynamic_shapes=self.dynamic_shapes,
-            dims=self.dims,
-        )
+        of_import = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims, **of_import}
+        imported = read_model(self.model, self.args, self.kwargs or None, **of_import)
         return Source(imported, complete(options, default_name(self.model)))
 
 

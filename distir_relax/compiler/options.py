@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from distir_relax.errors import ImportModelError, PlacementError
+from distir_relax.frontends.precision import PRECISION_NAMES
 
 if TYPE_CHECKING:
     from distir_relax.compiler.pass_manager import Observer
@@ -179,6 +180,18 @@ class ImportOptions(TypedDict, total=False):
             None, "Values of inputs that are fixed at compile time, by name: numbers, true or false, lists of numbers.",
             list[str], "--constant", "NAME=VALUE", read=read_constants,
         ),
+    ]  # fmt: skip
+    precision: Annotated[
+        str | None,
+        Option(
+            None, "Precision of weights and activations, or with int8 and int4 of weights alone; by default the "
+            "model's own.", str, choices=PRECISION_NAMES,
+        ),
+    ]  # fmt: skip
+    keep: Annotated[
+        Sequence[str],
+        Option((), "Weights, by glob pattern over their names, that --precision leaves as they are.", list[str],
+               metavar="PATTERN"),
     ]  # fmt: skip
     check_import: Annotated[
         bool, Option(True, "Compare the imported program with the torch model on the example call.", bool)

@@ -22,7 +22,7 @@ from distir_relax.compiler.inputs import (
     read_target,
     with_dims,
 )
-from distir_relax.compiler.options import CompileOptions, LayoutOptions
+from distir_relax.compiler.options import CompileOptions, ImportOptions, LayoutOptions
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.source import Source, batch_size
 from distir_relax.compiler.training import Training, TrainingStep
@@ -43,6 +43,8 @@ def simulate(
     profile: Profile | str | Path,
     global_batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    precision: str | None = None,
+    keep: Sequence[str] = (),
     dims: Mapping[str, int] | None = None,
     **options: Unpack[LayoutOptions],
 ) -> Simulation:
@@ -54,8 +56,8 @@ def simulate(
     `global_batch` if it has parameters of these names. A model or training that is not compiled yet is distributed by
     `strategy`; if it exceeds the memory of a device, the result's `alternative` is the nearest strategy that fits.
     `profile` is the name or path of a profile, or a `Profile`. The other options are for models that are not compiled
-    yet, and `input_shapes` for ONNX files; see `compile`. `dims` are values of symbolic sizes by name; others have
-    their typical values.
+    yet, and `input_shapes` for ONNX files; see `compile`. A `Training` has a `precision` of its own. `dims` are values
+    of symbolic sizes by name; others have their typical values.
 
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
@@ -63,7 +65,8 @@ def simulate(
     strategy = options.pop("strategy", None)
     parameters = {"strategy": strategy, "global_batch": global_batch}
     layout: CompileOptions = {**options, "profile": machine}  # type: ignore[typeddict-item]
-    loaded = _load(model, parameters, layout, input_shapes, dims or {})
+    of_import: ImportOptions = {"input_shapes": input_shapes, "precision": precision, "keep": keep}
+    loaded = _load(model, parameters, layout, of_import, dims or {})
     if isinstance(loaded.program, Source):
         result = loaded.program.simulate(machine)
     else:
@@ -99,17 +102,17 @@ def _load(
     model: Any,
     parameters: Mapping[str, Any],
     options: CompileOptions,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    of_import: ImportOptions,
     dims: Mapping[str, int],
 ) -> _Loaded:
     """Load a model as `simulate` takes it.
 
     `parameters` are parameters of a user's function by name; those that are None are not passed. `options` are for a
-    model that is not compiled yet, `input_shapes` for ONNX files, and `dims` values of symbols.
+    model that is not compiled yet, `of_import` for one that is not imported, and `dims` values of symbols.
     """
     arguments = {name: value for name, value in parameters.items() if value is not None}
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        return _from_function(str(model), arguments, options, input_shapes, dims)
+        return _from_function(str(model), arguments, options, of_import, dims)
     if isinstance(model, (Plan, Module, tuple, Training, TrainingStep)):
         classified = classify_input(model)
     else:
@@ -125,7 +128,7 @@ def _load(
         # A model without shardings runs on one device.
         options = {**options, "mesh": DeviceMesh((1,), ("device",))}
     where = str(model) if isinstance(model, (str, Path)) else ""
-    return _distributed(classified, options, input_shapes, dims, where)
+    return _distributed(classified, options, of_import, dims, where)
 
 
 _NAMES = {Plan: "a plan", Program: "a program", SavedBundle: "a bundle", Model: "a model", Training: "a training"}
@@ -135,7 +138,7 @@ def _from_function(
     target: str,
     passed: Mapping[str, Any],
     options: CompileOptions,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    of_import: ImportOptions,
     dims: Mapping[str, int],
 ) -> _Loaded:
     arguments = dict(passed)
@@ -153,7 +156,7 @@ def _from_function(
             "take it as a parameter, strategy, or return a model that is not compiled yet",
         )
     default = parameters.get("global_batch")
-    loaded = _distributed(result, options, input_shapes, dims, target)
+    loaded = _distributed(result, options, of_import, dims, target)
     is_int = default is not None and isinstance(default.default, int)
     return replace(loaded, samples=default.default) if default is not None and is_int else loaded
 
@@ -161,20 +164,23 @@ def _from_function(
 def _distributed(
     value: Input,
     options: CompileOptions,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    of_import: ImportOptions,
     dims: Mapping[str, int],
     where: str,
 ) -> _Loaded:
     """Return an imported model, or the distributed program as its ranks run it; a `Program` is simulated as it is.
 
-    Raises `ImportModelError` if `options` or `input_shapes` are passed for a program that is distributed already.
+    Raises `ImportModelError` if `options` or `of_import` are passed for a program that is distributed already.
     """
     if isinstance(value, Model):
-        return _Loaded(with_dims(value, dims).read(options, input_shapes))
+        return _Loaded(with_dims(value, dims).read(options, **of_import))
+    passed = {name: setting for name, setting in of_import.items() if setting}
     if isinstance(value, Training):
+        if passed:
+            raise ImportModelError(f"{' and '.join(passed)} cannot be applied to a training", where)
         return _Loaded(with_dims(value, dims).read({**options, "strategy": options.get("strategy") or Strategy()}))
-    layout = {"input_shapes": input_shapes, **{name: options.get(name) for name in ("shardings", "stages", "mesh")}}
-    if names := [name for name, setting in layout.items() if setting]:
+    layout = {name: options.get(name) for name in ("shardings", "stages", "mesh")}
+    if names := [*passed, *(name for name, setting in layout.items() if setting)]:
         raise ImportModelError(
             f"{' and '.join(names)} cannot be applied to {_NAMES[type(value)]}, which is distributed already",
             where,

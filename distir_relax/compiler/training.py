@@ -18,6 +18,7 @@ from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
+from distir_relax.frontends.precision import PRECISIONS
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
@@ -28,8 +29,6 @@ from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
-
-PRECISIONS = ("", "bfloat16")
 
 
 class TrainingStep:
@@ -121,7 +120,7 @@ class Training:
     optimizer: Optimizer = field(default_factory=AdamW)
     example_batch: Any = None
     clip_norm: float | None = None
-    precision: str = ""
+    precision: str | None = None
     seed: int = 0
     dynamic_shapes: DimSpec | None = None
     dims: Mapping[str, Any] | None = None
@@ -136,22 +135,29 @@ class Training:
         Without any sharding it is for one device.
         """
         _check_optimizer(self.optimizer)
-        if self.precision not in PRECISIONS:
-            raise DistIRError(f"expected precision bfloat16 or none, found {self.precision!r}")
+        if self.precision not in (None, *PRECISIONS):
+            raise DistIRError(
+                f"expected a precision of {' or '.join(PRECISIONS)} for training, found {self.precision!r}",
+                hint="weights of 8 and 4 bits are for inference",
+            )
         imported, trained = self._import()
         complete_options = complete(options or {}, _name(self.model))
         strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
         if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
             complete_options["strategy"] = Strategy()
-        step = TrainingConfig(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
+        step = TrainingConfig(self.optimizer, trained, self.clip_norm, masters=self._is_narrow)
         return Source(imported, complete_options, step)
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self.precision == "bf16"
 
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
         model, loss = self.model, self.loss
         inputs, targets = _batch(self.example_batch, loss is not None)
         computed, narrow_loss = model, loss
-        if self.precision:
+        if self._is_narrow:
             import torch
 
             computed = copy.deepcopy(model).to(torch.bfloat16)
@@ -168,8 +174,8 @@ class Training:
                 imported = snapshot(fix_dims(imported, self.dims or {}))
             with with_loss(model, loss):
                 parameters = dict(model.named_parameters(remove_duplicate=False))
-        names, is_wide = imported.names, bool(self.precision)
-        wide = {names[n]: p.detach().clone() for n, p in parameters.items() if is_wide and n in names}
+        names, masters = imported.names, parameters if self._is_narrow else {}
+        wide = {names[n]: p.detach().clone() for n, p in masters.items() if n in names}
         trained = dict.fromkeys(names[n] for n, p in parameters.items() if p.requires_grad and n in names)
         if not trained:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
@@ -189,7 +195,7 @@ def compile_training(
     optimizer: Optimizer,
     example_batch: Any,
     clip_norm: float | None = None,
-    precision: str = "",
+    precision: str | None = None,
     seed: int = 0,
     dynamic_shapes: DimSpec | None = None,
     dims: Mapping[str, Any] | None = None,
@@ -201,7 +207,7 @@ def compile_training(
     Without it the model returns its loss, as transformers models called with labels do. `example_batch` is ``(inputs,
     targets)``, or ``inputs`` alone without a `loss`: `inputs` is a tensor, a tuple, or a dict of keyword arguments. All
     parameters that require gradients are trained. `clip_norm` clips their global gradient norm. With
-    ``precision="bfloat16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
+    ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
     `compile`, and `dims` gives bounds of them. The other options are those of `compile`; without any sharding the model
     runs on one device.
@@ -213,7 +219,7 @@ def compile_training(
     plan = compile_source(training.read(options))
     named_parameters = model.named_parameters(remove_duplicate=False)
     unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
-    return TrainingStep(plan, optimizer, loss is not None, bool(precision), seed, unused)
+    return TrainingStep(plan, optimizer, loss is not None, precision == "bf16", seed, unused)
 
 
 def _check_optimizer(optimizer: Any) -> None:

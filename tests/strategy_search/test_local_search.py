@@ -30,7 +30,7 @@ STRATEGIES = [
 def narrow() -> dr.Training:
     """Six layers computed in bfloat16, their weights in float32."""
     model, (x,) = search_models.run(30)
-    return dr.Training(model, nn.functional.mse_loss, dr.AdamW(), (x, x), precision="bfloat16")
+    return dr.Training(model, nn.functional.mse_loss, dr.AdamW(), (x, x), precision="bf16")
 
 
 @pytest.mark.parametrize("made", [narrow, lambda: search_models.train(30)], ids=["bfloat16", "float32"])

@@ -1,0 +1,7 @@
+"""Programs in another floating-point dtype, with inputs and outputs as the user's model has them."""
+
+from distir_relax.precision.call_dtypes import with_call_dtypes
+from distir_relax.precision.convert_program import convert_program
+from distir_relax.precision.kept_weights import keep_weights
+
+__all__ = ["convert_program", "keep_weights", "with_call_dtypes"]
