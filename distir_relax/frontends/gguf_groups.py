@@ -27,17 +27,20 @@ _MIDDLE = 8
 def read_groups(kind: str, data: Any) -> list[torch.Tensor]:
     """Return the values, scales, and with 4 bits minimums, of a weight (n, k) of the type `kind`: see `GROUP_BITS`.
 
-    `data` are its bytes, uint8 of shape (n, bytes of a row). None of its numbers is rounded.
+    `data` are its bytes, uint8 of shape (n, bytes of a row). None of its numbers is rounded. Raises `ValueError` for
+    scales of Q4_0 that are so large that float16 has no minimum for them.
     """
     import numpy as np
     import torch
 
     floats = 2 * _FLOATS[kind]
     blocks = np.ascontiguousarray(data).reshape(len(data), -1, floats + GROUP * GROUP_BITS[kind] // 8)
-    numbers = np.ascontiguousarray(blocks[..., :floats]).view(np.float16).astype(np.float32)
+    numbers = np.ascontiguousarray(blocks[..., :floats]).view(np.float16)
     values = torch.from_numpy(np.ascontiguousarray(blocks[..., floats:]))
     scales = torch.from_numpy(np.ascontiguousarray(numbers[..., :1]))
     if GROUP_BITS[kind] == 8:
         return [values.view(torch.int8), scales]
     minimums = torch.from_numpy(np.ascontiguousarray(numbers[..., 1:])) if floats > 2 else -_MIDDLE * scales
+    if not minimums.isfinite().all():
+        raise ValueError("expected scales that float16 has eight times, found larger ones")
     return [values, scales, minimums]

@@ -46,11 +46,11 @@ def _eight_bits(n: int, k: int) -> Sequence[TensorType]:
 
 
 def _eight_bits_in_groups(n: int, k: int) -> Sequence[TensorType]:
-    return TensorType((n, k // GROUP, GROUP), "int8"), TensorType((n, k // GROUP, 1), "float32")
+    return TensorType((n, k // GROUP, GROUP), "int8"), TensorType((n, k // GROUP, 1), "float16")
 
 
 def _four_bits(n: int, k: int) -> Sequence[TensorType]:
-    numbers = TensorType((n, k // GROUP, 1), "float32")
+    numbers = TensorType((n, k // GROUP, 1), "float16")
     return TensorType((n, k // GROUP, GROUP // 2), "uint8"), numbers, numbers
 
 
@@ -74,7 +74,8 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
     match a pattern of `keep` (`fnmatch`), whose inner size is no multiple of 32, and that other ops than products and
     look-ups use.
 
-    Raises `DistIRError` for a pattern that no parameter matches, and for a model of which no weight can be quantized.
+    Raises `DistIRError` for a pattern that no parameter matches, for a model of which no weight can be quantized, and
+    for a weight without numbers of that format; for one that is read later, when it is.
     """
     chosen = WEIGHT_FORMATS[precision]
     main = imported.module.main
@@ -97,13 +98,14 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
     }
     quantizer = _Quantizer(main, weights, {weight: of.kinds for weight, of in formats.items()})
     tensors = dict(imported.tensors)
+    names = {value: label for label, value in imported.names.items()}
     for weight, parts in quantizer.parts.items():
         data, kinds, of = tensors.pop(weight), [part.tensor for part in parts], formats[weight]
         groups = stored_groups(data) if of.is_grouped and not weights[weight] else None
         if groups is not None and groups.bits == of.bits:
-            made = group_tensors(groups, kinds)
+            made = group_tensors(names[weight], groups, kinds)
         else:
-            made = quantized_tensors(data, weights[weight], of.quantize, kinds)
+            made = quantized_tensors(names[weight], data, weights[weight], of.quantize, kinds)
         tensors |= {part.name: tensor for part, tensor in zip(parts, made, strict=True)}
     module = replace(imported.module, functions=(quantizer.function(),))
     return replace(imported, module=module, tensors=tensors, names=quantizer.visible(imported.names))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.bundle import StoredGroups
+from distir_relax.errors import DistIRError
 from distir_relax.ir import TensorType
 
 if TYPE_CHECKING:
@@ -18,18 +20,19 @@ Quantize: TypeAlias = "Callable[[torch.Tensor], Sequence[torch.Tensor]]"
 
 
 def quantized_tensors(
-    weight: torch.Tensor, is_transposed: bool, quantize: Quantize, kinds: Sequence[TensorType]
+    name: str, weight: torch.Tensor, is_transposed: bool, quantize: Quantize, kinds: Sequence[TensorType]
 ) -> list[torch.Tensor]:
-    """Return the tensors of a weight (n, k), or of its transposition, which have the types `kinds`.
+    """Return the tensors of the weight `name` (n, k), or of its transposition, which have the types `kinds`.
 
     Those of a deferred weight are deferred: reading one reads the weight, and quantizes it. A weight on the meta device
-    has tensors there.
+    has tensors there. Raises `DistIRError`, for a deferred weight when it is read, for numbers that have no such form.
     """
     from distir_relax.support.deferred_tensor import DeferredTensor
 
     def now() -> Sequence[torch.Tensor]:
         data = weight.read() if isinstance(weight, DeferredTensor) else weight.detach()
-        return quantize(data.t() if is_transposed else data)
+        with _errors_of(name):
+            return quantize(data.t() if is_transposed else data)
 
     if isinstance(weight, DeferredTensor):
         return _deferred(now, kinds)
@@ -42,9 +45,23 @@ def stored_groups(weight: torch.Tensor) -> StoredGroups | None:
     return None if find is None else find()
 
 
-def group_tensors(groups: StoredGroups, kinds: Sequence[TensorType]) -> list[torch.Tensor]:
-    """Return the tensors of a weight as its file has them, which have the types `kinds`; they are deferred."""
-    return _deferred(groups.read, kinds)
+def group_tensors(name: str, groups: StoredGroups, kinds: Sequence[TensorType]) -> list[torch.Tensor]:
+    """Return the tensors of the weight `name` as its file has them, which have the types `kinds`; they are deferred."""
+
+    def now() -> Sequence[torch.Tensor]:
+        with _errors_of(name):
+            return groups.read()
+
+    return _deferred(now, kinds)
+
+
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Convert errors of the numbers of a weight to errors for the user."""
+    try:
+        yield
+    except ValueError as error:
+        raise DistIRError(str(error), name, f"keep it as it is: --keep {name}, or keep=[{name!r}]") from None
 
 
 def _deferred(compute: Callable[[], Sequence[torch.Tensor]], kinds: Sequence[TensorType]) -> list[torch.Tensor]:

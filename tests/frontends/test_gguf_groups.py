@@ -62,8 +62,8 @@ def test_a_deferred_weight_has_the_groups_of_its_file() -> None:
     weight = DeferredTensor(torch.empty(ROWS, 32 * BLOCKS, device="meta"), lambda: torch.zeros(0), source)
     groups = stored_groups(torch.nn.Parameter(weight, requires_grad=False).detach())
     assert groups is not None
-    numbers = TensorType((ROWS, BLOCKS, 1), "float32")
-    found: list[Any] = group_tensors(groups, [TensorType((ROWS, BLOCKS, 16), "uint8"), numbers, numbers])
+    numbers = TensorType((ROWS, BLOCKS, 1), "float16")
+    found: list[Any] = group_tensors("w", groups, [TensorType((ROWS, BLOCKS, 16), "uint8"), numbers, numbers])
     for tensor, expected in zip(found, read_groups("Q4_1", data), strict=True):
         assert tensor.shape == expected.shape
         assert torch.equal(tensor.read(), expected)

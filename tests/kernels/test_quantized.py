@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from distir_relax.kernels.native import PANEL
-from distir_relax.kernels.quantized import GROUP, dequantize, linear, quantize_int4, quantize_int8
+from distir_relax.kernels.quantized import GROUP, dequantize, linear, quantize_int4, quantize_int8, quantize_int8_groups
 from distir_relax.kernels.quantized.linear import QuantizedLinear, pack_quantized
 
 Weight = tuple[torch.Tensor, ...]
@@ -25,23 +25,16 @@ def int8(n: int, k: int, generator: torch.Generator) -> Weight:
 
 def int8_in_groups(n: int, k: int, generator: torch.Generator) -> Weight:
     values = torch.randint(-127, 128, (n, k // GROUP, GROUP), dtype=torch.int8, generator=generator)
-    return values, (torch.rand(n, k // GROUP, 1, generator=generator) + 0.1).half().float()
+    return values, (torch.rand(n, k // GROUP, 1, generator=generator) + 0.1).half()
 
 
 def int4(n: int, k: int, generator: torch.Generator) -> Weight:
     values = torch.randint(0, 256, (n, k // GROUP, GROUP // 2), dtype=torch.uint8, generator=generator)
-    scales, minimums = (
-        (size * torch.rand(n, k // GROUP, 1, generator=generator) + 0.1).half().float() for size in (1, -9)
-    )
+    scales, minimums = ((size * torch.rand(n, k // GROUP, 1, generator=generator) + 0.1).half() for size in (1, -9))
     return values, scales, minimums
 
 
-def int4_with_exact_scales(n: int, k: int, generator: torch.Generator) -> Weight:
-    values, scales, minimums = int4(n, k, generator)
-    return values, scales * (1 + 2**-20), minimums
-
-
-BYTES_OF_GROUP = {int8: 32, int8_in_groups: 32 + 2, int4: 16 + 2 * 2, int4_with_exact_scales: 16 + 2 * 4}
+BYTES_OF_GROUP = {int8: 32, int8_in_groups: 32 + 2, int4: 16 + 2 * 2}
 
 
 def spelled_out(weight: Weight) -> torch.Tensor:
@@ -86,7 +79,7 @@ def test_dequantized_weights(make: Callable[..., Weight]) -> None:
 @pytest.mark.parametrize(
     ("make", "dtype", "instruction"),
     [
-        *((make, torch.float32, True) for make in (int8, int8_in_groups, int4, int4_with_exact_scales)),
+        *((make, torch.float32, True) for make in (int8, int8_in_groups, int4)),
         *((make, torch.bfloat16, True) for make in (int8, int4)),
         *((make, torch.float32, False) for make in (int8, int8_in_groups, int4)),
     ],
@@ -174,6 +167,7 @@ def test_quantization_to_4_bits() -> None:
         torch.uint8, (127, 3, 16), (127, 3, 1), (127, 3, 1),
     )  # fmt: skip
     found = dequantize(values, scales, minimums)
+    assert scales.dtype == minimums.dtype == torch.float16
     assert torch.equal(found[5:7], weight[5:7])
     low, high = weight.view(127, 3, GROUP).aminmax(dim=-1, keepdim=True)
     step = ((high - low) / 15).where(high > low, 1)
@@ -181,15 +175,29 @@ def test_quantization_to_4_bits() -> None:
     assert (found - weight).square().sum() < 0.9 * (plain.flatten(1) - weight).square().sum()
     # Each value is the closest one.
     unpacked = torch.cat([values & 15, values >> 4], -1)
-    errors = (weight.view(127, 3, GROUP, 1) - (torch.arange(16) * scales[..., None] + minimums[..., None])).abs()
+    choices = torch.arange(16) * scales.float()[..., None] + minimums.float()[..., None]
+    errors = (weight.view(127, 3, GROUP, 1) - choices).abs()
     chosen = errors.gather(-1, unpacked[..., None].long())[..., 0]
     assert (chosen <= errors.amin(-1) + 1e-6).all()
 
 
-def test_weights_beyond_the_range_of_float16_are_quantized() -> None:
-    weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-9], [1], [1e9]])
-    found = dequantize(*quantize_int4(weight))
-    assert ((found - weight).norm(dim=1) < 0.1 * weight.norm(dim=1)).all()
+@pytest.mark.parametrize(("quantize", "levels"), [(quantize_int8_groups, 127), (quantize_int4, 15)])
+def test_scales_that_float16_cannot_hold_are_refused(quantize: Callable[[torch.Tensor], Weight], levels: int) -> None:
+    weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    weight /= weight.abs().max()
+    for size in (levels**2 * 2**-24 * 1.01, 1.0, 32000.0):
+        found = dequantize(*quantize(weight * size)) / size
+        exact = dequantize(*quantize(weight))
+        assert (found - weight).norm() < 2 * (exact - weight).norm()
+    for size in (levels**2 * 2**-24 * 0.99, 1e-9, 33000.0, 1e9):
+        with pytest.raises(
+            ValueError, match=r"expected a weight whose largest number is from .* to 32,752, as float16"
+        ):
+            quantize(weight * size)
+    # Groups that are much smaller than others are zeros.
+    weight[0] *= 1e-9
+    weight[1] = 0
+    assert dequantize(*quantize(weight))[:2].abs().max() < 1e-8
 
 
 @pytest.mark.parametrize("quantize", [quantize_int8, quantize_int4])
@@ -208,7 +216,7 @@ def test_formats_are_checked() -> None:
         (values, scales),
         (values, scales[:, :2], minimums[:, :2]),
         (values, scales, minimums[:3]),
-        (values, scales.half(), minimums),
+        (values, scales.float(), minimums),
         (values[..., :8], scales, minimums),
         (torch.zeros(5, 33, dtype=torch.int8), scales[:, 0]),
         (torch.zeros(5, 3, 16, dtype=torch.int8), scales),

@@ -349,12 +349,12 @@ def _quantized() -> list[Sample]:
         (f"joined_{name}", [f32(2, 5, 96), *eight, *_weight("int8", 3, 96)], {}),
         (f"joined_{name}", [f32(2, 5, 96), *four, *_weight("uint8", 3, 3, 16)], {}),
         ("dequantize", [of("int8", 2, 3, 5), f32(2, 3, 1)], {**rows, "grouped": False}),
-        ("dequantize", [of("uint8", 2, 3, 16), f32(2, 3, 1), f32(2, 3, 1)], {**rows, "grouped": True}),
+        ("dequantize", _weight("uint8", 2, 3, 16), {**rows, "grouped": True}),
     ]
 
 
 def _weight(dtype: str, *shape: int) -> list[TensorType]:
-    numbers = f32(*shape[:-1], 1)
+    numbers = of("float32" if len(shape) == 2 else "float16", *shape[:-1], 1)
     return [of(dtype, *shape), *[numbers] * (2 if dtype == "uint8" else 1)]
 
 

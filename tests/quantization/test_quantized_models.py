@@ -131,7 +131,7 @@ def test_a_folder_is_quantized_when_it_is_saved(tmp_path: Path) -> None:
     kinds = {w.name: (w.dtype, w.shape) for w in bundle.manifest.weights}
     assert kinds["model.layers.1.mlp.down_proj.weight"] == ("float32", (96, 160))
     assert kinds["model.layers.1.mlp.up_proj.weight.values"] == ("uint8", (160, 3, 16))
-    assert kinds["model.layers.1.mlp.up_proj.weight.minimums"] == ("float32", (160, 3, 1))
+    assert kinds["model.layers.1.mlp.up_proj.weight.minimums"] == ("float16", (160, 3, 1))
     weight = model("llama").model.layers[1].mlp.up_proj.weight.detach()
     stored = [
         bundle.weights.read(f"model.layers.1.mlp.up_proj.weight.{part}", [[(0, n)] for n in shape])

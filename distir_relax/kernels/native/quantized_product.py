@@ -8,9 +8,9 @@ which `four_products` multiplies. They are unsigned, as the instruction takes th
     8 bits in groups      w[n / PANEL, inner / GROUP] records: 8 x PANEL words, PANEL scales
     4 bits in groups      w[n / PANEL, inner / GROUP] records: 4 x PANEL words, PANEL scales, PANEL minimums
 
-So a panel is read in one stream. Word ``b`` of 4 bits has the rows 4 b to 4 b + 3 of the group in the lower halves of
-its bytes, and those 16 rows later in the upper halves. A row's results have the same bits whatever the number of rows
-and threads.
+Scales and minimums of groups are float16. So a panel is read in one stream. Word ``b`` of 4 bits has the rows 4 b to
+4 b + 3 of the group in the lower halves of its bytes, and those 16 rows later in the upper halves. A row's results have
+the same bits whatever the number of rows and threads.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _AHEAD = 5120
 """Bytes by which a panel is read ahead."""
 _LINE = 16
 """Words of a line of the cache."""
+_ITEM = 2
+"""Bytes of a scale of a group."""
 _STARTS = range(0, PANEL, LANES)
 _ALL = f"T.Ramp(0, 1, {LANES})"
 _VECTOR = f"for v in T.vectorized({LANES}):"
@@ -43,24 +45,23 @@ def scratch_bytes(rows: int, inner: int, grouped: bool) -> int:
     return rows * (inner + 8 * (inner // GROUP if grouped else 1))
 
 
-def record_bytes(bits: int, scales: str) -> int:
-    """Return the bytes of a record, for `scales` of ``float16`` or ``float32``."""
-    return PANEL * (GROUP * bits // 8 + _item(scales) * (2 if bits == 4 else 1))
+def record_bytes(bits: int) -> int:
+    """Return the bytes of a record."""
+    return PANEL * (GROUP * bits // 8 + _ITEM * (2 if bits == 4 else 1))
 
 
 @native
-def quantized_product(dtype: str, bits: int, scales: str, parallel: bool, instruction: bool) -> Any:
+def quantized_product(dtype: str, bits: int, grouped: bool, parallel: bool, instruction: bool) -> Any:
     """Return the kernel ``x (rows, inner), w, scales (n), bias (n) -> y (rows, n)``; `n` is rounded up to panels.
 
     It takes the addresses of w, scales and bias, n and inner, the addresses of x, y and of memory of `scratch_bytes`,
     then rows and threads.
-    `dtype` is that of x and y, ``float32`` or ``bfloat16``; the bias is float32. `scales` is the dtype of the scales of
-    groups, which are in the records; with the empty text, columns have scales, and `bits` is 8. If it is not
-    `parallel`, the number of threads is 1. With `instruction`, it uses that of `four_products_by_instruction`.
+    `dtype` is that of x and y, ``float32`` or ``bfloat16``; the bias is float32. If it is `grouped`, the scales are in
+    the records; otherwise columns have scales, and `bits` is 8. If it is not `parallel`, the number of threads is 1.
+    With `instruction`, it uses that of `four_products_by_instruction`.
     """
     names = ("w_", "scales_", "bias_", "n", "inner", "x_", "y_", "scratch", "rows", "threads")
-    grouped = bool(scales)
-    lines = _buffers(dtype, bits, scales)
+    lines = _buffers(dtype, bits, grouped)
     offset = "total(sums[lanes]) * T.int32(-128)"
     if bits == 4:
         offset = "T.Cast('float32', total(sums[lanes])) * scale[0]"
@@ -70,7 +71,7 @@ def quantized_product(dtype: str, bits: int, scales: str, parallel: bool, instru
         first = _BLOCKS[0]
         head = f"for q in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
         row = f"q * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
-        sums = _sums_of_groups(count, row, bits, scales) if grouped else _sums(count, row)
+        sums = _sums_of_groups(count, row, bits) if grouped else _sums(count, row)
         of_panel += [head, *indented([*sums, *_stores(count, row, dtype)])]
     registers = [(r, start) for r in range(_BLOCKS[0]) for start in _STARTS]
     of_thread = [
@@ -95,8 +96,8 @@ def quantized_product(dtype: str, bits: int, scales: str, parallel: bool, instru
     return kernel([f"{name}: T.int64" for name in names], lines, functions)
 
 
-def _buffers(dtype: str, bits: int, scales: str) -> list[str]:
-    panels, groups = f"((n + {PANEL - 1}) // {PANEL})", f"(inner // {GROUP})" if scales else "1"
+def _buffers(dtype: str, bits: int, grouped: bool) -> list[str]:
+    panels, groups = f"((n + {PANEL - 1}) // {PANEL})", f"(inner // {GROUP})" if grouped else "1"
     lines = [
         *at_address("x", "x_", "rows, inner", STORED[dtype]),
         *at_address("bias", "bias_", f"{panels} * {PANEL}", "float32"),
@@ -107,12 +108,12 @@ def _buffers(dtype: str, bits: int, scales: str) -> list[str]:
     ]
     offsets = "float32" if bits == 4 else "int32"
     lines += at_address("row_offsets", f"scratch + rows * (inner + 4 * {groups})", f"rows, {groups}", offsets)
-    if not scales:
+    if not grouped:
         lines += at_address("w", "w_", f"{panels}, inner // 4, {PANEL}", "int32")
         return lines + at_address("scales", "scales_", f"{panels} * {PANEL}", "float32")
-    size = record_bytes(bits, scales)
+    size = record_bytes(bits)
     lines += at_address("w", "w_", f"{panels}, {groups}, {size // 4}", "int32")
-    return lines + at_address("scales", "w_", f"{panels}, {groups}, {size // _item(scales)}", scales)
+    return lines + at_address("scales", "w_", f"{panels}, {groups}, {size // _ITEM}", "float16")
 
 
 def _sums(count: int, row: str) -> list[str]:
@@ -131,9 +132,9 @@ def _sums(count: int, row: str) -> list[str]:
     return lines
 
 
-def _sums_of_groups(count: int, row: str, bits: int, scales: str) -> list[str]:
+def _sums_of_groups(count: int, row: str, bits: int) -> list[str]:
     """Return the lines of `_sums` for a weight in groups."""
-    size, first_scale = record_bytes(bits, scales), PANEL * GROUP * bits // 8 // _item(scales)
+    size, first_scale = record_bytes(bits), PANEL * GROUP * bits // 8 // _ITEM
     parts = [(start, r) for start in _STARTS for r in range(count)]
     of_group = _read_ahead(count, "c", f"inner // {GROUP}", size // 4)
     for start, r in parts:
@@ -235,7 +236,3 @@ def _result(row: int, start: int) -> str:
 
 def _as_float(vector: str) -> str:
     return f"T.Cast('float32x{LANES}', {vector})"
-
-
-def _item(scales: str) -> int:
-    return 2 if scales == "float16" else 4

@@ -46,16 +46,15 @@ def pack_quantized(
     The weight (n, k) has one of the formats of `quantized.weights`; of several weights of one input, the tensors are
     joined along n. Raises `ValueError` if they have no such format.
     """
-    kernels, grouped_scales = None, ""
+    kernels, grouped = None, values.dim() == 3
     if values.numel():
         _check(values, scales, minimums)
-        grouped_scales = _dtype_in_panels(scales, minimums) if values.dim() == 3 else ""
-    if values.is_cpu and values.numel() and (grouped_scales or values.shape[1] <= _MOST_INPUTS):
-        kernels = _kernels(stored_name(dtype), 8 if minimums is None else 4, grouped_scales)
+    if values.is_cpu and values.numel() and (grouped or values.shape[1] <= _MOST_INPUTS):
+        kernels = _kernels(stored_name(dtype), 8 if minimums is None else 4, grouped)
     if kernels is None:
         weight = dequantize(values, scales, minimums, dtype)
         return pack_linear(weight, None if bias is None else bias.to(dtype), rows=rows)
-    return QuantizedLinear(kernels, values, scales, minimums, bias, grouped_scales)
+    return QuantizedLinear(kernels, values, scales, minimums, bias)
 
 
 class QuantizedLinear:
@@ -68,16 +67,18 @@ class QuantizedLinear:
         scales: torch.Tensor,
         minimums: torch.Tensor | None,
         bias: torch.Tensor | None,
-        grouped_scales: str,
     ) -> None:
-        self.columns, self.inner = len(values), values.shape[1] * (GROUP if grouped_scales else 1)
-        self.weight = _panels(values, scales, minimums, grouped_scales)
+        import torch
+
+        grouped = values.dim() == 3
+        self.columns, self.inner = len(values), values.shape[1] * (GROUP if grouped else 1)
+        self.weight = _panels(values, scales, minimums)
         # Those of groups are in the panels.
-        self.scales = _padded(scales if not grouped_scales else scales.new_zeros(self.columns, 1))
-        self.bias = _padded(scales.new_zeros(self.columns) if bias is None else bias.float())
+        self.scales = _padded(torch.zeros(self.columns, 1) if grouped else scales)
+        self.bias = _padded(torch.zeros(self.columns) if bias is None else bias.float())
         addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
         self.alone, self.together = (partial(kernel, *addresses, self.columns, self.inner) for kernel in kernels)
-        self.scratch_per_row = scratch_bytes(1, self.inner, bool(grouped_scales))
+        self.scratch_per_row = scratch_bytes(1, self.inner, grouped)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         import torch
@@ -121,35 +122,25 @@ def _check(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | 
     if values.dtype != (torch.int8 if minimums is None else torch.uint8):
         raise ValueError(f"expected int8 values, or uint8 values with minimums, {found}")
     if values.dim() == 2 and minimums is None and values.shape[1] and not values.shape[1] % GROUP:
-        expected: tuple[int, ...] = (len(values), 1)
+        expected, dtype = (len(values), 1), torch.float32
     elif values.dim() == 3 and values.shape[1] and values.shape[2] == size:
-        expected = (*values.shape[:2], 1)
+        expected, dtype = (*values.shape[:2], 1), torch.float16
     else:
         raise ValueError(f"expected values (n, k) with k a multiple of {GROUP}, or (n, k / {GROUP}, {size}), {found}")
-    if any(tensor.shape != expected or tensor.dtype != torch.float32 for tensor in numbers):
-        raise ValueError(f"expected float32 scales and minimums of the shape {expected}, {found}")
+    if any(tensor.shape != expected or tensor.dtype != dtype for tensor in numbers):
+        raise ValueError(f"expected {dtype} scales and minimums of the shape {expected}, {found}")
 
 
-def _kernels(dtype: str | None, bits: int, grouped_scales: str) -> Kernels | None:
+def _kernels(dtype: str | None, bits: int, grouped: bool) -> Kernels | None:
     if dtype is None:
         return None
     instruction = has_four_products()
-    alone = quantized_product(dtype, bits, grouped_scales, False, instruction)
-    together = quantized_product(dtype, bits, grouped_scales, True, instruction)
+    alone = quantized_product(dtype, bits, grouped, False, instruction)
+    together = quantized_product(dtype, bits, grouped, True, instruction)
     return None if alone is None or together is None else (alone, together)
 
 
-def _dtype_in_panels(scales: torch.Tensor, minimums: torch.Tensor | None) -> str:
-    """Return the dtype that holds the scales and minimums of groups exactly: ``float16`` if that is enough."""
-    import torch
-
-    numbers = [scales] if minimums is None else [scales, minimums]
-    return "float16" if all(torch.equal(tensor.half().float(), tensor) for tensor in numbers) else "float32"
-
-
-def _panels(
-    values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None, grouped_scales: str
-) -> torch.Tensor:
+def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> torch.Tensor:
     """Return a weight as `native.quantized_product` takes it, as bytes."""
     import torch
 
@@ -159,10 +150,10 @@ def _panels(
     panels, bytes_of_group = len(values) // PANEL, values.shape[-1]
     # Words of four bytes, and then the columns of a panel, become neighbours.
     words = values.view(panels, PANEL, -1, bytes_of_group // 4, 4).permute(0, 2, 3, 1, 4)
-    if not grouped_scales:
+    if values.dim() == 2:
         return words.contiguous()
     numbers = [
-        _padded(tensor[..., 0].to(getattr(torch, grouped_scales))).view(panels, PANEL, -1).transpose(1, 2).contiguous()
+        _padded(tensor[..., 0]).view(panels, PANEL, -1).transpose(1, 2).contiguous()
         for tensor in (scales, *([] if minimums is None else [minimums]))
     ]
     return torch.cat([words.flatten(2), *(tensor.view(torch.uint8) for tensor in numbers)], 2)

@@ -1,8 +1,8 @@
 """The format of quantized weights, which are (n, k) with n outputs.
 
     8 bits                values int8 (n, k)            scales float32 (n, 1)
-    8 bits in groups      values int8 (n, k / 32, 32)   scales float32 (n, k / 32, 1)
-    4 bits in groups      values uint8 (n, k / 32, 16)  scales, minimums float32 (n, k / 32, 1)
+    8 bits in groups      values int8 (n, k / 32, 32)   scales float16 (n, k / 32, 1)
+    4 bits in groups      values uint8 (n, k / 32, 16)  scales, minimums float16 (n, k / 32, 1)
 
 A weight is ``values * scales``, or with 4 bits ``values * scales + minimums``. A byte has two of those values: element
 i of its group in the lower half, and element i + 16 in the upper half. These are the layouts of GGUF's Q8_0, Q4_0 (with
@@ -40,26 +40,31 @@ def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_int8_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values and scales of a weight (n, k), with a scale for each group; scales are rounded as for int4."""
+    """Return the values and scales of a weight (n, k), with a scale for each group.
+
+    Raises `ValueError` for a weight that float16 has no scales for.
+    """
     import torch
 
     weight = _checked(weight)
+    _check_range(weight, _LARGEST)
     groups = weight.view(weight.shape[0], -1, GROUP)
     scales = _rounded(groups.abs().amax(-1, keepdim=True) / _LARGEST)
     values = torch.round(groups / scales.where(scales > 0, 1)).clamp(-_LARGEST, _LARGEST).to(torch.int8)
-    return values, scales
+    return values, scales.half()
 
 
 def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the values, scales and minimums of a weight (n, k), in groups of `GROUP`.
 
     Scales and minimums start from the range of a group, and are fitted to its values by least squares in turn with
-    these; the attempt with the smallest squared error counts. They are rounded to float16 where its range suffices,
-    and products read half as many bytes for them.
+    these; the attempt with the smallest squared error counts. Raises `ValueError` for a weight that float16 has no
+    scales or minimums for.
     """
     import torch
 
     weight = _checked(weight)
+    _check_range(weight, _LEVELS)
     groups = weight.view(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
     best = attempt = _attempt(groups, (high - low) / _LEVELS, low)
@@ -69,7 +74,7 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
         best = [torch.where(is_better, new, old) for new, old in zip(attempt, best, strict=True)]
     values, scales, minimums, _ = best
     lower, upper = values.to(torch.uint8).chunk(2, -1)
-    return lower | upper << 4, scales, minimums
+    return lower | upper << 4, scales.half(), minimums.half()
 
 
 def dequantize(
@@ -99,7 +104,7 @@ def _checked(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _attempt(groups: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> list[torch.Tensor]:
-    """Return the nearest values, as float32, with their scales and minimums, which it rounds, and squared errors."""
+    """Return the nearest values, with their rounded scales and minimums, and squared errors, all as float32."""
     import torch
 
     scales, minimums = _rounded(scales), _rounded(minimums)
@@ -118,10 +123,23 @@ def _fitted(groups: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _rounded(numbers: torch.Tensor) -> torch.Tensor:
-    """Return numbers rounded to float16, except those that it has no number close to."""
+    """Return float32 numbers rounded to float16."""
+    return numbers.half().float()
+
+
+def _check_range(weight: torch.Tensor, levels: int) -> None:
+    """Raise `ValueError` for a weight that float16 has no scales or minimums for, with values of up to `levels`.
+
+    The smallest numbers of float16 are multiples of one step. Rounding scales to these may be as wrong as rounding the
+    values is, but no more. That counts for the largest numbers of a weight: much smaller groups become zero.
+    """
     import torch
 
     limits = torch.finfo(torch.float16)
-    magnitudes = numbers.abs()
-    is_close = (magnitudes <= limits.max) & ((magnitudes >= limits.tiny) | (magnitudes == 0))
-    return numbers.half().float().where(is_close, numbers)
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    least, most = levels**2 * limits.tiny * limits.eps, limits.max / 2
+    if largest and not least <= largest <= most:
+        raise ValueError(
+            f"expected a weight whose largest number is from {least:.1e} to {most:,.0f}, as float16 has scales for, "
+            f"found {largest:.1e}"
+        )

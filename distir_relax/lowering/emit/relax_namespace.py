@@ -243,8 +243,8 @@ def _quantized_rows(values: Any, scales: Any, *minimums: Any, grouped: bool, dty
     if minimums:
         low = op.bitwise_and(values, relax.const(15, "uint8"))
         values = op.concat([low, op.right_shift(values, relax.const(4, "uint8"))], axis=-1)
-    y = op.multiply(op.astype(values, "float32"), scales)
-    y = op.add(y, minimums[0]) if minimums else y
+    y = op.multiply(op.astype(values, "float32"), op.astype(scales, "float32"))
+    y = op.add(y, op.astype(minimums[0], "float32")) if minimums else y
     if grouped:
         *leading, groups, size = shape
         y = op.reshape(relax.BlockBuilder.current().normalize(y), (*leading, groups * size * (2 if minimums else 1)))
