@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax.compiler.compare_precision import PrecisionComparison, compare_precision
     from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
     from distir_relax.compiler.generation import Generation, compile_generation
     from distir_relax.compiler.simulate import simulate
@@ -45,6 +46,7 @@ __all__ = [
     "NothingSplit",
     "Optimizer",
     "Plan",
+    "PrecisionComparison",
     "ProcessSession",
     "ProgramBuilder",
     "Schedule",
@@ -55,6 +57,7 @@ __all__ = [
     "TrainingStep",
     "annotate_sharding",
     "bind",
+    "compare_precision",
     "compile",
     "compile_generation",
     "compile_training",
@@ -86,6 +89,8 @@ _HOMES = {
     "Plan": "distir_relax.compiler.compile",
     "SurpriseGather": "distir_relax.compiler.compile",
     "annotate_sharding": "distir_relax.sharding.annotate",
+    "PrecisionComparison": "distir_relax.compiler.compare_precision",
+    "compare_precision": "distir_relax.compiler.compare_precision",
     "bind": "distir_relax.compiler.compile",
     "compile": "distir_relax.compiler.compile",
     "Generation": "distir_relax.compiler.generation",

@@ -5,7 +5,19 @@ from __future__ import annotations
 import warnings
 
 # Importing a module registers its commands, in the order in which `distir --help` lists them.
-from distir_relax.cli import compile, generate, inspect, opt, roofline, run, search, serve, simulate, train  # noqa: F401
+from distir_relax.cli import (  # noqa: F401
+    compare_precision,
+    compile,
+    generate,
+    inspect,
+    opt,
+    roofline,
+    run,
+    search,
+    serve,
+    simulate,
+    train,
+)
 from distir_relax.cli.app import app, print_error, warn
 from distir_relax.cli.process_exit import exit_without_teardown
 from distir_relax.cli.signals import Interrupted, exit_interrupted, raise_on_signals
