@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import distir_relax as dr
 from distir_relax.bundle import read_bundle
 from distir_relax.cli import app
-from distir_relax.errors import ImportModelError
+from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.precision import with_precision
 from distir_relax.runtime.requests import Slot, ThreadRequests
 
@@ -110,6 +110,23 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert sum(weight.dtype == "bfloat16" for weight in bundle.manifest.weights) > 15
     with pytest.raises(ImportModelError, match="of float32, bf16, int8, int8-channel, int4, found 'int3'"):
         dr.compile_generation(folder, precision="int3")
+
+
+def test_simulation_and_search_have_the_weights_of_a_precision(folder: Path) -> None:
+    workload: dict[str, Any] = {"profile": "dgx2-v100", "prompt": 5, "generate": 3}
+    wide, narrow = (
+        dr.simulate_generation(folder, precision=precision, **workload).weights[0] for precision in ("float32", "bf16")
+    )
+    assert wide / 2 < narrow < 0.52 * wide
+    found = dr.search_generation(folder, devices=1, requests=1, precision="bf16", keep=["*norm*"], **workload)
+    assert found.ranked[0].simulation is not None
+    assert narrow < found.ranked[0].simulation.weights[0] < wide
+    generation = dr.compile_generation(folder)
+    with pytest.raises(DistIRError, match="a precision cannot be applied to a model that is compiled already"):
+        dr.simulate_generation(generation, precision="bf16", **workload)
+    search = ["search", str(folder), "--devices", "1", "--profile", "dgx2-v100", "--prompt", "5", "--generate", "3"]
+    ran = CliRunner().invoke(app, [*search, "--precision", "int9"])
+    assert ran.exit_code == 2
 
 
 def test_kept_weights_of_a_folder_are_those_of_its_files(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_
 import re
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,13 +26,16 @@ from distir_relax.cli.options import (
     with_options,
 )
 from distir_relax.cli.signals import Interrupted
-from distir_relax.compiler.options import LayoutOptions, Option
+from distir_relax.compiler.options import ImportOptions, LayoutOptions, Option
 from distir_relax.errors import DistIRError
 from distir_relax.strategies.strategy import OPTIONS, StrategyOption
 from distir_relax.support.units import rate
 
 if TYPE_CHECKING:
     from distir_relax.strategy_search import Outcome, Search
+
+
+_PRECISION = ("precision", "keep")
 
 
 class Objective(StrEnum):
@@ -54,7 +58,7 @@ def _search_options() -> dict[str, Option]:
 
 
 @app.command()
-@with_options(LayoutOptions, only=("stages",), more=_search_options())
+@with_options(LayoutOptions, ImportOptions, only=("stages", "precision", "keep"), more=_search_options())
 def search(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION, FILE.onnx, or a language model.")],
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")],
@@ -113,10 +117,10 @@ def search(
             "--global-batch": global_batch, "--dim": dim, "--microbatches": microbatches, "--try": try_,
             "--by-steps": by_steps, "--workers": workers, "--resume": resume, "--execute": execute, "--csv": csv,
             "--html": html,
-        } | {flag_of(name): value for name, value in options.items()}  # fmt: skip
+        } | {flag_of(name): value for name, value in options.items() if name not in _PRECISION}  # fmt: skip
         workload = read_workload(prompt, generate, others)
         limits = max_requests, round(memory * 1e9), step_tokens, chunk_tokens
-        _search_generation(model, devices, profile, (*workload, requests), objective, limits, top, json)
+        _search_generation(model, devices, profile, (*workload, requests), objective, limits, top, json, options)
         return
     options |= {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch), "dims": read_sizes(dim),
@@ -128,7 +132,7 @@ def search(
     if not is_first_rank():
         return
     _write(model, profile, result, csv, html)
-    _print_result(model, result, top, execute, json)
+    _print_result(model, result, top, execute, json, {name: options[name] for name in _PRECISION if name in options})
 
 
 def _search(model: str, options: dict[str, Any], top: int) -> Search:
@@ -157,6 +161,7 @@ def _search_generation(
     limits: tuple[int, int, int, int],
     top: int,
     as_json: bool,
+    precision: Mapping[str, Any],
 ) -> None:
     """Search for a strategy that generates text, and print the best ones."""
     from distir_relax.report.generation_search import table
@@ -166,7 +171,7 @@ def _search_generation(
     prompt, generate, requests = workload
     found = search_generation(
         model, devices=devices, profile=profile, prompt=prompt, generate=generate, requests=requests,
-        objective=objective.value, options=EngineOptions(*limits),
+        objective=objective.value, options=EngineOptions(*limits), **precision,
     )  # fmt: skip
     if as_json:
         best = [outcome.as_json() for outcome in found.ranked[:top]]
@@ -188,14 +193,16 @@ def _write(model: str, profile: str, result: Search, csv: Path | None, html: Pat
         write_search_page(result, html, model, profile)
 
 
-def _print_result(model: str, result: Search, top: int, execute: int, as_json: bool) -> None:
+def _print_result(
+    model: str, result: Search, top: int, execute: int, as_json: bool, precision: Mapping[str, Any]
+) -> None:
     """Print the result, and the measured times of the best strategies if they are run."""
     from distir_relax.report.search import table
     from distir_relax.report.validation import table as measured_table
     from distir_relax.strategy_search.search import execute as run_best
 
     best = result.ranked[:execute]
-    measured = run_best(model, best, result.profile) if best else None
+    measured = run_best(model, best, result.profile, **precision) if best else None
     if as_json:
         executed = {} if measured is None else {"executed": measured.as_json()}
         typer.echo(json_.dumps(result.as_json(top) | executed))

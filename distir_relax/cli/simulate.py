@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,10 +29,10 @@ from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     from distir_relax.compiler.simulate_generation import GenerationSimulation
-    from distir_relax.strategies.strategy import Strategy
 
 
 _OPTIONS = ("shardings", "mesh", "strategy", "stages", "input_shapes", "precision", "keep")
+_FOR_GENERATION = ("strategy", "precision", "keep")
 
 
 @app.command()
@@ -75,10 +75,10 @@ def simulate(
     """
     if prompt is not None or generate is not None:
         others = {"--global-batch": global_batch, "--dim": dim, "--plot": plot, "--trace": trace, "--html": html}
-        others |= {flag_of(name): value for name, value in options.items() if name != "strategy"}
+        others |= {flag_of(name): value for name, value in options.items() if name not in _FOR_GENERATION}
         workload = *read_workload(prompt, generate, others), requests
         limits = max_requests, round(memory * 1e9), step_tokens, chunk_tokens
-        found = _simulate_generation(model, profile, workload, limits, import_, options.get("strategy"))
+        found = _simulate_generation(model, profile, workload, limits, import_, options)
         typer.echo(dumps(found.as_json()) if json else str(found))
         return
     from distir_relax.compiler.simulate import simulate as predict
@@ -122,7 +122,7 @@ def _simulate_generation(
     workload: tuple[int, int, int],
     limits: tuple[int, int, int, int],
     files: Sequence[Path] | None,
-    strategy: Strategy | None,
+    others: Mapping[str, Any],
 ) -> GenerationSimulation:
     """Simulate generation for a workload: tokens of a prompt, new ones, requests."""
     from distir_relax.compiler.simulate_generation import simulate_generation
@@ -134,7 +134,7 @@ def _simulate_generation(
         import_file(file)
     return simulate_generation(
         model, profile=profile, prompt=prompt, generate=generate, requests=requests,
-        options=EngineOptions(*limits), strategy=strategy,
+        options=EngineOptions(*limits), **others,
     )  # fmt: skip
 
 

@@ -38,17 +38,25 @@ class Model:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: DimSpec | None = None
     dims: Mapping[str, Any] | None = None
+    precision: str | None = None
+    keep: Sequence[str] = ()
 
     def compile(self, **options: Any) -> Plan:
         """Compile with these options; raises what `compile` raises."""
-        named = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims}
+        named = self._of_import
         return compile(self.model, self.args, self.kwargs or None, **{**named, **options})
 
     def read(self, options: CompileOptions, **of_import: Unpack[ImportOptions]) -> Source:
         """Import the model, to be compiled with these options; raises what `compile` raises."""
-        of_import = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims, **of_import}
+        of_import = {**self._of_import, **of_import}
         imported = read_model(self.model, self.args, self.kwargs or None, **of_import)
         return Source(imported, complete(options, default_name(self.model)))
+
+    @property
+    def _of_import(self) -> ImportOptions:
+        return {
+            "dynamic_shapes": self.dynamic_shapes, "dims": self.dims, "precision": self.precision, "keep": self.keep
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,15 @@ Input = Plan | Model | Training | Program | SavedBundle
 def with_dims(target: _Target, dims: Mapping[str, int]) -> _Target:
     """Return a model or a training with values of symbolic sizes."""
     return replace(target, dims={**(target.dims or {}), **dims}) if dims else target
+
+
+def in_precision(target: _Target, precision: str | None, keep: Sequence[str], where: str = "") -> _Target:
+    """Return a model in a precision. Raises `ImportModelError` for a training, which has its own."""
+    if precision is None and not keep:
+        return target
+    if isinstance(target, Training):
+        raise ImportModelError("a training has a precision of its own", where, 'dr.Training(..., precision="bf16")')
+    return replace(target, precision=precision, keep=tuple(keep))
 
 
 def is_onnx(target: object) -> bool:

@@ -19,6 +19,7 @@ from distir_relax.compiler.inputs import (
     SavedBundle,
     call_target,
     classify_input,
+    in_precision,
     read_target,
     with_dims,
 )
@@ -174,13 +175,11 @@ def _distributed(
     """
     if isinstance(value, Model):
         return _Loaded(with_dims(value, dims).read(options, **of_import))
-    passed = {name: setting for name, setting in of_import.items() if setting}
     if isinstance(value, Training):
-        if passed:
-            raise ImportModelError(f"{' and '.join(passed)} cannot be applied to a training", where)
+        in_precision(value, of_import.get("precision"), of_import.get("keep", ()), where)
         return _Loaded(with_dims(value, dims).read({**options, "strategy": options.get("strategy") or Strategy()}))
     layout = {name: options.get(name) for name in ("shardings", "stages", "mesh")}
-    if names := [*passed, *(name for name, setting in layout.items() if setting)]:
+    if names := [name for name, setting in {**of_import, **layout}.items() if setting]:
         raise ImportModelError(
             f"{' and '.join(names)} cannot be applied to {_NAMES[type(value)]}, which is distributed already",
             where,

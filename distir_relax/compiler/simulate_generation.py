@@ -123,14 +123,16 @@ def simulate_generation(
     requests: int = 1,
     options: EngineOptions | None = None,
     strategy: Strategy | str | None = None,
+    precision: str | None = None,
+    keep: Sequence[str] = (),
 ) -> GenerationSimulation:
     """Predict an engine's run on a machine: time to first token, time per token, throughput, memory of states.
 
     `model` is a `Generation`, its plan, the path of a bundle of it, or ``file.py:function``, which returns one of the
     first two, and receives `strategy` if it has this parameter. Or it is the path of a model that `compile_generation`
-    takes, which is compiled with `strategy`, by default for one device. `requests` of `prompt` tokens arrive together,
-    and `generate` tokens are generated for each; they have no tokens in common, and nothing is drafted. `profile` is
-    the name or path of a profile, or a `Profile`; `options` are those of the engine.
+    takes, which is compiled with `strategy`, by default for one device, and with `precision` and `keep`. `requests` of
+    `prompt` tokens arrive together, and `generate` tokens are generated for each; they have no tokens in common, and
+    nothing is drafted. `profile` is the name or path of a profile, or a `Profile`; `options` are those of the engine.
 
     Raises a `DistIRError`: `ProfileError` for the profile, `RunError` for a program that does not continue sequences
     and for requests that are too long for it or for the memory, and what reading the bundle or compiling the model
@@ -141,7 +143,7 @@ def simulate_generation(
     for name, number in limits.items():
         if number < 1:
             raise DistIRError(f"expected {name} of at least 1, found {number}")
-    manifest, module = _load(model, strategy)
+    manifest, module = _load(model, strategy, precision, keep)
     language = LanguageProgram.for_requests(manifest)
     language.check_length(prompt, generate)
     longest = language.max_length
@@ -162,12 +164,25 @@ def call_generation(target: str, strategy: Strategy | None) -> Generation | Plan
     return found
 
 
-def _load(model: Any, strategy: Strategy | str | None) -> tuple[Manifest, Module]:
+def reject_precision(precision: str | None, keep: Sequence[str], where: str) -> None:
+    """Raise `DistIRError` for a precision of a model that a function or a bundle has compiled."""
+    if precision is not None or keep:
+        raise DistIRError(
+            "a precision cannot be applied to a model that is compiled already", where,
+            "give the folder or GGUF file of the model",
+        )  # fmt: skip
+
+
+def _load(
+    model: Any, strategy: Strategy | str | None, precision: str | None, keep: Sequence[str]
+) -> tuple[Manifest, Module]:
     """Return the manifest of a model, and its program of the distributed stage."""
+    if isinstance(model, (str, Path)) and (is_gguf(model) or is_pretrained(model)):
+        model = compile_generation(model, strategy=strategy or "1/1/1/1", precision=precision, keep=keep).plan
+        return model.bundle(()).manifest, model.modules["distributed"]
+    reject_precision(precision, keep, str(model) if isinstance(model, (str, Path)) else "")
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         model = call_generation(str(model), None if strategy is None else as_strategy(strategy))
-    elif isinstance(model, (str, Path)) and (is_gguf(model) or is_pretrained(model)):
-        model = compile_generation(model, strategy=strategy or "1/1/1/1")
     elif strategy is not None:
         raise DistIRError(
             "a strategy cannot be applied to a program that is distributed already",

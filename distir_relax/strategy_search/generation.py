@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,12 @@ from typing import Any
 from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.generation import Generation, read_generation
 from distir_relax.compiler.options import CompileOptions, complete
-from distir_relax.compiler.simulate_generation import GenerationSimulation, call_generation, simulate_generation
+from distir_relax.compiler.simulate_generation import (
+    GenerationSimulation,
+    call_generation,
+    reject_precision,
+    simulate_generation,
+)
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.serving import EngineOptions
@@ -92,6 +97,8 @@ def search_generation(
     requests: int = 16,
     objective: str = "throughput",
     options: EngineOptions | None = None,
+    precision: str | None = None,
+    keep: Sequence[str] = (),
 ) -> GenerationSearch:
     """Simulate generation under every strategy for `devices`, and rank those that fit in memory by an objective.
 
@@ -99,6 +106,7 @@ def search_generation(
     parameter `strategy`. All R x T x P = `devices` are tried: R replicas, among which requests are divided evenly, of
     T tensor-parallel ranks in each of P pipeline stages. If the devices of the profile differ, there is one replica.
 
+    `precision` and `keep` are those of `compile_generation`, of a model that is not compiled yet.
     The workload, and the engine's `options`, are those of `simulate_generation`. `objective` is ``throughput``, the
     mean time to the ``first-token``, or the mean time ``per-token`` after it.
 
@@ -116,7 +124,7 @@ def search_generation(
             hint="give a profile of more devices or nodes: NAME:NODES",
         )
     start = time.monotonic()
-    compiled = _compiler(model, machine)
+    compiled = _compiler(model, machine, precision, keep)
     outcomes = []
     for replicas, strategy in _candidates(devices, any_replicas=not machine.groups):
         most = -(-requests // replicas)
@@ -145,9 +153,12 @@ def _candidates(devices: int, any_replicas: bool) -> Iterator[tuple[int, Strateg
                     yield devices // ranks, Strategy(1, tensor, ranks // tensor)
 
 
-def _compiler(model: Any, profile: Profile) -> Callable[[Strategy], Generation | Plan]:
+def _compiler(
+    model: Any, profile: Profile, precision: str | None, keep: Sequence[str]
+) -> Callable[[Strategy], Generation | Plan]:
     """Return a function that compiles a model under a strategy; the model is read once."""
     if isinstance(model, (str, Path)) and ".py:" in str(model):
+        reject_precision(precision, keep, str(model))
         return lambda strategy: call_generation(str(model), strategy)
-    source = read_generation(model)
+    source = read_generation(model, precision=precision, keep=keep)
     return lambda strategy: source.compile(complete(CompileOptions(strategy=strategy, profile=profile), source.name))

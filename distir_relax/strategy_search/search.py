@@ -11,7 +11,15 @@ from typing import Any
 from distir_relax.calibration.comparison import Validation
 from distir_relax.calibration.validate import validate
 from distir_relax.compiler.compile import Plan
-from distir_relax.compiler.inputs import Model, SavedBundle, call_target, classify_input, read_target, with_dims
+from distir_relax.compiler.inputs import (
+    Model,
+    SavedBundle,
+    call_target,
+    classify_input,
+    in_precision,
+    read_target,
+    with_dims,
+)
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
@@ -40,6 +48,8 @@ def search(
     by_steps: bool = False,
     time_lines: bool = False,
     dims: Mapping[str, int] | None = None,
+    precision: str | None = None,
+    keep: Sequence[str] = (),
     **options: Sequence[Any],
 ) -> Search:
     """Simulate a model under every strategy for `devices`, and find the fastest that fits in memory.
@@ -50,7 +60,8 @@ def search(
     that of the example, the default. `dims` are values of other symbolic sizes, by default typical ones. All D x T x P
     of `devices` are tried, with the numbers of `microbatches`, and the values of `options` where they make a
     difference: ``zero=(0, 1)``, ``schedules=("1f1b", "zb-h1")``; with ``placements=("rules", "auto")`` stages are
-    autosharded, too (`search_space.Space`). Stages are cut for the largest batch, or at `stages`.
+    autosharded, too (`search_space.Space`). Stages are cut for the largest batch, or at `stages`. `precision` and
+    `keep` are those of `compile`; a `Training` has its own.
 
     It uses `workers` processes (default: the number of cores); under mpirun, where all ranks call this, all ranks but
     the first, and all return the result. `resume` is a file of outcomes; a search with the same file resumes.
@@ -70,7 +81,8 @@ def search(
             hint="give a profile of more devices or nodes: NAME:NODES",
         )
     requested = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
-    source, batches = _read(model, requested, tuple(stages), machine, dims or {})
+    target = in_precision(with_dims(_target(model, requested), dims or {}), precision, keep)
+    source, batches = _read(target, requested, tuple(stages), machine)
     space = Space(devices, batches, source.is_training, microbatches, **options)
     draw = compact_timeline if time_lines else None
     if by_steps:
@@ -89,24 +101,31 @@ def _check_steps(resume: str | Path | None) -> None:
         )
 
 
-def execute(model: str, outcomes: Sequence[Outcome], profile: Profile, steps: int = 4, passes: int = 1) -> Validation:
+def execute(
+    model: str, outcomes: Sequence[Outcome], profile: Profile, steps: int = 4, passes: int = 1,
+    precision: str | None = None, keep: Sequence[str] = (),
+) -> Validation:  # fmt: skip
     """Run strategies with mpirun on this machine: the seconds of a step, predicted and measured.
 
-    `model` is ``file.py:function``, whose model has weights. Raises `DistIRError` if it cannot be compiled or run.
+    `model` is ``file.py:function``, whose model has weights; `precision` and `keep` are those of `search`.
+    Raises `DistIRError` if it cannot be compiled or run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_bundles(model, outcomes, profile, Path(folder))
+        paths = write_bundles(model, outcomes, profile, Path(folder), precision, keep)
         return validate([str(path) for path in paths], profile, steps, passes=passes)
 
 
-def write_bundles(model: str, outcomes: Sequence[Outcome], profile: Profile, folder: Path) -> list[Path]:
+def write_bundles(
+    model: str, outcomes: Sequence[Outcome], profile: Profile, folder: Path, precision: str | None = None,
+    keep: Sequence[str] = (),
+) -> list[Path]:  # fmt: skip
     """Compile a model under the strategies of outcomes: bundles ``0.dist``, ``1.dist``, ... in `folder`.
 
     `model` is as for `execute`. Raises `DistIRError` if it cannot be compiled, or a file cannot be written.
     """
     paths = []
     for number, outcome in enumerate(outcomes):
-        target = _call(model, outcome.samples)
+        target = in_precision(_call(model, outcome.samples), precision, keep)
         name = f"{number}: {outcome.strategy}, batch {outcome.samples}"
         compiled = target.compile(strategy=outcome.strategy, profile=profile, name=name)
         plan = compiled if isinstance(compiled, Plan) else compiled.plan
@@ -114,20 +133,22 @@ def write_bundles(model: str, outcomes: Sequence[Outcome], profile: Profile, fol
     return paths
 
 
-def _read(
-    model: Any, requested: tuple[int, ...], stages: tuple[str, ...], machine: Profile, dims: Mapping[str, int]
-) -> tuple[Source, tuple[int, ...]]:
-    """Return the model, imported with a batch larger than any requested one, and the batches."""
-    any_batch = False
+def _target(model: Any, requested: tuple[int, ...]) -> Model | Training:
+    """Return the model to search for; its example has a batch larger than any requested one, if it can."""
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         any_batch = "global_batch" in inspect.signature(find_function(str(model))).parameters
         # Twice the largest batch leaves samples for microbatches that are not expanded (`Microbatches`).
-        target = _call(str(model), 2 * max(requested) if requested and any_batch else None)
-    elif isinstance(model, (str, Path)):
-        target = _check_target(read_target(model))
-    else:
-        target = _check_target(model if isinstance(model, Training) else classify_input(model))
-    source = _with_batch(with_dims(target, dims).read(CompileOptions(stages=stages, profile=machine)), requested)
+        return _call(str(model), 2 * max(requested) if requested and any_batch else None)
+    if isinstance(model, (str, Path)):
+        return _check_target(read_target(model))
+    return _check_target(model if isinstance(model, Training) else classify_input(model))
+
+
+def _read(
+    target: Model | Training, requested: tuple[int, ...], stages: tuple[str, ...], machine: Profile
+) -> tuple[Source, tuple[int, ...]]:
+    """Return the model, imported with a batch larger than any requested one, and the batches."""
+    source = _with_batch(target.read(CompileOptions(stages=stages, profile=machine)), requested)
     batch = source.batch
     if batch is None:
         raise DistIRError("the model has no batch that can be split", hint="give an example with several samples")

@@ -140,9 +140,9 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "scored.py"
     file.write_text("from tests.compiler.test_compare_precision import scores\ndef build(): return scores()\n")
     np.savez(tmp_path / "x.npz", x=np.full((5, 96), 0.3, np.float32))
-    own = run(f"{file}:build", "--precision", "int4", "--json")
-    other = run(f"{file}:build", "--precision", "int4", "--json", "-i", str(tmp_path / "x.npz"))
-    assert [result["precision"] for result in own["results"]] == ["float32", "int4"]
+    own = run(f"{file}:build", "--precision", "bf16", "--json")
+    other = run(f"{file}:build", "--precision", "bf16", "--json", "-i", str(tmp_path / "x.npz"))
+    assert [result["precision"] for result in own["results"]] == ["float32", "bf16"]
     errors = [found["results"][1]["errors"]["scores"]["largest"] for found in (own, other)]
     assert errors[0] != errors[1]
     assert min(errors) > 0

@@ -36,7 +36,7 @@ CASES = [
     ("mlp", "bf16", "1/3/1/1", "ragged", "torch"), ("mlp", "bf16", "1/2/1/1", "pad", "tvm"),
     ("vision", "bf16", "1/2/1/1", "pad", "torch"), ("vision", "bf16", "1/3/1/1", "ragged", "torch"),
     ("words", "bf16", "1/3/1/1", "pad", "torch"), ("words", "bf16", "1/1/2/1", "ragged", "torch"),
-    ("words", "bf16", "2/1/1/1", "ragged", "tvm"),
+    ("words", "bf16", "2/1/1/1", "ragged", "torch"),
     ("mlp", "int8", "1/3/1/1", "pad", "torch"), ("mlp", "int4", "1/2/1/1", "ragged", "tvm"),
     ("mlp", "int8-channel", "1/3/1/1", "pad", "tvm"), ("vision", "int8", "1/2/1/1", "ragged", "torch"),
     ("vision", "int4", "1/3/1/1", "pad", "torch"), ("words", "int4", "1/3/1/1", "ragged", "torch"),
@@ -170,6 +170,16 @@ def test_the_commands(tmp_path: Path) -> None:
         for name in ("float32", "bf16")
     ]
     assert memory[1] < memory[0]
+    best = dr.search(target, devices=1, profile="cpu-local", microbatches=(1,), workers=1, precision="bf16").ranked[0]
+    assert best.memory == memory[1]
+    (tmp_path / "trained.py").write_text(
+        "import torch, distir_relax as dr\ndef build():\n    x = torch.ones(2, 3)\n"
+        "    return dr.Training(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss, dr.SGD(), (x, x))\n"
+    )
+    for command in (["search", "--devices", "1"], ["simulate", "--strategy", "1/1/1/1"]):
+        arguments = [command[0], f"{tmp_path / 'trained.py'}:build", *command[1:], "--profile", "cpu-local"]
+        with pytest.raises(ImportModelError, match="a training has a precision of its own"):
+            CliRunner().invoke(app, [*arguments, "--precision", "bf16"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
