@@ -20,7 +20,8 @@ def as_torch(x: Array) -> torch.Tensor:
     import torch
 
     if isinstance(x, torch.Tensor):
-        return x.detach() if x.requires_grad else x
+        # Outside of inference mode, a view of a tensor that was made in it may be written into.
+        return x if torch.is_inference_mode_enabled() and not x.requires_grad else x.detach()
     import numpy as np
 
     x = np.asarray(x)
