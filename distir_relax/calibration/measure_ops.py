@@ -84,7 +84,6 @@ def _run_requests(bundle: Bundle, world: World | None, device: str, steps: int, 
         if world is None
         else world.communicator(manifest.mesh, rank_device(device, world.local_rank))
     )
-    comm.checks_steps = False
     entry = read_stage(bundle, "ranked").ranks[comm.rank]
     ranks = RankRequests(bundle, emit_request_programs(bundle, {entry: ops}), comm)
     turns, length = range(_WARM_UP + steps), tokens + _WARM_UP + steps + 1

@@ -18,6 +18,7 @@ import transformers
 import distir_relax as dr
 from distir_relax.bundle import read_bundle
 from distir_relax.errors import RunError
+from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.generation import Sampling
 from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests, rank_requests
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
@@ -427,3 +428,21 @@ def test_a_killed_rank_ends_the_engine(saved: Path) -> None:
 def _ranks() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     return [child for child in children if "rank_server" in " ".join(child.cmdline())]
+
+
+def test_ranks_compare_their_communication_in_the_first_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[int] = []
+    check = Communicator._check_group_step
+
+    def counted(comm: Communicator, axis: int) -> None:
+        checks.append(axis)
+        check(comm, axis)
+
+    monkeypatch.setattr(Communicator, "_check_group_step", counted)
+    ranks = ThreadRequests(compiled("llama", "1/3/1/1").plan.bundle(("torch",)))
+    ranks.logits([Slot(0, 0, [3, 5, 7], 1, 9)])
+    found = len(checks)
+    ranks.logits([Slot(0, 3, [2], 1, 9)])
+    ranks.close()
+    assert found > 0
+    assert len(checks) == found
