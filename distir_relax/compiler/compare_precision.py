@@ -16,10 +16,10 @@ from distir_relax.compiler.perplexity import WINDOW, bundle_perplexity, default_
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, match_parameters
-from distir_relax.frontends.precision import check_precision
 from distir_relax.runtime.npz import read_npz
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support import read_text
+from distir_relax.support.precisions import check_precision
 from distir_relax.support.units import size
 from distir_relax.text import Tokenizer
 

@@ -26,7 +26,6 @@ from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.dynamic_shapes import fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.outline_blocks import Outline
-from distir_relax.frontends.precision import check_precision
 from distir_relax.ir import Gather, Module, Pass, print_module
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Symbol
@@ -35,6 +34,7 @@ from distir_relax.optimizers import with_state
 from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import layout_comments
+from distir_relax.support.precisions import check_precision
 from distir_relax.support.torch_compat import tree_leaves
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
-from distir_relax.frontends.precision import PRECISIONS, check_precision, with_precision
+from distir_relax.frontends.precision import with_precision
 from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
@@ -29,6 +29,7 @@ from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.serving import THREADS, Engine, EngineOptions, start_engine
 from distir_relax.strategies.strategy import as_strategy
+from distir_relax.support.precisions import PRECISIONS, check_precision
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,9 @@ from distir_relax.compiler.options import ImportOptions
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.imported_model import Imported, match_parameters
-from distir_relax.frontends.precision import PRECISIONS, has_precision, precision_dtype, with_precision
+from distir_relax.frontends.precision import has_precision, precision_dtype, with_precision
 from distir_relax.precision import convert_program, keep_weights, with_call_dtypes
+from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from distir_relax.errors import ImportModelError, PlacementError
-from distir_relax.frontends.precision import PRECISION_NAMES
+from distir_relax.support.precisions import PRECISION_NAMES
 
 if TYPE_CHECKING:
     from distir_relax.compiler.pass_manager import Observer

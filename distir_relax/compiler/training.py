@@ -18,13 +18,13 @@ from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
-from distir_relax.frontends.precision import PRECISIONS
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import RATE, AdamW, Optimizer
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.learning_rate import as_schedule
+from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:

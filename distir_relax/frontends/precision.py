@@ -1,33 +1,14 @@
-"""Precisions by name, and torch modules in another floating-point dtype."""
+"""Torch modules in another floating-point dtype."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distir_relax.errors import ImportModelError
+from distir_relax.support.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     import torch
-
-PRECISIONS = {"float32": "float32", "bf16": "bfloat16"}
-"""The dtype of weights and activations, by the name of a precision."""
-PRECISION_NAMES = (*PRECISIONS, "int8", "int8-channel", "int4")
-"""All precisions: those of `PRECISIONS`, and the formats of quantized weights."""
-
-
-def check_precision(precision: str | None, keep: Sequence[str], where: str) -> None:
-    """Raise `ImportModelError` for an unknown precision, and for patterns of `keep` that have no effect with it."""
-    if precision is not None and precision not in PRECISION_NAMES:
-        raise ImportModelError(f"expected a precision of {', '.join(PRECISION_NAMES)}, found {precision!r}", where)
-    if isinstance(keep, str):
-        raise ImportModelError(f"expected a list of patterns in `keep`, found {keep!r}", where, f"keep=[{keep!r}]")
-    if keep and precision in (None, "float32"):
-        raise ImportModelError(
-            f"`keep` needs a precision that changes weights, found {precision or 'none'}", where,
-            f"give one of {', '.join(name for name in PRECISION_NAMES if name != 'float32')}",
-        )  # fmt: skip
 
 
 def precision_dtype(precision: str) -> torch.dtype:
