@@ -51,8 +51,10 @@ def measure_op_times(
     if own != "cpu":
         wait_with(partial(synchronize, own))
     before = measure_limits(own)
-    run = _run_requests if bundle.manifest.states else _run_steps
-    rows = run(bundle, world, device, steps, tokens, requests)
+    if bundle.manifest.states:
+        rows = _run_requests(bundle, world, own, steps, tokens, requests)
+    else:
+        rows = _run_steps(bundle, world, own, steps)
     # Again: other work of the machine may have slowed the first one.
     limits = before.best(measure_limits(own))
     return OpTimes(limits, [row(limits) for row in rows])
@@ -61,7 +63,7 @@ def measure_op_times(
 _Rows = list[Callable[[Limits], StepTimes]]
 
 
-def _run_steps(bundle: Bundle, world: World | None, device: str, steps: int, tokens: int, requests: int) -> _Rows:
+def _run_steps(bundle: Bundle, world: World | None, device: str, steps: int) -> _Rows:
     """Time the steps of a program that keeps nothing between them."""
     manifest = bundle.manifest
     program = manifest.program_of(0 if world is None else world.rank)
@@ -80,9 +82,9 @@ def _run_requests(bundle: Bundle, world: World | None, device: str, steps: int, 
     """Time the steps that read prompts, and those that make a token for each request."""
     manifest, ops = bundle.manifest, list["ClockedOp"]()
     comm: Communicator = (
-        ThreadWorld(manifest.mesh).communicator(0, rank_device(device, 0))
+        ThreadWorld(manifest.mesh).communicator(0, device)
         if world is None
-        else world.communicator(manifest.mesh, rank_device(device, world.local_rank))
+        else world.communicator(manifest.mesh, device)
     )
     entry = read_stage(bundle, "ranked").ranks[comm.rank]
     ranks = RankRequests(bundle, emit_request_programs(bundle, {entry: ops}), comm)

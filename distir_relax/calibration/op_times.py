@@ -1,7 +1,7 @@
 """The time of each op of a program on a rank, beside the least time that the device could take (its roofline).
 
-What lies between the ends of two ops, such as Python's own work, counts for the second one. Ops that are equal, such as
-those of a model's layers, are one row. Williams et al., Roofline: An Insightful Visual Performance Model, 2009.
+The time between the ends of two ops, also that of Python's own work, counts for the second one. Ops that are equal,
+such as those of a model's layers, are one row. Williams et al., Roofline: An Insightful Visual Performance Model, 2009.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def keep_parameters(imported: Imported, model: torch.nn.Module, keep: Sequence[s
 def _import_converted(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, name: str, options: ImportOptions
 ) -> Imported:
-    """Import a torch module that is converted first, and so decides itself what it computes in float32."""
+    """Import a torch module that is converted first, whose own code chooses the ops in float32."""
     precision = options["precision"] or ""
     keep = options.get("keep", ())
     if has_precision(model, precision):

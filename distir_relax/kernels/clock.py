@@ -22,7 +22,7 @@ def wait_with(synchronize: Callable[[], None]) -> None:
 
 
 def take_marks() -> list[tuple[int, int]]:
-    """Return what was recorded since the last call: numbers of ops, and nanoseconds, in order."""
+    """Return the numbers of ops that were recorded since the last call, each with its nanoseconds, in order."""
     taken = list(_marks)
     _marks.clear()
     return taken

@@ -73,14 +73,12 @@ class Communicator(Messages):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        # Without `_step`: the context takes as long as a reduction of a few rows.
-        self._enter(step, "all_reduce", index)
-        if n == 1 or not source.numel():
-            result = source.clone()
-        else:
-            result = self._reduced(source, index, op, None if out is None else as_torch(out))
-        self._leave("all_reduce", int(_all_reduce_volume(n, bytes_of(source))))
-        return self._finish_result(result, x, out)
+        with self._step(step, "all_reduce", int(_all_reduce_volume(n, bytes_of(source))), index):
+            if n == 1 or not source.numel():
+                result = source.clone()
+            else:
+                result = self._reduced(source, index, op, None if out is None else as_torch(out))
+            return self._finish_result(result, x, out)
 
     def all_gather(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
@@ -337,11 +335,13 @@ _all_reduce_volume = lru_cache(maxsize=256)(Collective.ALL_REDUCE.volume)
 
 
 def _check_reduction(op: str, x: torch.Tensor) -> None:
+    import torch
+
     if op not in REDUCTIONS:
         raise RunError(f"unknown reduction {op!r}", hint=f"known: {', '.join(REDUCTIONS)}")
     if op == "mean" and not x.is_floating_point():
         raise RunError(f"the mean of {dtype_name(x.dtype)} over ranks is not a {dtype_name(x.dtype)}")
-    if op == "sum" and x.dtype.itemsize == 1 and dtype_name(x.dtype) == "bool":
+    if op == "sum" and x.dtype == torch.bool:
         raise RunError("truth values cannot be summed over ranks", hint="use max for or, min for and")
 
 

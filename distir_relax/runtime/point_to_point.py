@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
@@ -20,6 +20,32 @@ if TYPE_CHECKING:
 
 Step = int | None
 """The number of a step of a program; None outside of the program."""
+
+
+class _Communication:
+    """The context of a communication, which records its begin and, unless it raises, its end with the bytes sent.
+
+    Along an axis, peers check that they execute the same one. A generator as context takes as long as an all-reduce of
+    a few rows.
+    """
+
+    __slots__ = ("_axis", "_kind", "_messages", "_sent", "_step")
+
+    def __init__(self, messages: Messages, step: Step, kind: str, sent: int, axis: int | None) -> None:
+        self._messages, self._step, self._kind, self._sent, self._axis = messages, step, kind, sent, axis
+
+    def __enter__(self) -> None:
+        messages, step = self._messages, self._step
+        messages.progress.enter(self._kind if step is None else step, self._kind)
+        if messages.checks_steps and step is not None and self._axis is not None:
+            messages._check_group_step(self._axis)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._messages.progress.leave()
+            self._messages.traffic.add(self._kind, self._sent)
 
 
 class Messages(ABC):
@@ -116,22 +142,8 @@ class Messages(ABC):
             self.progress.leave()
             self._has_pending_sends = False
 
-    @contextmanager
-    def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
-        self._enter(step, kind, axis)
-        yield
-        self._leave(kind, sent)
-
-    def _enter(self, step: Step, kind: str, axis: int | None = None) -> None:
-        """Record the begin of a communication; along an axis, check that peers execute the same one."""
-        self.progress.enter(kind if step is None else step, kind)
-        if self.checks_steps and step is not None and axis is not None:
-            self._check_group_step(axis)
-
-    def _leave(self, kind: str, sent: int) -> None:
-        """Record the end of a communication that sent so many bytes."""
-        self.progress.leave()
-        self.traffic.add(kind, sent)
+    def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> _Communication:
+        return _Communication(self, step, kind, sent, axis)
 
     @abstractmethod
     def _check_group_step(self, axis: int) -> None:

@@ -1,4 +1,4 @@
-"""Small models of several kinds, and what they compute in another precision, by torch alone."""
+"""Small models of several kinds, and their results in another precision, by torch alone."""
 
 from __future__ import annotations
 
