@@ -113,6 +113,7 @@ def test_one_sequence_and_its_stream() -> None:
     expected = generation.generate(ids, 9)
     assert expected.shape == (9,)
     assert [*generation.stream(ids.tolist(), 9)] == expected.tolist()
+    assert [*generation.generate(ids, 9, stream=True)] == expected.tolist()
     stream = generation.stream(ids, 9)
     assert next(stream) == expected[0]
     stream.close()

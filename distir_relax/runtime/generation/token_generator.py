@@ -51,14 +51,16 @@ class TokenGenerator(ABC):
         """The model's tokenizer. Raises `RunError` for a bundle that has none."""
         return bundle_tokenizer(*self._files)
 
-    def generate(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Any:
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, *, stream: bool = False, **options: Unpack[TokenOptions]
+    ) -> Any:
         """Return the text, or the tokens, that follow a prompt, with ranks as threads of this process.
 
         `prompt` is a text, a list of the messages of a chat (`chat`), a sequence of token ids, or a batch of them of
         one length, as integers, an array or a tensor. The result is text for a text or a chat, without special tokens
         and the stop text; for tokens an int64 tensor of the same number of dims. It ends after `max_new_tokens`, or
         when every sequence of the batch has reached a token of `stop`; one that has it before repeats it. The result is
-        the same on any number of ranks.
+        the same on any number of ranks. With `stream` it is an iterator instead, that of the method `stream`.
 
         For an encoder-decoder the prompt is the input of the encoder, tokens or an array of features, and the result
         the tokens of the decoder after those it begins with.
@@ -66,6 +68,8 @@ class TokenGenerator(ABC):
         Raises `RunError` for a prompt without tokens, one that is too long, or of another kind, for text without a
         tokenizer, and for invalid options.
         """
+        if stream:
+            return self.stream(prompt, max_new_tokens, **options)
         given, results = self._start(prompt, max_new_tokens, **options)
         with self._turn():
             return whole_result(results, given)
