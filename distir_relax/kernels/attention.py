@@ -157,7 +157,7 @@ def _plan(
     kernel = load_kernel(q.shape[1], heads, k.shape[3], v.shape[3], dtype) if dtype else None
     plan, start, most = _Plan(masks, kernel, [], array("q"), array("q"), []), 0, rows_of_block(group)
     for number, (request, mask) in enumerate(zip(requests, masks, strict=True)):
-        limits = _limits(request, mask) if kernel else None
+        limits = limits_of(request, mask) if kernel else None
         if limits is None:
             plan.others.append((number, start))
             plan.limits.extend([0] * (2 * request.new))
@@ -172,7 +172,7 @@ def _plan(
     return plan
 
 
-def _limits(request: Request, mask: torch.Tensor | None) -> list[int] | None:
+def limits_of(request: Request, mask: torch.Tensor | None) -> list[int] | None:
     """Return the first position that each row attends to, and the one after the last; None if it leaves some out."""
     import torch
 

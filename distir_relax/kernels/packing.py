@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from distir_relax.kernels.native import has_dot, measured_once, panel_product, panel_rows, stored_name
+from distir_relax.kernels.native import Kernel, has_dot, measured_once, panel_product, panel_rows, stored_name
 from distir_relax.kernels.processor import processor_field
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.kernels.bound_step import BoundStep
 
 _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
@@ -40,9 +43,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows:
     return PackedLinear(weight, bias, rows)
 
 
-def pack_joined(
-    weights: Sequence[torch.Tensor], *, transposed: bool, biased: bool, rows: int
-) -> Callable[[torch.Tensor], Sequence[torch.Tensor]]:
+def pack_joined(weights: Sequence[torch.Tensor], *, transposed: bool, biased: bool, rows: int) -> JoinedLinear:
     """Return the maps of one input by several weights, computed as one: their results are views of one tensor.
 
     `weights` are (out, in), or (in, out) if `transposed`; if `biased`, each is followed by its bias.
@@ -52,13 +53,37 @@ def pack_joined(
     step = 2 if biased else 1
     matrices = [w.t() if transposed else w for w in weights[::step]]
     packed = PackedLinear(torch.cat(matrices), torch.cat(list(weights[1::2])) if biased else None, rows)
-    sizes = [w.shape[0] for w in matrices]
+    return JoinedLinear(packed, [w.shape[0] for w in matrices])
 
-    def apply(x: torch.Tensor) -> Sequence[torch.Tensor]:
-        parts: Sequence[torch.Tensor] = torch.split_with_sizes(packed(x), sizes, -1)
+
+class JoinedLinear:
+    """Maps of one input, computed as one that is `packed`. Their results, of these sizes, are views of one tensor."""
+
+    def __init__(self, packed: Packed, sizes: Sequence[int]) -> None:
+        self._packed, self._sizes = packed, list(sizes)
+
+    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self._parts(self._packed(x))
+
+    def bind(self, step: BoundStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Add the maps of `x` to a step; return their results."""
+        return self._parts(self._packed.bind(step, x))
+
+    def _parts(self, results: torch.Tensor) -> Sequence[torch.Tensor]:
+        import torch
+
+        parts: Sequence[torch.Tensor] = torch.split_with_sizes(results, self._sizes, -1)
         return parts
 
-    return apply
+
+class Packed(Protocol):
+    """A linear map whose weight is packed."""
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """Return the map of `x`."""
+
+    def bind(self, step: BoundStep, x: torch.Tensor) -> torch.Tensor:
+        """Add the map of `x` to a step; return its result."""
 
 
 def can_pack_bfloat16() -> bool:
@@ -77,8 +102,8 @@ class PackedLinear:
         self.bias = bias
         self.shape = tuple(weight.shape)
         self.weight = weight
-        self.by_panels: Callable[[int, int, int, int], None] | None = None
-        """The native product, if it can be used: of the addresses of x and the result, rows and threads."""
+        self.by_panels: PanelProduct | None = None
+        """The native product, if it can be used."""
         self.packed = _can_pack(weight)
         if self.packed:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), max(rows, _LEAST_ROWS))
@@ -100,6 +125,19 @@ class PackedLinear:
             self.by_panels(x.data_ptr(), result.data_ptr(), rows, threads)
             return result
         return self.by_onednn(x)
+
+    def bind(self, step: BoundStep, x: torch.Tensor) -> torch.Tensor:
+        """Add the product with `x` to a step; return its result."""
+        import torch
+
+        rows, threads = x.numel() // max(self.shape[1], 1), torch.get_num_threads()
+        shape = (*x.shape[:-1], self.shape[0])
+        if not rows or self.by_panels is None or not x.is_contiguous() or rows > _most_rows(x.dtype, threads):
+            return step.python(self, (x,), (shape, x.dtype))
+        result = step.empty(shape, x.dtype)
+        arguments = self.by_panels.arguments(x.data_ptr(), result.data_ptr(), rows, threads)
+        step.add(self.by_panels.kernel(threads), *arguments)
+        return result
 
     def by_onednn(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with the packed weight by oneDNN."""
@@ -123,10 +161,35 @@ def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
     return weight.dtype == torch.bfloat16 or rows > 1 or _vendor() == "AuthenticAMD"
 
 
-def _by_panels(
-    packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Callable[[int, int, int, int], None] | None:
-    """Return the native product with a weight and its bias (`PackedLinear.by_panels`)."""
+@dataclass(frozen=True, slots=True)
+class PanelProduct:
+    """The native product with a weight (columns, inner) in panels, and perhaps a bias, which are at addresses.
+
+    `kernels` are that of one thread and that of several.
+    """
+
+    kernels: tuple[Kernel, Kernel]
+    weight: int
+    bias: int
+    columns: int
+    inner: int
+    panel: int
+
+    def __call__(self, x: int, result: int, rows: int, threads: int) -> None:
+        """Compute the result of `x`, both at addresses."""
+        self.kernel(threads)(*self.arguments(x, result, rows, threads))
+
+    def kernel(self, threads: int) -> Kernel:
+        """Return the kernel for so many threads."""
+        return self.kernels[threads > 1]
+
+    def arguments(self, x: int, result: int, rows: int, threads: int) -> tuple[int, ...]:
+        """Return the arguments of the kernel."""
+        return x, self.weight, self.bias, result, rows, self.columns, self.inner, self.panel, threads
+
+
+def _by_panels(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelProduct | None:
+    """Return the native product with a weight and its bias, if there is one."""
     import torch
 
     panel = panel_rows(packed, weight)
@@ -138,14 +201,8 @@ def _by_panels(
     alone, together = (panel_product(dtype, bias is not None, parallel, has_dot()) for parallel in (False, True))
     if alone is None or together is None:
         return None
-    columns, inner = weight.shape
-    of_weight, of_bias = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
-
-    def run(x: int, result: int, rows: int, threads: int) -> None:
-        kernel = alone if threads == 1 else together
-        kernel(x, of_weight, of_bias, result, rows, columns, inner, panel, threads)
-
-    return run
+    addresses = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
+    return PanelProduct((alone, together), *addresses, weight.shape[0], weight.shape[1], panel)
 
 
 @cache

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 
-from distir_relax.kernels.native import is_small, stored_name
+from distir_relax.kernels.native import Kernel, is_small, stored_name
 from distir_relax.kernels.native import rotary as native_rotary
+
+if TYPE_CHECKING:
+    from distir_relax.kernels.bound_step import BoundStep
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -14,23 +20,48 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     `cos` and `sin` have as many dims as `x` (batch, heads, positions, features), and broadcast to its shape, except in
     the last dim. The order of the result's dims in memory is that of `x`.
     """
+    kernel = _kernel(x, cos, sin)
+    if kernel is None:
+        first, second = x.tensor_split(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+    result = torch.empty_like(x)
+    for arguments in _calls(x, cos, sin, result):
+        kernel(*arguments)
+    return result
+
+
+def bind_rotary(step: BoundStep, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Add `rotary` to a step; return its result, in which the dims are in order."""
+    kernel = _kernel(x, cos, sin)
+    if kernel is None:
+        return step.python(rotary, (x, cos, sin), (x.shape, x.dtype))
+    result = step.empty(x.shape, x.dtype)
+    for arguments in _calls(x, cos, sin, result):
+        step.add(kernel, *arguments)
+    return result
+
+
+def _kernel(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Kernel | None:
+    """Return the native kernel for small tensors, and angles that all heads share, if there is one."""
     dtype = stored_name(x.dtype)
-    if dtype and x.dim() == 4 and cos.dtype == sin.dtype == x.dtype and is_small(x):
-        batch, heads, positions, width = x.shape
-        x_batch, x_head, x_position, x_feature = x.stride()
-        angle_batch, _, angle_position, angle_feature = strides = cos.stride()
-        is_plain = cos.shape == sin.shape and sin.stride() == strides and cos.shape[1:] == (1, positions, width)
-        if is_plain and x_feature == angle_feature == 1 and (kernel := native_rotary(width, dtype)):
-            result = torch.empty_like(x)
-            to_batch, to_head, to_position, _ = result.stride()
-            step = x.itemsize
-            angle_step = step * angle_batch if cos.shape[0] != 1 else 0
-            at, cos_at, sin_at, to = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), result.data_ptr()
-            for i in range(batch):
-                kernel(
-                    at + i * step * x_batch, cos_at + i * angle_step, sin_at + i * angle_step, to + i * step * to_batch,
-                    positions, heads, x_position, x_head, angle_position, to_position, to_head,
-                )  # fmt: skip
-            return result
-    first, second = x.tensor_split(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    if not dtype or x.dim() != 4 or not cos.dtype == sin.dtype == x.dtype or not is_small(x):
+        return None
+    width = x.shape[3]
+    is_plain = cos.shape == sin.shape and cos.stride() == sin.stride() and cos.shape[1:] == (1, x.shape[2], width)
+    return native_rotary(width, dtype) if is_plain and x.stride(3) == cos.stride(3) == 1 else None
+
+
+def _calls(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, result: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    """Return the arguments of the kernel for each element of the batch."""
+    batch, heads, positions, _ = x.shape
+    x_batch, x_head, x_position, _ = x.stride()
+    angle_batch, _, angle_position, _ = cos.stride()
+    to_batch, to_head, to_position, _ = result.stride()
+    step = x.itemsize
+    angle_step = step * angle_batch if cos.shape[0] != 1 else 0
+    at, cos_at, sin_at, to = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), result.data_ptr()
+    for i in range(batch):
+        yield (
+            at + i * step * x_batch, cos_at + i * angle_step, sin_at + i * angle_step, to + i * step * to_batch,
+            positions, heads, x_position, x_head, angle_position, to_position, to_head,
+        )  # fmt: skip

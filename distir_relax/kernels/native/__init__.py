@@ -2,8 +2,10 @@
 
 from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
 from distir_relax.kernels.native.dot import has_dot
+from distir_relax.kernels.native.elementwise import elementwise
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.four_products import has_four_products
+from distir_relax.kernels.native.layer_norm import layer_norm
 from distir_relax.kernels.native.load import MOST_ELEMENTS, Kernel, is_small, measured_once, native
 from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.quantized_product import PANEL, quantized_product, scratch_bytes
@@ -17,9 +19,11 @@ __all__ = [
     "STORED",
     "Kernel",
     "attend_requests",
+    "elementwise",
     "has_dot",
     "has_four_products",
     "is_small",
+    "layer_norm",
     "measured_once",
     "native",
     "panel_product",

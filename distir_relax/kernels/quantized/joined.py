@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distir_relax.kernels.packing import JoinedLinear
 from distir_relax.kernels.quantized.linear import pack_quantized
 from distir_relax.kernels.quantized.reference import parts
 
@@ -12,9 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def pack_joined_quantized(
-    weights: Sequence[torch.Tensor], *, dtype: torch.dtype, rows: int
-) -> Callable[[torch.Tensor], Sequence[torch.Tensor]]:
+def pack_joined_quantized(weights: Sequence[torch.Tensor], *, dtype: torch.dtype, rows: int) -> JoinedLinear:
     """Return the maps of one input by several weights of one format: their results are views of one tensor.
 
     `weights` has the tensors of each weight, one weight after the other; see `pack_quantized` for the rest.
@@ -23,10 +22,4 @@ def pack_joined_quantized(
 
     step = parts(weights[0])
     packed = pack_quantized(*(torch.cat(list(weights[i::step])) for i in range(step)), dtype=dtype, rows=rows)
-    sizes = [len(values) for values in weights[::step]]
-
-    def apply(x: torch.Tensor) -> Sequence[torch.Tensor]:
-        found: Sequence[torch.Tensor] = torch.split_with_sizes(packed(x), sizes, -1)
-        return found
-
-    return apply
+    return JoinedLinear(packed, [len(values) for values in weights[::step]])

@@ -7,7 +7,6 @@ is dequantized once, and the product is that of any layer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,11 +18,13 @@ from distir_relax.kernels.native import (
     scratch_bytes,
     stored_name,
 )
-from distir_relax.kernels.packing import pack_linear
+from distir_relax.kernels.packing import Packed, pack_linear
 from distir_relax.kernels.quantized.weights import GROUP, dequantize
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.kernels.bound_step import BoundStep
 
 Kernels: TypeAlias = "tuple[Kernel, Kernel]"
 """The kernel for one thread and the one for several."""
@@ -40,7 +41,7 @@ def pack_quantized(
     *,
     dtype: torch.dtype,
     rows: int,
-) -> Callable[[torch.Tensor], torch.Tensor]:
+) -> Packed:
     """Return the map ``x -> x @ weight.T + bias`` for inputs of `dtype` and typically `rows` rows.
 
     The weight (n, k) has one of the formats of `quantized.weights`; of several weights of one input, the tensors are
@@ -91,6 +92,21 @@ class QuantizedLinear:
             kernel = self.alone if threads == 1 else self.together
             scratch = _scratch.address_of(rows * self.scratch_per_row)
             kernel(x.data_ptr(), result.data_ptr(), scratch, rows, threads)
+        return result
+
+    def bind(self, step: BoundStep, x: torch.Tensor) -> torch.Tensor:
+        """Add the product with `x` to a step; return its result."""
+        import torch
+
+        rows = x.numel() // self.inner
+        shape = (*x.shape[:-1], self.columns)
+        if not rows or not x.is_contiguous():
+            return step.python(self, (x,), (shape, x.dtype))
+        result = step.empty(shape, x.dtype)
+        scratch = step.empty((rows * self.scratch_per_row,), torch.uint8)
+        threads = torch.get_num_threads()
+        kernel = self.alone if threads == 1 else self.together
+        step.add(kernel, x.data_ptr(), result.data_ptr(), scratch.data_ptr(), rows, threads)
         return result
 
 

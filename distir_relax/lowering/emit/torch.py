@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.repeated_operands import without_repeats
+from distir_relax.lowering.emit.torch_bound import all_outputs, bind_text
 from distir_relax.lowering.emit.torch_function import Callee, ClockedOp, TorchFunction, fixed_values, mutated_values
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
@@ -71,6 +72,8 @@ _RESERVED |= {
     "request",
     "requests",
     "attending",
+    "bind",
+    "step",
     "load_kernels",
     "sizes",
     "each",
@@ -81,6 +84,7 @@ _RESERVED |= {
     "tvm_extern",
     "attention",
     "clock",
+    "elementwise",
     "indices",
     "norms",
     "positions",
@@ -149,7 +153,7 @@ class _Program:
             )
             callees[function.name] = emitted.callee()
             texts.append(
-                emitted.text() if self.states is None else RequestsFunction(emitted, self.states, self.growing).text()
+                emitted.text() if self.states is None else self._of_requests(emitted, fixed, set(used_names) | symbols)
             )
         ranks = ", ".join(map(str, self.ranks))
         return (
@@ -161,6 +165,17 @@ class _Program:
             + self._steps([self.main, *inner])
             + "\n\n".join(texts)
         )
+
+    def _of_requests(self, emitted: TorchFunction, fixed: set[str], taken: set[str]) -> str:
+        """Generate a step of several requests, and its form that is bound, if it has one."""
+        assert self.states is not None
+        text = RequestsFunction(emitted, self.states, self.growing).text()
+        if self.clocked is not None:
+            return text
+        decoding = all_outputs(self.module).function(self.main.name)
+        bound = TorchFunction(decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, by_call=False)
+        is_alike = bound.prepare == emitted.prepare and bound.sized_results == emitted.sized_results
+        return text + (bind_text(bound, self.states, self.growing) if is_alike else "")
 
     def _visit(self, function: Function, location: str) -> None:
         for op in function.ops:
@@ -211,6 +226,7 @@ def _imports(texts: Sequence[str]) -> str:
     imports = {
         "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
         "attention.": "from distir_relax.kernels import attention\n",
+        "elementwise.bind(": "from distir_relax.kernels import elementwise\n",
         "clock(": "from distir_relax.kernels.clock import clock\n",
         "indices.": "from distir_relax.kernels import indices\n",
         "norms.": "from distir_relax.kernels import norms\n",

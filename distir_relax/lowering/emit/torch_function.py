@@ -290,14 +290,7 @@ class TorchFunction:
 
     def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
         """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
-        entry = lookup(op.name, op.location)
-        # Numbers alone would have torch's default dtype.
-        has_tensor = any(op.operands[i].name not in self.numbers for i in entry.code.numbers)
-        literal = entry.code.numbers if has_tensor else frozenset()
-        operands = [
-            self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
-            for i, v in enumerate(op.operands)
-        ]
+        operands = self.operands(op)
         if buffered:
             code = torch_buffered(op, operands)
         elif op.results[0].name in self.packed:
@@ -305,6 +298,17 @@ class TorchFunction:
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
         return [self.line(op, code)]
+
+    def operands(self, op: Op) -> list[str]:
+        """Return the expressions of the operands of an op that is not a call."""
+        entry = lookup(op.name, op.location)
+        # Numbers alone would have torch's default dtype.
+        has_tensor = any(op.operands[i].name not in self.numbers for i in entry.code.numbers)
+        literal = entry.code.numbers if has_tensor else frozenset()
+        return [
+            self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
+            for i, v in enumerate(op.operands)
+        ]
 
     def clock_lines(self, op: Op) -> list[str]:
         """Return the lines after an op that record its end."""

@@ -11,6 +11,7 @@ from distir_relax.layout import DTYPES, Collective, total
 from distir_relax.ops.communication import serialized
 from distir_relax.ops.table import (
     Attrs,
+    Code,
     Cost,
     Semantics,
     Trait,
@@ -71,6 +72,7 @@ define(
         serialized=serialized.all_reduce,
     ),
     cost=Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
+    code=Code(bound="step.into(lambda x, y: comm.all_reduce(x, {axis}, {op}, step={step}, out=y), {0})"),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 define(

@@ -28,13 +28,26 @@ from distir_relax.ops.table import (
     same_types,
 )
 
-define_unary("nn.relu", "F.relu({0})", gradient="relu_grad(y, g)")
-define_unary("nn.gelu", "F.gelu({0})", flops=12.0, gradient="gelu_grad(0, g)")
+define_unary(
+    "nn.relu",
+    "F.relu({0})",
+    gradient="relu_grad(y, g)",
+    native="T.Select({0} <= T.float32(0), T.float32(0), {0})",
+)
+define_unary(
+    "nn.gelu",
+    "F.gelu({0})",
+    flops=12.0,
+    gradient="gelu_grad(0, g)",
+    native="T.float32(0.5) * {0} * (T.float32(1) + erf(T.float32(0.7071067811865476) * {0}))",
+)
 _TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
 define_unary(
     "nn.gelu_tanh",
     'F.gelu({0}, approximate="tanh")',
     flops=12.0,
+    native="T.float32(0.5) * {0} * (T.float32(1) + tanh(T.float32(0.7978845608028654) * "
+    "({0} + T.float32(0.044715) * {0} * {0} * {0})))",
     # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
     patterns=(
         "multiply(multiply(0, 0.5), add(tanh(multiply("
@@ -49,6 +62,7 @@ define_unary(
     "F.silu({0})",
     flops=10.0,
     gradient="multiply(g, add(y, multiply(sigmoid(0), subtract(1.0, y))))",
+    native="{0} / (T.float32(1) + exp(-{0}))",
 )
 # `clip` passes gradients at its bounds, torch's hardtanh does not.
 define_unary(

@@ -60,10 +60,11 @@ def define_unary(
     steps: bool = False,
     infer: Infer = infer_common,
     sizes: Callable[..., Any] | None = None,
+    native: str = "",
 ) -> None:
     """Define an op of one operand, by default with its type, and with `flops` operations per element.
 
-    With `steps` it is piecewise constant. `sizes` computes an element that is a size.
+    With `steps` it is piecewise constant. `sizes` computes an element that is a size. `native` is as in `Code`.
     """
     define(
         name,
@@ -72,7 +73,7 @@ def define_unary(
         ),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops)),
-        code=Code(relax=relax, patterns=patterns),
+        code=Code(relax=relax, patterns=patterns, native=native),
         gradient=NO_GRADIENT if steps else gradient_of(gradient) if gradient else None,
         traits={Trait.POINTWISE},
     )
@@ -90,18 +91,19 @@ def define_binary(
     infer: Infer = infer_common,
     numbers: bool = True,
     sizes: Callable[..., Any] | None = None,
+    native: str = "",
 ) -> None:
     """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 
     With `steps` it is piecewise constant. Its torch code accepts Python numbers if it is an operator, unless `numbers`
-    is false. `sizes` computes an element from two sizes.
+    is false. `sizes` computes an element from two sizes. `native` is as in `Code`.
     """
     is_operator = not torch.startswith("torch.")
     define(
         name,
         Semantics(infer=infer, torch=torch, linear=linear, sizes=sizes and pointwise_sizes(sizes)),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
-        code=Code(relax=relax, numbers=operands(0, 1) if numbers and is_operator else operands()),
+        code=Code(relax=relax, numbers=operands(0, 1) if numbers and is_operator else operands(), native=native),
         gradient=NO_GRADIENT if steps else gradient_of(*gradients) if gradients else None,
         traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
     )

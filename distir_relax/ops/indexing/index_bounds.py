@@ -41,7 +41,10 @@ define(
     ),
     Split("... -> ...", indices=operands(0)),
     cost=FREE,
-    code=Code(relax="indices.checked({0}, {low}, {high}, {user}, {location})"),
+    code=Code(
+        relax="indices.checked({0}, {low}, {high}, {user}, {location})",
+        bound="step.call(lambda x: indices.checked(x, {low}, {high}, {user}, {location}), {0})",
+    ),
     traits={Trait.VIEW},
 )
 

@@ -93,13 +93,17 @@ _NORMAL = "multiply({x}, rsqrt(add(mean(square({x}), axis=axes, keepdims=True), 
 _define_norm(
     "nn.layer_norm",
     "F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})",
-    Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
+    Code(
+        relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})",
+        bound="norms.bind_layer_norm(step, {0}, {1}, {2}, {epsilon})",
+    ),
 )
 _define_norm(
     "nn.rms_norm",
     "norms.rms_norm({0}, {1}, {epsilon})",
     Code(
         relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})",
+        bound="norms.bind_rms_norm(step, {0}, {1}, {epsilon})",
         patterns=(
             f"multiply({_NORMAL.format(x='0')}, 1)",
             # Of narrow floats, as in Gemma: the weight is wide too.
@@ -114,6 +118,7 @@ _define_norm(
     "norms.rms_norm({0}, {1}, {epsilon}, rounded=True)",
     Code(
         relax="norms.rms_norm_rounded({0}, {1}, {axes}, {epsilon})",
+        bound="norms.bind_rms_norm(step, {0}, {1}, {epsilon}, rounded=True)",
         patterns=(f"multiply(astype({_NORMAL.format(x=_WIDE)}, dtype=dtype), 1)",),
         fused_attrs=_norm_attrs,
     ),

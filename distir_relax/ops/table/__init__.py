@@ -39,10 +39,13 @@ from distir_relax.ops.table.expression import (
     is_packable,
     is_zero,
     relax_expression,
+    torch_bound,
     torch_buffered,
     torch_cached,
     torch_expression,
     torch_in_place,
+    torch_kind,
+    torch_native,
     torch_packing,
 )
 from distir_relax.ops.table.gradient import Backward, backward_step
@@ -208,10 +211,13 @@ __all__ = [
     "same_type",
     "same_types",
     "size_array",
+    "torch_bound",
     "torch_buffered",
     "torch_cached",
     "torch_expression",
     "torch_in_place",
+    "torch_kind",
+    "torch_native",
     "torch_packing",
     "unsplit_axis_rule",
 ]

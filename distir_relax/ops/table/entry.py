@@ -327,6 +327,11 @@ class Code:
     cached_operands: tuple[int, ...] = ()
     cached_kernel: Callable[[Types], str] | None = None
     """From the types of operands, the expression that loads the kernel of `cached`, which may have to be compiled."""
+    bound: Expression = ""
+    """The torch expression that adds the op to `step`, a `kernels.bound_step.BoundStep`, and gives its result."""
+    native: str = ""
+    """The float32 expression of an element of the result, by a native kernel (`kernels.native.elementwise`), over the
+    elements of the operands at its place, ``{0}``, ``{1}``, … An op without this form or `bound` runs in Python."""
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
 

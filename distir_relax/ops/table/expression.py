@@ -10,7 +10,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Attribute, Op
+from distir_relax.ir import Attribute, Op, TensorType
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
@@ -67,6 +67,24 @@ def torch_buffered(op: Op, operands: Sequence[str]) -> str:
 def torch_cached(op: Op, operands: Sequence[str], caches: Attribute) -> str:
     """Return the torch code of `op` for all requests of a step, with `caches`; "" if it has no such form."""
     return _fill(lookup(op.name, op.location).code.cached, {**op.attrs, "caches": caches}, operands, op.location)
+
+
+def torch_bound(op: Op, operands: Sequence[str]) -> str:
+    """Return the torch code that adds `op` to a step that is bound (`Code.bound`); "" if it has no such form."""
+    return _fill(lookup(op.name, op.location).code.bound, op.attrs, operands, op.location)
+
+
+def torch_native(op: Op, operands: Sequence[str]) -> str:
+    """Return the expression of an element of the result of `op` (`Code.native`); "" if there is none.
+
+    An operand is empty if it has no expression.
+    """
+    return _fill(lookup(op.name, op.location).code.native, op.attrs, operands) if all(operands) else ""
+
+
+def torch_kind(kind: TensorType) -> str:
+    """Return the torch code of a shape and a dtype."""
+    return f"({_literal(kind.shape)}, torch.{kind.dtype})"
 
 
 def is_zero(op: Op) -> bool:

@@ -50,6 +50,8 @@ class RankRequests:
         self._language = LanguageProgram.for_requests(bundle.manifest)
         self._calls = CallShapes(bundle.manifest)
         self._program = load_request_program(bundle, texts, comm.rank, comm, self._language.max_length)
+        if self._program.bound is not None:
+            self._program.bound.prepare(1, self._inputs([0], self._call(1, 1)))
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: dict[int, RequestStates] = {}
         self.steps = self._program.steps
@@ -65,13 +67,18 @@ class RankRequests:
         """
         progress = self._comm.progress
         began, waited = time.monotonic(), progress.waited
-        logits = self.logits(slots, ended)
+        logits = self._logits(slots, ended)
         tokens = None if logits is None else choose_tokens(logits, slots)
         self.busy += time.monotonic() - began - (progress.waited - waited)
         return tokens
 
     def logits(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> torch.Tensor | None:
         """Run a step as `step` does; return its logits, (rows, vocabulary) in the order of the slots."""
+        logits = self._logits(slots, ended)
+        return None if logits is None else logits.clone()
+
+    def _logits(self, slots: Sequence[Slot], ended: Collection[int]) -> torch.Tensor | None:
+        """Return the logits, which the next step may overwrite."""
         import torch
 
         for slot in slots:
@@ -88,9 +95,7 @@ class RankRequests:
             for slot, tensors in zip(slots, states, strict=True)
         ]
         call = self._call(sum(r.new for r in requests), sum(r.last for r in requests))
-        ids = torch.tensor([[token for slot in slots for token in slot.tokens]], dtype=torch.int64)
-        inputs = local_inputs(call.manifest, {self._language.tokens: ids}, comm.rank, comm.device)
-        results = self._program(requests, inputs)
+        results = self._program(requests, self._inputs([token for slot in slots for token in slot.tokens], call))
         comm.finish_sends()
         # Ranks that matched in one step match in all: a check takes longer than the communication of a few rows.
         comm.checks_steps = False
@@ -126,6 +131,13 @@ class RankRequests:
             )
             self._states[slot.request] = states
         states.length = slot.past + len(slot.tokens)
+
+    def _inputs(self, tokens: Sequence[int], call: Call) -> list[torch.Tensor]:
+        """Return this rank's shards of the inputs of a step with the tokens of all requests."""
+        import torch
+
+        ids = torch.tensor([tokens], dtype=torch.int64)
+        return local_inputs(call.manifest, {self._language.tokens: ids}, self._comm.rank, self._comm.device)
 
     def _call(self, rows: int, last: int) -> Call:
         """Return the manifest of the rows of all requests."""

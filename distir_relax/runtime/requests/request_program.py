@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from distir_relax.kernels.requests import Request
 from distir_relax.runtime.backends.torch import load_text, prepare_weights
 from distir_relax.runtime.backends.weights import load_weights
 from distir_relax.runtime.generation import LanguageProgram
+from distir_relax.runtime.requests.bound_steps import BoundSteps
 from distir_relax.runtime.requests.sized_values import SizedValues
 from distir_relax.runtime.verification import read_stage
 from distir_relax.runtime.watchdog import Steps
@@ -31,15 +33,21 @@ class RequestProgram:
         self._main, self._comm, self._weights = main, comm, weights
         self.steps = steps
         self.sized: SizedValues | None = None
+        self.bound: BoundSteps | None = None
 
     def __call__(self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run a step on this rank's shards of the inputs; return its outputs. States are updated."""
+        """Run a step on this rank's shards of the inputs; return its outputs, which the next step may overwrite.
+
+        States are updated.
+        """
         import torch
 
         with torch.inference_mode():
             if self.sized is not None:
                 for request in requests:
                     request.sized = self.sized.of(request.past, request.new, request.last)
+            if self.bound is not None and (found := self.bound.run(requests, inputs)) is not None:
+                return found
             outputs: Sequence[torch.Tensor] = self._main(self._comm, self._weights, requests, *inputs)
             return outputs
 
@@ -78,6 +86,8 @@ def load_request_program(
         # Here, rather than in the first step that needs them, which others would wait for.
         module.load_kernels()
     program = RequestProgram(module.main, comm, weights, module.STEPS)
+    if comm.device == "cpu" and hasattr(module, "bind"):
+        program.bound = BoundSteps(partial(module.bind, comm, weights))
     if hasattr(module, "prepare_sizes"):
 
         def prepare(past: int, new: int, last: int) -> Sequence[torch.Tensor]:

@@ -1,0 +1,93 @@
+"""Lists of kernel calls that run one after the other, without Python in between.
+
+A call from Python takes a microsecond, and with the tensors around it three or more; one from a list takes a tenth. Its
+arguments are prepared once: numbers, and addresses of memory that stays where it is.
+
+A kernel is a function of TVM's. The loop over a list calls `TVMFFIFunctionCall`, of its library, for each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from distir_relax.kernels.native.load import Kernel, native
+from distir_relax.kernels.native.loop import call_each
+from distir_relax.kernels.native.script import kernel
+
+_INTEGER, _FLOAT, _TENSOR = 1, 3, 70
+"""TVM's numbers of the types of arguments."""
+
+
+class CallList:
+    """Calls of kernels in order. `keep` are objects whose memory they use, which live as long as the list."""
+
+    def __init__(self) -> None:
+        self.keep: list[Any] = []
+        self._calls: list[tuple[int, int, int]] = []
+        self._run: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, function: Kernel, *arguments: int | float) -> None:
+        """Add the call of a kernel, which `native` or `functools.partial` returned, with numbers and addresses."""
+        given: list[Any] = list(arguments)
+        while isinstance(function, partial):
+            given, function = [*function.args, *given], function.func
+        memory = ctypes.create_string_buffer(b"".join(map(self._argument, given)))
+        self.keep += [function, memory]
+        self._calls.append((function.__chandle__(), ctypes.addressof(memory), len(given)))  # type: ignore[attr-defined]
+        self._run = None
+
+    def run(self) -> None:
+        """Run the calls. Raises `RuntimeError` if a kernel fails."""
+        if self._run is None:
+            table = ctypes.create_string_buffer(b"".join(struct.pack("=qqii", *call, 0) for call in self._calls))
+            status = ctypes.c_int64()
+            loop = run_calls()
+            assert loop is not None, "the kernels of the list were compiled"
+            self.keep += [table, status]
+            self._status = status
+            self._run = partial(loop, ctypes.addressof(table), len(self._calls), _caller(), ctypes.addressof(status))
+        self._run()
+        if self._status.value:
+            raise RuntimeError("a kernel of a list of calls has failed")
+
+    def _argument(self, value: Any) -> bytes:
+        if isinstance(value, float):
+            return struct.pack("=iid", _FLOAT, 0, value)
+        if isinstance(value, int):
+            return struct.pack("=iiq", _INTEGER, 0, value)
+        import tvm_ffi
+
+        tensor = tvm_ffi.from_dlpack(value)
+        self.keep.append(tensor)
+        return struct.pack("=iiq", _TENSOR, 0, tensor.__chandle__())
+
+
+@native
+def run_calls() -> Any:
+    """Return the loop over a list: of its address, the number of calls, TVM's function, and where the status goes."""
+    lines = [
+        'status_data: T.let[T.handle("int64")] = T.reinterpret(T.handle("int64").ty, status_)',
+        'status = T.decl_buffer((1,), "int64", data=status_data)',
+        "status[0] = T.cast(call_each(calls, count, function), 'int64')",
+    ]
+    arguments = ["calls: T.int64", "count: T.int64", "function: T.int64", "status_: T.int64"]
+    return kernel(arguments, lines, {"call_each": call_each})
+
+
+@cache
+def _caller() -> int:
+    """Return the address of the function that calls a kernel."""
+    import tvm_ffi
+
+    library = ctypes.CDLL(str(Path(tvm_ffi.__file__).parent / "lib" / "libtvm_ffi.so"))
+    address = ctypes.cast(library.TVMFFIFunctionCall, ctypes.c_void_p).value
+    assert address is not None
+    return address

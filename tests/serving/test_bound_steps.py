@@ -1,0 +1,95 @@
+"""Steps of one new token a request run bound, and give the logits of the whole model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import distir_relax as dr
+from distir_relax.kernels.bound_step import BoundStep, CannotBind
+from distir_relax.runtime.requests import Slot, ThreadRequests
+from distir_relax.runtime.requests.bound_steps import BoundSteps
+from tests.imported_once import compile_language_model
+from tests.incremental.language_models import VOCABULARY, language_model
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120), pytest.mark.shares("engine")]
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of requests of the steps that ran bound."""
+    counts: list[int] = []
+    run = BoundSteps.run
+
+    def counted(self: BoundSteps, requests: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
+        found = run(self, requests, inputs)
+        if found is not None:
+            counts.append(len(requests))
+        return found
+
+    monkeypatch.setattr(BoundSteps, "run", counted)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "tail", "is_bound"),
+    [
+        ("llama", "1/1/1/1", "ragged", True), ("mistral with a window of 7", "1/2/1/1", "ragged", True),
+        ("gpt2", "1/3/1/1", "pad", True), ("phi3", "1/5/1/1", "ragged", True), ("gemma", "1/1/2/1", "ragged", True),
+        ("qwen2", "1/2/2/1", "ragged", True), ("gpt neox", "1/3/1/1", "ragged", True),
+        # Additive masks, and ops that run for each request.
+        ("falcon with alibi", "1/1/1/1", "ragged", False), ("mixtral", "1/1/1/1", "ragged", False),
+    ],
+)  # fmt: skip
+def test_decoded_tokens(name: str, strategy: str, tail: str, is_bound: bool, bound: list[int]) -> None:
+    """Random subsets of requests of unlike lengths, in random order: each number of them is seen several times."""
+    rng, model = random.Random(2), language_model(name)
+    ranks = ThreadRequests(compile_language_model(model, strategy=strategy, tail=tail, max_length=64).plan.bundle())
+    ids = [[rng.randrange(VOCABULARY) for _ in range(16 + rng.randint(1, 30))] for _ in range(5)]
+    with torch.no_grad():
+        expected = [model(torch.tensor([x]), use_cache=False).logits[0] for x in ids]
+    computed = [len(x) - 14 for x in ids]
+    for n, count in enumerate(computed):
+        ranks.logits([Slot(n, 0, ids[n][:count], 1, len(ids[n]))])
+    for step in range(14):
+        chosen = rng.sample(range(5), (1, 3, 5, 2)[step % 4])
+        logits = ranks.logits([Slot(n, computed[n], [ids[n][computed[n]]], 1, len(ids[n])) for n in chosen])
+        wanted = torch.stack([expected[n][computed[n]] for n in chosen])
+        torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-6)
+        for n in chosen:
+            computed[n] += 1
+    ranks.close()
+    assert set(bound) == ({1, 2, 3, 5} if is_bound else set())
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "bf16"])
+def test_low_precision_is_that_of_unbound_steps(
+    precision: str, bound: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = dr.compile_generation(language_model("llama"), max_length=64, precision=precision)
+    ids = [[(7 * n + k * k) % VOCABULARY for k in range(20 + n)] for n in range(3)]
+    found = []
+    for _ in range(2):
+        ranks = ThreadRequests(generation.plan.bundle())
+        for n, x in enumerate(ids):
+            ranks.logits([Slot(n, 0, x[:-8], 1, len(x))])
+        steps = [[Slot(n, len(x) - k, [x[-k]], 1, len(x)) for n, x in enumerate(ids)] for k in range(8, 0, -1)]
+        found.append(torch.cat([ranks.logits(slots) for slots in steps]))
+        ranks.close()
+        monkeypatch.setattr(BoundSteps, "run", lambda *_: None)
+    assert bound == [3] * 7
+    tolerance = 2e-2 if precision == "bf16" else 1e-5
+    torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
+
+
+def test_a_step_that_cannot_be_bound_runs_op_by_op() -> None:
+    def bind(step: BoundStep, *_: Any) -> Sequence[torch.Tensor]:
+        raise CannotBind
+
+    steps = BoundSteps(bind)
+    steps.prepare(1, [torch.zeros(1, 1)])
+    assert steps.run([], []) is None
