@@ -88,6 +88,10 @@ class BoundStep:
         self._parts.append(partial(compute, _unowned(x), _unowned(result)))
         return result
 
+    def do(self, function: Callable[[], Any]) -> None:
+        """Add a function."""
+        self._parts.append(function)
+
     def call(self, function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> torch.Tensor:
         """Add a function of `x` whose result is not needed, such as a check; return `x`."""
         self._parts.append(partial(function, _unowned(x)))

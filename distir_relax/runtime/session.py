@@ -16,6 +16,8 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.progress import Progress, Traffic
+from distir_relax.runtime.requests.request_program import emit_request_programs, runs_once
+from distir_relax.runtime.requests.sequence_program import SequenceProgram, continues_sequences
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
@@ -131,6 +133,11 @@ class Session:
                 save_pieces(self.bundle.manifest, program, rank, file)
 
     def _load(self, backend: str, bundle: Bundle) -> list[RankProgram]:
+        if backend == "torch" and all(continues_sequences(bundle, comm.device) for comm in self.communicators):
+            texts = emit_request_programs(bundle)
+            # Other programs run some ops for each sequence, where that of the batch runs them once.
+            if any(runs_once(text) for text in texts.values()):
+                return [SequenceProgram(bundle, texts, comm) for comm in self.communicators]
         return [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
 
     def _check_open(self) -> None:

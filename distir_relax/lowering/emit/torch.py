@@ -170,10 +170,10 @@ class _Program:
         """Generate a step of several requests, and its form that is bound, if it has one."""
         assert self.states is not None
         text = RequestsFunction(emitted, self.states, self.growing).text()
-        if self.clocked is not None:
-            return text
         decoding = all_outputs(self.module).function(self.main.name)
-        bound = TorchFunction(decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, by_call=False)
+        bound = TorchFunction(
+            decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, self.clocked, by_call=False
+        )
         is_alike = bound.prepare == emitted.prepare and bound.sized_results == emitted.sized_results
         return text + (bind_text(bound, self.states, self.growing) if is_alike else "")
 

@@ -70,9 +70,9 @@ class _RunsForEach(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A line of `bind`, and the values that it reads."""
+    """Lines of `bind`, and the values that they read."""
 
-    line: str
+    lines: Sequence[str]
     reads: Sequence[Value]
 
 
@@ -103,6 +103,7 @@ class _Binding:
         results = [names[v.name] for v in self.outputs]
         return (
             f"\n\ndef bind({', '.join(arguments)}):\n"
+            + ("" if self.emitted.clocked is None else "    step.do(lambda: clock(-1))\n")
             + "".join(f"    {line}\n" for line in self._lines(statements))
             + f"    return ({', '.join(results)}{',' * (len(results) == 1)})\n"
         )
@@ -117,13 +118,14 @@ class _Binding:
         statements = []
         for value in reads:
             if value.name in self.sized and value.name not in self.variables:
-                statements.append(_Statement(self._of_sizes(value), ()))
+                statements.append(_Statement([self._of_sizes(value)], ()))
                 self.variables.add(value.name)
             elif value.name not in self.variables and value.name not in self.emitted.fixed:
                 raise _RunsForEach
         code = self._cached(op, masks) if is_cached else self._code(op)
         self.variables |= {v.name for v in op.results}
-        return [*statements, _Statement(self.emitted.line(op, code), reads)]
+        clocks = [f"step.do(lambda: {line})" for line in self.emitted.clock_lines(op)]
+        return [*statements, _Statement([self.emitted.line(op, code), *clocks], reads)]
 
     def _lines(self, statements: Sequence[_Statement]) -> list[str]:
         """Return the lines; values are deleted after their last use, so that their memory is free."""
@@ -131,7 +133,7 @@ class _Binding:
         ends = self.variables - {v.name for v in (*self.inputs, *self.outputs)}
         lines: list[str] = []
         for number, statement in enumerate(statements):
-            lines.append(statement.line)
+            lines += statement.lines
             names = dict.fromkeys(v.name for v in statement.reads if last[v.name] == number and v.name in ends)
             lines += [f"del {', '.join(self.emitted.names[name] for name in names)}"] if names else []
         return lines

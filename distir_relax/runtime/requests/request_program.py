@@ -75,6 +75,11 @@ def emit_request_programs(bundle: Bundle, clocked: Mapping[str, list[ClockedOp]]
         }
 
 
+def runs_once(text: str) -> bool:
+    """Return whether all ops of a step of one new token a request run once for all requests, by the program's text."""
+    return "\ndef bind(" in text
+
+
 def load_request_program(
     bundle: Bundle, texts: dict[str, str], rank: int, comm: Communicator, max_length: int | None
 ) -> RequestProgram:

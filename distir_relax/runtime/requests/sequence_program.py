@@ -1,0 +1,68 @@
+"""A rank's program that continues a batch of sequences, run as a step of requests: one for each sequence.
+
+Such a step is faster than the program of the batch: its states are buffers with room for all tokens, attention of all
+sequences is one kernel, and steps of one token are bound (`bound_steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import STAGE_FILES, Bundle
+from distir_relax.kernels.requests import Request
+from distir_relax.runtime.generation import LanguageProgram
+from distir_relax.runtime.requests.page_memory import is_available
+from distir_relax.runtime.requests.request_program import RequestProgram, load_request_program
+from distir_relax.runtime.requests.state_memory import RequestStates, StateMemory
+from distir_relax.runtime.watchdog import Steps
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.communicator import Communicator
+
+
+def continues_sequences(bundle: Bundle, device: str) -> bool:
+    """Return whether `SequenceProgram` can run a bundle: a language model without encoder, whose batch is not split.
+
+    States have room for the longest sequence, so there must be a bound, and memory that is in use only once it is
+    written.
+    """
+    manifest = bundle.manifest
+    if not manifest.states or manifest.encoder is not None or STAGE_FILES["ranked"] not in bundle.texts:
+        return False
+    if len(manifest.inputs) != 1 or len(manifest.outputs) != 1 or manifest.inputs[0].shards:
+        return False
+    return device == "cpu" and is_available() and LanguageProgram.of(manifest).max_length is not None
+
+
+class SequenceProgram:
+    """A `RankProgram` that keeps the states of its sequences itself: it returns those that it is given."""
+
+    def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
+        self._manifest, self._rank = bundle.manifest, comm.rank
+        length = LanguageProgram.of(bundle.manifest).max_length
+        assert length is not None, "continues_sequences"
+        self._length = length
+        self._program: RequestProgram = load_request_program(bundle, texts, comm.rank, comm, length)
+        self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
+        self._states: list[RequestStates] = []
+        self.steps: Steps = self._program.steps
+        self.state: Mapping[str, torch.Tensor] = {}
+        self.held: Collection[int] = ()
+
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """See `RankProgram`."""
+        (tokens,), (output,) = self._manifest.inputs, self._manifest.outputs
+        rows, new = tokens.at(sizes).shape
+        past, last = sizes["past"], sizes["last"]
+        count = int(tokens.is_on(self._rank))
+        if not past:
+            self._states = [self._memory.new(self._length) for _ in range(rows)]
+        requests = [Request(past, new, last, states.tensors) for states in self._states]
+        for states in self._states:
+            states.length = past + new
+        results = self._program(requests, [x.reshape(1, rows * new) for x in inputs[:count]])
+        found = [results[0].clone().view(rows, last, -1)] if output.is_on(self._rank) else []
+        return [*found, *inputs[count:]]
