@@ -249,6 +249,11 @@ class Communicator(Messages):
 
     def _reduced(self, x: torch.Tensor, axis: int, op: str, out: torch.Tensor | None) -> torch.Tensor:
         """Return the reduction of `x`, in the memory of `out` if that fits it."""
+        if op == "sum" and x.is_floating_point() and x.is_contiguous():
+            fits = out is not None and out.dtype == x.dtype and out.is_contiguous()
+            target = out if out is not None and fits else x.new_empty(x.shape)
+            if self._sum_in_shared_memory(x, target, axis):
+                return target
         dtype, wide = x.dtype, _accumulator(x.dtype, op)
         work = (x if dtype == wide else x.to(wide)).contiguous()
         coded = self._is_coded(work, op)
@@ -293,6 +298,13 @@ class Communicator(Messages):
 
         Both are contiguous, and not flat.
         """
+
+    def _sum_in_shared_memory(self, x: torch.Tensor, out: torch.Tensor, axis: int) -> bool:
+        """Write the sum of `x` over the group to `out`, of the same dtype, if all ranks can; return whether they did.
+
+        Both are contiguous, and may be the same.
+        """
+        return False
 
     @abstractmethod
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:

@@ -47,6 +47,13 @@ def test_every_collective_under_mpirun(n: int, meshes: list[str]) -> None:
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"rank {r} of {n} (mpi) right" for r in range(n))])
 
 
+@pytest.mark.parametrize(("n", "without"), [(2, []), (3, []), (2, ["1"])])
+def test_sums_in_shared_memory(n: int, without: list[str]) -> None:
+    done = mpirun(n, Path(__file__).parent / "shared_sums_main.py", *without, limit=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == sorted(["", *(f"rank {r} right" for r in range(n))])
+
+
 def test_every_collective_under_torchrun() -> None:
     done = torchrun(2, MAIN, "2")
     assert done.returncode == 0, done.stderr

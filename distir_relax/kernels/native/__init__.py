@@ -11,8 +11,10 @@ from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.quantized_product import PANEL, quantized_product, scratch_bytes
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
+from distir_relax.kernels.native.shared_sum import AREA, shared_sum, steps_of_sum
 
 __all__ = [
+    "AREA",
     "MOST_ELEMENTS",
     "NUMBERS_OF_BLOCK",
     "PANEL",
@@ -33,5 +35,7 @@ __all__ = [
     "rotary",
     "rows_of_block",
     "scratch_bytes",
+    "shared_sum",
+    "steps_of_sum",
     "stored_name",
 ]

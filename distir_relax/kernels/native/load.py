@@ -32,6 +32,7 @@ from distir_relax.kernels.compiled_files import (
     write_compiled,
 )
 from distir_relax.kernels.native.dot import with_dot
+from distir_relax.kernels.native.flags import with_flags
 from distir_relax.kernels.native.loop import with_loop
 from distir_relax.kernels.native.threads import use_launcher, with_launcher
 
@@ -102,7 +103,10 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
             with one_compiles(file):
                 with suppress(Exception):  # another process may have compiled it
                     return partial(_read(file, name), torch.empty(1))
-                write_compiled(with_loop(with_dot(with_launcher(_compile(write, name, arguments)))).encode(), file)
+                text = _compile(write, name, arguments)
+                for with_functions in (with_launcher, with_dot, with_loop, with_flags):
+                    text = with_functions(text)
+                write_compiled(text.encode(), file)
                 return partial(_read(file, name), torch.empty(1))
     except Exception as error:  # of TVM and LLVM: the caller goes on with torch
         warnings.warn(f"the kernel {name} was not compiled, torch is used: {error}", RuntimeWarning, stacklevel=4)

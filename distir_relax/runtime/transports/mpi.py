@@ -12,6 +12,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import split
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.launcher_detection import launch_size
+from distir_relax.runtime.transports.shared_sums import SharedSums
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class MPICommunicator(Communicator):
         for axis in range(len(mesh.shape)):
             group = mesh.group(self.rank, axis)
             self._by_axis.append(world.Split(color=group[0], key=mesh.coordinates(self.rank)[axis]))
+        self._shared_sums: dict[int, SharedSums | None] = {}
 
     def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         host = _host(x)
@@ -99,6 +101,13 @@ class MPICommunicator(Communicator):
         for source, target in zip(_pieces(_buffer(host)), _pieces(_buffer(result)), strict=True):
             self._by_axis[axis].Allreduce(self._mpi.IN_PLACE if result is host else source, target, self._ops[op])
         _back(result, out)
+
+    def _sum_in_shared_memory(self, x: torch.Tensor, out: torch.Tensor, axis: int) -> bool:
+        if axis not in self._shared_sums:
+            # In the first all-reduce along the axis, which all ranks of the group reach.
+            self._shared_sums[axis] = SharedSums.of(self._by_axis[axis])
+        sums = self._shared_sums[axis]
+        return sums is not None and sums.sum(x, out)
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         host = _host(x)

@@ -1,0 +1,71 @@
+"""Numbers in shared memory with which processes wait for each other, which TVM cannot express.
+
+A kernel calls functions that do not exist; in LLVM's text, `with_flags` defines them. What a process has written before
+it sets a flag is what others read after they have waited for it.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from typing import Any
+
+_SET, _WAIT = "set_flag", "wait_for_flag"
+_SPINS = 4096
+"""Times that a process looks at a flag before it lets others run, each time again."""
+_PAUSE = "llvm.x86.sse2.pause"
+_TEXT = """
+define internal i32 @set_flag(i64 %address, i64 %value) {
+  %flag = inttoptr i64 %address to ptr
+  store atomic i64 %value, ptr %flag release, align 8
+  ret i32 0
+}
+
+define internal i32 @wait_for_flag(i64 %address, i64 %value, i64 %function) {
+entry:
+  %flag = inttoptr i64 %address to ptr
+  %let_others_run = inttoptr i64 %function to ptr
+  br label %look
+look:
+  %spins = phi i64 [ 0, %entry ], [ %more, %again ], [ %more, %slow ]
+  %found = load atomic i64, ptr %flag acquire, align 8
+  %is_set = icmp sge i64 %found, %value
+  br i1 %is_set, label %done, label %wait
+wait:
+  PAUSE
+  %more = add i64 %spins, 1
+  %is_long = icmp sgt i64 %more, SPINS
+  br i1 %is_long, label %slow, label %again
+again:
+  br label %look
+slow:
+  %ignored = call i32 %let_others_run()
+  br label %look
+done:
+  ret i32 0
+}
+"""
+
+
+def set_flag(address: Any, value: Any) -> Any:
+    """Return the call that sets the flag at an address."""
+    from tvm import tirx
+
+    return tirx.call_extern("int32", _SET, address, value)
+
+
+def wait_for_flag(address: Any, value: Any, function: Any) -> Any:
+    """Return the call that waits until a flag is at least `value`, and calls the C function at times."""
+    from tvm import tirx
+
+    return tirx.call_extern("int32", _WAIT, address, value, function)
+
+
+def with_flags(text: str) -> str:
+    """Return LLVM's text of a module with the functions, if it calls them."""
+    declaration = re.compile(rf"^declare .*@(?:{_SET}|{_WAIT})\(.*$", re.MULTILINE)
+    if not declaration.search(text):
+        return text
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    lines = _TEXT.replace("SPINS", str(_SPINS)).replace("PAUSE", f"call void @{_PAUSE}()" if is_x86 else "")
+    return declaration.sub("", text) + lines + (f"\ndeclare void @{_PAUSE}()\n" if is_x86 else "")

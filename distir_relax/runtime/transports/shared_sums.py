@@ -1,0 +1,109 @@
+"""All-reduces of ranks on one machine through memory that they share (`kernels.native.shared_sum`).
+
+MPI reduces bfloat16 as float32, and of other numbers makes more copies: see docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distir_relax.kernels.native import AREA, STORED, Kernel, shared_sum, steps_of_sum, stored_name
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME = "distir-sums"
+_TOKEN = 16
+_MOST_RANKS = 8
+"""More ranks read more of each other's memory than the parts of an all-reduce by MPI are."""
+
+
+class SharedSums:
+    """Sums over the ranks of a group, in `memory` with an area for each; `of` makes them."""
+
+    def __init__(self, memory: mmap.mmap, kernels: Mapping[str, Kernel], rank: int, ranks: int) -> None:
+        self._memory = memory
+        self._kernels = kernels
+        self._rank = rank
+        first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._areas = [first + number * AREA for number in range(ranks)]
+        self._call = 1
+        self._yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+
+    @classmethod
+    def of(cls, group: Any) -> SharedSums | None:
+        """Return the sums of an MPI communicator, whose ranks all call this together.
+
+        None if they are on several machines, too many, or one of them has no native kernels.
+        """
+        rank, ranks = group.Get_rank(), group.Get_size()
+        kernels: dict[str, Kernel] = {}
+        if 1 < ranks <= _MOST_RANKS and hasattr(os, "memfd_create"):
+            kernels = {dtype: kernel for dtype in STORED if (kernel := shared_sum(dtype, ranks)) is not None}
+        created = _create(ranks * AREA) if rank == 0 and kernels else None
+        place = group.bcast(None if created is None else created[1])
+        memory = None if created is None else created[0]
+        if rank and place is not None and kernels:
+            memory = _open(place, ranks * AREA)
+        can = group.allreduce(memory is not None and len(kernels) == len(STORED), _all)
+        if created is not None:
+            # Once all have opened it, nobody needs the file.
+            os.close(created[1].file)
+        return cls(memory, kernels, rank, ranks) if can and memory is not None else None
+
+    def sum(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Write the sum of the ranks' tensors to `out`; return False for tensors that MPI has to sum.
+
+        Both are contiguous, of one dtype, and may be the same.
+        """
+        dtype = stored_name(x.dtype) if x.is_cpu else None
+        if dtype is None or self._yield is None:
+            return False
+        size = x.numel() * x.element_size()
+        kernel = self._kernels[dtype]
+        kernel(x.data_ptr(), out.data_ptr(), x.numel(), self._rank, self._call, self._yield, *self._areas)
+        self._call += steps_of_sum(size)
+        return True
+
+
+class _Place(NamedTuple):
+    """Where memory is: a process, the number of its open file, and the bytes after it."""
+
+    process: int
+    file: int
+    token: bytes
+
+
+def _create(size: int) -> tuple[mmap.mmap, _Place] | None:
+    """Return memory, and where others find it."""
+    try:
+        file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(file, size + _TOKEN)
+        memory = mmap.mmap(file, size + _TOKEN)
+    except OSError:
+        return None
+    token = os.urandom(_TOKEN)
+    memory[size:] = token
+    return memory, _Place(os.getpid(), file, token)
+
+
+def _open(place: _Place, size: int) -> mmap.mmap | None:
+    """Return the memory of another process; None if that is on another machine, whatever has its number on this one."""
+    path = f"/proc/{place.process}/fd/{place.file}"
+    try:
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
+            return None
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        memory = mmap.mmap(file, size + _TOKEN)
+        os.close(file)
+    except (OSError, ValueError):
+        return None
+    return memory if memory[size:] == place.token else None
+
+
+def _all(a: bool, b: bool) -> bool:
+    return a and b
