@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 _SET, _WAIT = "set_flag", "wait_for_flag"
-_SPINS = 4096
+_SPINS = 256
 """Times that a process looks at a flag before it lets others run, each time again."""
 _PAUSE = "llvm.x86.sse2.pause"
 _TEXT = """
