@@ -249,11 +249,13 @@ class Communicator(Messages):
 
     def _reduced(self, x: torch.Tensor, axis: int, op: str, out: torch.Tensor | None) -> torch.Tensor:
         """Return the reduction of `x`, in the memory of `out` if that fits it."""
-        if op == "sum" and x.is_floating_point() and x.is_contiguous():
+        # The mean of narrow floats is divided before it is rounded.
+        is_sum = op == "sum" or (op == "mean" and x.dtype.itemsize == 4)
+        if is_sum and x.is_floating_point() and x.is_contiguous():
             fits = out is not None and out.dtype == x.dtype and out.is_contiguous()
             target = out if out is not None and fits else x.new_empty(x.shape)
             if self._sum_in_shared_memory(x, target, axis):
-                return target
+                return target if op == "sum" else target.div_(self.mesh.shape[axis])
         dtype, wide = x.dtype, _accumulator(x.dtype, op)
         work = (x if dtype == wide else x.to(wide)).contiguous()
         coded = self._is_coded(work, op)
