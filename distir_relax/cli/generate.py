@@ -65,8 +65,8 @@ def generate(
 
     As one rank under mpirun or torchrun, otherwise with all ranks as threads of this process.
     """
+    from distir_relax.runtime.generate_once import GenerateOptions, generate_rank, generate_threads
     from distir_relax.runtime.generation import Sampling
-    from distir_relax.runtime.generation.execute import GenerateOptions, generate_rank, generate_threads
     from distir_relax.runtime.join import joined_world
 
     with joined_world(timeout) as world:

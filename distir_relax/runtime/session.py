@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
@@ -16,8 +16,6 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.progress import Progress, Traffic
-from distir_relax.runtime.requests.request_program import emit_request_programs, runs_once
-from distir_relax.runtime.requests.sequence_program import SequenceProgram, continues_sequences
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
@@ -30,11 +28,16 @@ if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.arrays import Array
+    from distir_relax.runtime.communicator import Communicator
 
 # Seconds that ranks have to return after their run has failed, and after the user has interrupted it.
 _GRACE = 5.0
 _GRACE_INTERRUPTED = 1.0
 _TORN = "its last run failed and left its state between two steps"
+
+
+LoadSequences: TypeAlias = "Callable[[Bundle, Sequence[Communicator]], list[RankProgram]]"
+"""Returns programs that continue sequences, one for each communicator, if a bundle can have them."""
 
 
 class SessionClosed(RunError):
@@ -49,13 +52,16 @@ class Session:
     the others are released and the first error is raised again here, with the rank's number.
     Raises RunError when a rank waits longer than `timeout` seconds (0: never) for others.
 
+    `load_sequences` may load other programs for the torch backend: `requests.sequence_program`.
+
     After a failed or interrupted call the session stays usable if possible. It is `closed` when a rank has not
     returned, or when the program updates state, which may then be inconsistent: calls then raise `SessionClosed`.
     """
 
     def __init__(
-        self, bundle: Bundle, backend: str = "torch", device: str = "cpu", timeout: float = DEFAULT_TIMEOUT
-    ) -> None:
+        self, bundle: Bundle, backend: str = "torch", device: str = "cpu", timeout: float = DEFAULT_TIMEOUT,
+        load_sequences: LoadSequences | None = None,
+    ) -> None:  # fmt: skip
         # Files may have been modified.
         if bundle.path is not None:
             verify_programs(bundle)
@@ -63,6 +69,7 @@ class Session:
         self.seconds = 0.0
         self._closed = ""
         self._timeout = timeout
+        self._load_sequences = load_sequences
         self._world = ThreadWorld(bundle.manifest.mesh)
         ranks = range(bundle.manifest.mesh.size)
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
@@ -133,11 +140,10 @@ class Session:
                 save_pieces(self.bundle.manifest, program, rank, file)
 
     def _load(self, backend: str, bundle: Bundle) -> list[RankProgram]:
-        if backend == "torch" and all(continues_sequences(bundle, comm.device) for comm in self.communicators):
-            texts = emit_request_programs(bundle)
-            # Other programs run some ops for each sequence, where that of the batch runs them once.
-            if any(runs_once(text) for text in texts.values()):
-                return [SequenceProgram(bundle, texts, comm) for comm in self.communicators]
+        if backend == "torch" and self._load_sequences is not None:
+            programs = self._load_sequences(bundle, self.communicators)
+            if programs:
+                return programs
         return [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
 
     def _check_open(self) -> None:

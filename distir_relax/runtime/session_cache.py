@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import RunError
+from distir_relax.runtime.requests.sequence_program import load_sequence_programs
 from distir_relax.runtime.session import Session, SessionClosed
 
 if TYPE_CHECKING:
@@ -49,5 +50,7 @@ class Sessions:
             if session is not None and session.closed and session.bundle.manifest.updates:
                 raise RunError(f"the state is lost: {session.closed}", hint="compile, or load, the model again")
             if session is None or session.closed:
-                self._sessions[backend] = session = Session(self._bundle(backend), backend)
+                self._sessions[backend] = session = Session(
+                    self._bundle(backend), backend, load_sequences=load_sequence_programs
+                )
             return session

@@ -6,14 +6,20 @@ sequences is one kernel, and steps of one token are bound (`bound_steps`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import STAGE_FILES, Bundle
 from distir_relax.kernels.requests import Request
+from distir_relax.runtime.backends import RankProgram
 from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests.page_memory import is_available
-from distir_relax.runtime.requests.request_program import RequestProgram, load_request_program
+from distir_relax.runtime.requests.request_program import (
+    RequestProgram,
+    emit_request_programs,
+    load_request_program,
+    runs_once,
+)
 from distir_relax.runtime.requests.state_memory import RequestStates, StateMemory
 from distir_relax.runtime.watchdog import Steps
 
@@ -23,7 +29,18 @@ if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
 
 
-def continues_sequences(bundle: Bundle, device: str) -> bool:
+def load_sequence_programs(bundle: Bundle, communicators: Sequence[Communicator]) -> list[RankProgram]:
+    """Return the programs of the ranks that have these communicators; none for a bundle that cannot have them."""
+    if not all(_can_continue(bundle, comm.device) for comm in communicators):
+        return []
+    texts = emit_request_programs(bundle)
+    # Other programs run some ops for each sequence, where that of the batch runs them once.
+    if not any(runs_once(text) for text in texts.values()):
+        return []
+    return [SequenceProgram(bundle, texts, comm) for comm in communicators]
+
+
+def _can_continue(bundle: Bundle, device: str) -> bool:
     """Return whether `SequenceProgram` can run a bundle: a language model without encoder, whose batch is not split.
 
     States have room for the longest sequence, so there must be a bound, and memory that is in use only once it is
@@ -43,7 +60,7 @@ class SequenceProgram:
     def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
         self._manifest, self._rank = bundle.manifest, comm.rank
         length = LanguageProgram.of(bundle.manifest).max_length
-        assert length is not None, "continues_sequences"
+        assert length is not None, "_can_continue"
         self._length = length
         self._program: RequestProgram = load_request_program(bundle, texts, comm.rank, comm, length)
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)

@@ -15,6 +15,7 @@ from distir_relax.runtime.generation.results import bundle_tokenizer, stream_res
 from distir_relax.runtime.generation.sampling import Sampling
 from distir_relax.runtime.generation.token_loop import Continue, LanguageProgram, generated_tokens
 from distir_relax.runtime.launched import ending_launch, load_rank
+from distir_relax.runtime.requests.sequence_program import load_sequence_programs
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
@@ -56,7 +57,7 @@ def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> G
     """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
     bundle = read_bundle(options.bundle, weights=options.weights)
     program, prompt = _prepare(options, bundle)
-    session = Session(bundle, options.backend, options.device, options.timeout)
+    session = Session(bundle, options.backend, options.device, options.timeout, load_sequence_programs)
     feed = program.by_session(session, options.sampling, encoder=prompt.encoder)
     return _shown(options, feed, prompt, show, bundle.manifest.mesh.size, "threads")
 
