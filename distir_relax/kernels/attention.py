@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from distir_relax.kernels.native import NUMBERS_OF_BLOCK, STORED, attend_requests, rows_of_block, stored_name
+from distir_relax.kernels.native import NUMBERS_OF_BLOCK, STORED, attend_requests, has_dot, rows_of_block, stored_name
 from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 
 def load_kernel(heads: int, groups: int, width: int, value_width: int, dtype: str) -> Kernel | None:
     """Return the native kernel for these numbers of heads of queries and of keys, compiled if need be; None if none."""
-    return attend_requests(groups, heads // groups, width, value_width, dtype) if dtype in STORED else None
+    if dtype not in STORED:
+        return None
+    return attend_requests(groups, heads // groups, width, value_width, dtype, dtype == "bfloat16" and has_dot())
 
 
 class Cache(NamedTuple):

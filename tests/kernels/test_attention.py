@@ -10,6 +10,7 @@ import torch
 
 from distir_relax.kernels import attention
 from distir_relax.kernels.attention import RequestsAttention, attend, unless_all_true
+from distir_relax.kernels.native import has_dot
 from distir_relax.kernels.requests import Request, States
 
 
@@ -57,9 +58,11 @@ BY_TOKEN: Layout = ((1, -1, 3, 19), (0, 2, 1, 3), 1)
 
 
 class Step:
-    """Requests with random states of three heads: keys by head, values by token, of widths 7 and 19."""
+    """Requests with random states of three heads: keys by head, values by token, of `width` and 19 elements."""
 
-    def __init__(self, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, group: int, room: int = 3) -> None:
+    def __init__(
+        self, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, group: int, room: int = 3, width: int = 7
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
 
         def randn(*shape: int) -> torch.Tensor:
@@ -68,14 +71,14 @@ class Step:
         self.group, rows = group, sum(new for _, new in sizes)
         self.requests = [
             Request(
-                past, new, 1, States({"k": randn(1, 3, past + new + room, 7), "v": randn(1, past + new + room, 57)})
+                past, new, 1, States({"k": randn(1, 3, past + new + room, width), "v": randn(1, past + new + room, 57)})
             )
             for past, new in sizes
         ]
         # As strided views of one tensor, as joined products of a model give them.
-        whole = randn(1, rows, 3 * (7 * group + 7 + 19))
-        q, k, self.v = whole.split([21 * group, 21, 57], 2)
-        self.q, self.k = q.view(1, rows, -1, 7).transpose(1, 2), k.view(1, rows, 3, 7).transpose(1, 2)
+        whole = randn(1, rows, 3 * (width * group + width + 19))
+        q, k, self.v = whole.split([3 * width * group, 3 * width, 57], 2)
+        self.q, self.k = (x.view(1, rows, -1, width).transpose(1, 2) for x in (q, k))
         self.masks: list[torch.Tensor | None] = [
             None if new == 1 else torch.ones(new, past + new, dtype=torch.bool).tril(past) for past, new in sizes
         ]
@@ -116,11 +119,22 @@ def test_requests_of_a_step(monkeypatch: pytest.MonkeyPatch, native: str, dtype:
         row += new
 
 
-def test_others_change_no_bit_of_a_request() -> None:
-    step = Step([(5, 1), (90, 1), (2, 4), (33, 1)], torch.float32, 3)
+@pytest.mark.parametrize("dots", [True, False])
+@pytest.mark.parametrize("width", [64, 75])
+def test_bfloat16_with_its_instruction_and_without(monkeypatch: pytest.MonkeyPatch, dots: bool, width: int) -> None:
+    monkeypatch.setattr("distir_relax.kernels.attention.has_dot", lambda: dots and has_dot())
+    step = Step([(0, 40), (70, 1), (3, 129)], torch.bfloat16, 3, width=width)
+    expected = step.expected()
+    torch.testing.assert_close(step.run().double(), expected, rtol=1e-2, atol=1e-2)
+    assert not kernel_leaves(step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_others_change_no_bit_of_a_request(dtype: torch.dtype) -> None:
+    step = Step([(5, 1), (90, 1), (2, 4), (33, 1)], dtype, 3)
     together, row = step.run(), 0
     for number, request in enumerate(step.requests):
-        alone = Step([(5, 1), (90, 1), (2, 4), (33, 1)], torch.float32, 3)
+        alone = Step([(5, 1), (90, 1), (2, 4), (33, 1)], dtype, 3)
         rows = slice(row, row + request.new)
         alone.requests, alone.masks = [alone.requests[number]], [alone.masks[number]]
         alone.q, alone.k, alone.v = alone.q[:, :, rows], alone.k[:, :, rows], alone.v[:, rows]
@@ -139,11 +153,14 @@ def test_elements_after_the_tokens_and_extreme_scores_do_no_harm() -> None:
 
 @pytest.mark.parametrize("past", [0, 63, 100])
 @pytest.mark.parametrize("group", [1, 5, 100])
-def test_a_row_does_not_depend_on_how_a_prompt_is_cut(past: int, group: int) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_a_row_does_not_depend_on_how_a_prompt_is_cut(
+    past: int, group: int, dtype: torch.dtype, tolerance: float
+) -> None:
     sizes = (1, 2, 17, 25)
-    step = Step([(past, sum(sizes))], torch.float32, group, room=0)
+    step = Step([(past, sum(sizes))], dtype, group, room=0)
     expected, exact_result = step.run(), step.expected()
-    torch.testing.assert_close(expected.double(), exact_result, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(expected.double(), exact_result, rtol=tolerance, atol=tolerance)
     q, k, v, states = step.q, step.k, step.v, step.requests[0].states
     row = 0
     for size in sizes:
@@ -187,8 +204,9 @@ def test_other_masks_are_left_to_torch() -> None:
     assert kernel_leaves(step) == [1, 2, 3]
 
 
-def test_not_a_number_is_not_hidden() -> None:
-    step = Step([(20, 1), (4, 1)], torch.float32, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_not_a_number_is_not_hidden(dtype: torch.dtype) -> None:
+    step = Step([(20, 1), (4, 1)], dtype, 3)
     step.q[0, 4, 0] = math.nan
     y = step.run()
     assert y[0, 4, 0].isnan().all()

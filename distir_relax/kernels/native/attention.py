@@ -2,21 +2,33 @@
 
 Blocks of rows attend to blocks of keys, one after the other, with a running maximum and sum of each row [1]. Scores are
 stored by key, with the rows of a block in the lanes of vectors, so that maximum and sum of a row need no sums across
-lanes, and the heads that share keys are rows of one block. Blocks of keys begin at multiples of their size: a row's
-result does not depend on the rows that are computed with it.
+lanes, and the heads that share keys are rows of one block. Blocks of keys begin at multiples of their size, and the
+order of sums does not depend on the number of rows: a row's result does not depend on the rows that are computed with
+it. A vector of rows skips the keys after the last that one of them attends to; their weights would be zero.
+
+With the instruction of `dot`, keys, queries, weights and values are pairs of bfloat16: of elements ``j`` and
+``j + depth`` of keys and queries, and of keys ``2 i`` and ``2 i + 1`` of weights and values. Sums are float32.
 
 [1] Dao et al., FlashAttention, 2022.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from distir_relax.kernels.native.floats import STORED, narrow, widen
+from distir_relax.kernels.native.dot import dot
+from distir_relax.kernels.native.floats import STORED, narrow, pair_of, pair_of_rounded, widen
 from distir_relax.kernels.native.load import native
-from distir_relax.kernels.native.math import exp
+from distir_relax.kernels.native.math import exp2_to_one, fma
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local
+
+_Line: TypeAlias = Callable[[str], str]
+"""An expression or a line, from the index ``j``."""
+_Copy: TypeAlias = Callable[[_Line, str], list[str]]
+"""Lines that copy the elements of a row, from those of its source, and the number of the target's row."""
 
 KEYS = 64
 """Keys of a block."""
@@ -32,8 +44,12 @@ NUMBERS_OF_BLOCK = len(_PART)
 """Numbers that describe a block of rows to the kernel."""
 _LEAST = "T.float32(-3.4e38)"
 """The score of a key that a row does not attend to."""
+_LEAST_TOP = "T.float32(-1.7e38)"
+"""The greatest score of a row until its first: so far above `_LEAST` that the weight of such a key is zero."""
 _MOST = "T.int64(1 << 48)"
 """More than the elements of any buffer."""
+_ALL = f"T.Ramp(0, 1, {LANES})"
+_VECTOR = f"for lane in T.vectorized({LANES}):"
 
 
 def rows_of_block(group: int) -> int:
@@ -42,10 +58,11 @@ def rows_of_block(group: int) -> int:
 
 
 @native
-def attend_requests(heads: int, group: int, width: int, value_width: int, dtype: str) -> Any:
+def attend_requests(heads: int, group: int, width: int, value_width: int, dtype: str, dots: bool) -> Any:
     """Return the kernel that appends new keys and values to those of each request, and attends to them.
 
     `heads` are those of keys and values, of `width` and `value_width` elements, and `group` the query heads of each.
+    With `dots`, it uses the instruction of `dot` for bfloat16, and rounds weights to bfloat16.
     The arguments of the kernel:
 
     - for each request six int64: addresses of keys and of values, each with their strides by head and by position;
@@ -55,30 +72,35 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
     - addresses of queries, new keys, new values and results, each with their strides by head and by row;
     - the scale of the scores, and the number of threads.
 
-    All strides are in elements, that of the last dim is 1. It computes in float32.
+    All strides are in elements, that of the last dim is 1. Sums are float32.
     """
-    stored = STORED[dtype]
+    stored, pair = STORED[dtype], 2 if dots else 1
     padded = -(-rows_of_block(group) * group // LANES) * LANES
     columns = -(-value_width // LANES) * LANES
-    floats = {"query": width * padded, "key": KEYS * width, "value": KEYS * columns, "score": KEYS * padded}
-    floats |= {"sums": padded * columns, "top": padded, "total": padded, "factor": padded}
-    sizes = {name: (size, "float32") for name, size in floats.items()}
-    sizes |= dict.fromkeys(("first_key", "end_key"), (padded, "int32")) | {"ends": (2, "int64")}
+    depth, item = -(-width // pair), "float32" if pair == 1 else "uint32"
+    sizes = {"query": (depth * padded, item), "key": (KEYS * depth, item), "value": (KEYS // pair * columns, item)}
+    sizes |= {"score": (KEYS * padded, "float32"), "sums": (padded * columns, "float32")}
+    sizes |= {"weight": (KEYS // pair * padded, item)} if pair == 2 else {}
+    sizes |= dict.fromkeys(("top", "total", "factor"), (padded, "float32"))
+    sizes |= dict.fromkeys(("first_key", "end_key"), (padded, "int32"))
+    sizes |= {"ends": (2, "int64"), "end_of": (padded // LANES, "int64"), "steps_of": (padded // LANES, "int64")}
     names = ("q", "new_k", "new_v", "y")
     arguments = ["caches_: T.int64", "parts_: T.int64", "blocks: T.int64", "limits_: T.int64"]
     arguments += [f"{name}{part}: T.int64" for name in names for part in ("_", "_head", "_row")]
     lines = [line for name in ("caches", "parts", "limits") for line in at_address(name, f"{name}_", _MOST, "int64")]
     lines += [line for name in names for line in at_address(name, f"{name}_", _MOST, stored)]
+    lines += [f"to_power: T.let = scale * T.float32({math.log2(math.e)!r})"]
     of_thread = [f'{name} = T.alloc_buffer(({size},), "{kind}", scope="local")' for name, (size, kind) in sizes.items()]
     of_thread += [line for name in (*_SCORES, "best", *_SUMS) for line in local(name)]
     of_keys = [
         f"base: T.let = turn_of_keys * {KEYS}",
         f"count: T.let = T.min(ends[1] - base, T.int64({KEYS}))",
         f"steps: T.let = (count + {_TOGETHER - 1}) // {_TOGETHER}",
-        *_read("k", "key", width, width),
-        *_read("v", "value", value_width, columns),
-        *_score(width, padded),
-        *_add_values(padded, columns),
+        "count_old: T.let = T.max(T.int64(0), T.min(count, past - base))",
+        *_read("key", depth, 1, pair, _copy_key(width, pair)),
+        *_read("value", columns, pair, pair, _copy_value(value_width, columns, pair)),
+        *_weigh(width, padded, pair),
+        *_add_values(padded, columns, pair),
     ]
     of_block = [
         f"head: T.let = unit % {heads}",
@@ -94,48 +116,77 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
         "v_step: T.let = caches[cache * 6 + 5]",
         *_append("k", width),
         *_append("v", value_width),
-        *_begin(group, width, padded, columns),
+        *_begin(group, width, padded, columns, pair),
         f"for turn_of_keys in range(ends[0] // {KEYS}, (ends[1] + {KEYS - 1}) // {KEYS}):",
         *indented(of_keys),
         *_write(group, value_width, columns),
     ]
     units = f"blocks * {heads}"
     of_thread += [f"for turn in range(({units} + threads - 1) // threads):"]
-    of_thread += indented(["unit: T.let = turn * threads + t", f"if unit < {units}:", *indented(of_block)])
+    # The later blocks of a prompt take longer: threads change their order in each turn.
+    of_turn = ["unit: T.let = turn * threads + turn % 2 * (threads - 1) + (1 - turn % 2 * 2) * t"]
+    of_thread += indented([*of_turn, f"if unit < {units}:", *indented(of_block)])
     lines += ["for t in T.parallel(threads):", *indented(of_thread)]
-    functions = {"exp": exp, "widen": widen, "narrow": partial(narrow, dtype=dtype)}
+    functions = {
+        "dot": dot,
+        "exp2_to_one": exp2_to_one,
+        "fma": fma,
+        "narrow": partial(narrow, dtype=dtype),
+        "pair_of": pair_of,
+        "pair_of_rounded": pair_of_rounded,
+        "widen": widen,
+    }
     return kernel([*arguments, "scale: T.float32", "threads: T.int64"], lines, functions)
+
+
+def _each(begin: int, end: int, line: _Line) -> list[str]:
+    """Return a loop over `line` for each ``j``, in vectors from `begin` on, and one by one after the last vector."""
+    whole = (end - begin) // LANES
+    lines = list[str]()
+    if whole:
+        lines += [f"for block in range({whole}):", f"    {_VECTOR}"]
+        lines += [f"        {line(f'{begin} + block * {LANES} + lane')}"]
+    if end > begin + whole * LANES:
+        lines += [f"for j in range({begin + whole * LANES}, {end}):", f"    {line('j')}"]
+    return lines
+
+
+def _store(target: _Line, value: _Line) -> _Line:
+    return lambda j: f"{target(j)} = {value(j)}"
 
 
 def _append(name: str, width: int) -> list[str]:
     """Write the new keys or values of the block's rows after the earlier ones of the request."""
-    return [
-        "for r in range(rows):",
-        f"    for j in range({width}):",
-        f"        {name}[{name}_from + (past + row - start + r) * {name}_step + j] = "
-        f"new_{name}[head * new_{name}_head + (row + r) * new_{name}_row + j]",
-    ]
+    target = f"{name}[{name}_from + (past + row - start + r) * {name}_step + {{}}]"
+    source = f"new_{name}[head * new_{name}_head + (row + r) * new_{name}_row + {{}}]"
+    return ["for r in range(rows):", *indented(_each(0, width, _store(target.format, source.format)))]
 
 
-def _begin(group: int, width: int, padded: int, columns: int) -> list[str]:
+def _begin(group: int, width: int, padded: int, columns: int, pair: int) -> list[str]:
     """Read queries and limits of the rows; those after the last, up to whole vectors, attend to nothing."""
     lane = f"r * {group} + g"
+    source = f"q[(head * {group} + g) * q_head + (row + r) * q_row + {{}}]"
+    copies = [
+        line
+        for begin, end, element in _elements(width, pair, source.format)
+        for line in (f"for j in range({begin}, {end}):", f"    query[j * {padded} + {lane}] = {element('j')}")
+    ]
     return [
         f"vectors: T.let = (rows * {group} + {LANES - 1}) // {LANES}",
         f"row_parts: T.let = (rows * {group} + {_ROWS - 1}) // {_ROWS}",
         f"for lane in range(rows * {group}, vectors * {LANES}):",
-        f"    for j in range({width}):",
-        f"        query[j * {padded} + lane] = T.float32(0)",
+        f"    for j in range({-(-width // pair)}):",
+        f"        query[j * {padded} + lane] = {_zero(pair)}",
         "for r in range(rows):",
         f"    for g in range({group}):",
-        f"        for j in range({width}):",
-        f"            query[j * {padded} + {lane}] = "
-        f"widen(q[(head * {group} + g) * q_head + (row + r) * q_row + j]) * scale",
+        *indented(indented(copies)),
         f"for lane in range(vectors * {LANES}):",
-        f"    top[lane] = {_LEAST}",
+        f"    top[lane] = {_LEAST_TOP}",
         "    total[lane] = T.float32(0)",
         "    first_key[lane] = 0",
         "    end_key[lane] = 0",
+        "for vector in range(vectors):",
+        "    end_of[vector] = 0",
         "ends[0] = limits[row * 2]",
         "ends[1] = limits[row * 2 + 1]",
         "for r in range(rows):",
@@ -144,130 +195,166 @@ def _begin(group: int, width: int, padded: int, columns: int) -> list[str]:
         f"    for g in range({group}):",
         f"        first_key[{lane}] = T.cast(limits[(row + r) * 2], 'int32')",
         f"        end_key[{lane}] = T.cast(limits[(row + r) * 2 + 1], 'int32')",
-        f"for j in range(vectors * {LANES * columns}):",
-        "    sums[j] = T.float32(0)",
+        f"        end_of[({lane}) // {LANES}] = T.max(end_of[({lane}) // {LANES}], limits[(row + r) * 2 + 1])",
+        f"for block in range(vectors * {columns}):",
+        f"    {_VECTOR}",
+        f"        sums[block * {LANES} + lane] = T.float32(0)",
     ]
 
 
-def _read(name: str, target: str, width: int, columns: int) -> list[str]:
-    """Read a block of keys or values as float32: earlier ones from the cache, others from where it gets them from."""
-    whole = width // LANES * LANES
-    copies = [
-        ("count_old", f"{name}[{name}_from + (base + i) * {name}_step + {{j}}]", "i"),
-        (
-            "count - count_old",
-            f"new_{name}[head * new_{name}_head + (start + base + count_old + i - past) * new_{name}_row + {{j}}]",
-            "count_old + i",
-        ),
-    ]
-    lines = ["count_old: T.let = T.max(T.int64(0), T.min(count, past - base))"] if name == "k" else []
-    for count, source, to in copies:
-        lines += [f"for i in range({count}):"]
-        if whole:
-            lines += [
-                f"    for block in range({whole // LANES}):",
-                f"        for lane in T.vectorized({LANES}):",
-                f"            {target}[({to}) * {columns} + block * {LANES} + lane] = "
-                f"widen({source.format(j=f'block * {LANES} + lane')})",
-            ]
-        if width > whole:
-            lines += [
-                f"    for j in range({whole}, {width}):",
-                f"        {target}[({to}) * {columns} + j] = widen({source.format(j='j')})",
-            ]
-        if columns > width:
-            lines += [f"    for j in range({width}, {columns}):"]
-            lines += [f"        {target}[({to}) * {columns} + j] = T.float32(0)"]
+def _elements(width: int, pair: int, source: _Line) -> list[tuple[int, int, _Line]]:
+    """Return the numbers or pairs of a key or a query whose elements are `source`: ranges of ``j``, and expressions."""
+    if pair == 1:
+        return [(0, width, lambda j: f"widen({source(j)})")]
+    depth = -(-width // 2)
+    parts = [(0, width - depth, lambda j: f"pair_of({source(j)}, {source(f'{j} + {depth}')})")]
+    return parts + ([(depth - 1, depth, lambda j: f"T.cast({source(j)}, 'uint32')")] if width % 2 else [])
+
+
+def _copy_key(width: int, pair: int) -> _Copy:
+    """Return the lines that copy a key."""
+
+    def copy(source: _Line, to: str) -> list[str]:
+        target = f"key[({to}) * {-(-width // pair)} + {{}}]"
+        parts = _elements(width, pair, source)
+        return [line for begin, end, element in parts for line in _each(begin, end, _store(target.format, element))]
+
+    return copy
+
+
+def _copy_value(width: int, columns: int, pair: int) -> _Copy:
+    """Return the lines that copy a value, to one half of a pair."""
+
+    def copy(source: _Line, to: str) -> list[str]:
+        target = f"value[({to}) // {pair} * {columns} + {{}}]"
+
+        def line(j: str) -> str:
+            if pair == 1:
+                return f"{target.format(j)} = widen({source(j)})"
+            first = f"T.cast({source(j)}, 'uint32')"
+            second = f"T.bitwise_or({target.format(j)}, T.shift_left({first}, T.uint32(16)))"
+            return f"{target.format(j)} = T.Select(({to}) % 2 == 0, {first}, {second})"
+
+        return _each(0, width, line) + _each(width, columns, lambda j: f"{target.format(j)} = {_zero(pair)}")
+
+    return copy
+
+
+def _read(target: str, size: int, shared: int, pair: int, copy: _Copy) -> list[str]:
+    """Read a block of keys or values: earlier ones from the cache, others from where it gets them from.
+
+    Those after the last, up to whole steps, are zero. `shared` of them share `size` numbers.
+    """
+    name = target[0]
+    old = f"{name}[{name}_from + (base + i) * {name}_step + {{}}]"
+    new = f"new_{name}[head * new_{name}_head + (start + base + count_old + i - past) * new_{name}_row + {{}}]"
     return [
-        *lines,
-        f"for j in range(count * {columns}, steps * {_TOGETHER * columns}):",
-        f"    {target}[j] = T.float32(0)",
+        "for i in range(count_old):",
+        *indented(copy(old.format, "i")),
+        "for i in range(count - count_old):",
+        *indented(copy(new.format, "count_old + i")),
+        f"for j in range((count + {shared - 1}) // {shared} * {size}, steps * {_TOGETHER // shared * size}):",
+        f"    {target}[j] = {_zero(pair)}",
     ]
 
 
-def _score(width: int, padded: int) -> list[str]:
-    """Compute the scores of a block of keys, and their exponentials, relative to the greatest score until now."""
-    vector = f"for lane in T.vectorized({LANES}):"
-    at = f"vector * {LANES} + lane"
-    products = [
-        line
-        for number, name in enumerate(_SCORES)
-        for line in (
-            f"    {vector}",
-            f"        {name}[lane] = {name}[lane] + key[(step * {_TOGETHER} + {number}) * {width} + j] "
-            f"* query[j * {padded} + {at}]",
-        )
-    ]
-    lines = ["for step in range(steps):"]
-    lines += indented([line for name in _SCORES for line in (vector, f"    {name}[lane] = T.float32(0)")])
-    lines += indented([f"for j in range({width}):", *products])
+def _weigh(width: int, padded: int, pair: int) -> list[str]:
+    """Compute the weights of a block of keys: powers of two of scores, relative to the greatest score until now."""
+    at, depth = f"vector * {LANES} + lane", -(-width // pair)
+    of_step = [line for name in _SCORES for line in (_VECTOR, f"    {name}[lane] = T.float32(0)")]
+    of_step.append(f"for j in range({depth}):")
     for number, name in enumerate(_SCORES):
-        position = f"T.cast(base + step * {_TOGETHER} + {number}, 'int32')"
+        score, query = f"{name}[{_ALL}]", f"query[T.Ramp(j * {padded} + vector * {LANES}, 1, {LANES})]"
+        key = f"T.Broadcast(key[(step * {_TOGETHER} + {number}) * {depth} + j], {LANES})"
+        of_step.append(f"    {score} = {_added(score, query, key, pair)}")
+    for number, name in enumerate(_SCORES):
+        key = f"step * {_TOGETHER} + {number}"
+        position = f"T.cast(base + {key}, 'int32')"
         allowed = f"T.And({position} >= first_key[{at}], {position} < end_key[{at}])"
-        lines += indented(
-            [
-                vector,
-                f"    {name}[lane] = T.Select({allowed}, {name}[lane], {_LEAST})",
-                vector,
-                f"    score[(step * {_TOGETHER} + {number}) * {padded} + {at}] = {name}[lane]",
-                vector,
-                f"    best[lane] = T.max(best[lane], {name}[lane])",
-            ]
-        )
-    element = f"score[i * {padded} + {at}]"
-    total = _SCORES[0]
-    return [
-        "for vector in range(vectors):",
-        *indented(
-            [
-                vector,
-                f"    best[lane] = top[{at}]",
-                *lines,
-                vector,
-                f"    factor[{at}] = exp(top[{at}] - best[lane])",
-                vector,
-                f"    top[{at}] = best[lane]",
-                vector,
-                f"    {total}[lane] = total[{at}] * factor[{at}]",
-                f"for i in range(steps * {_TOGETHER}):",
-                f"    {vector}",
-                f"        {element} = T.Select({element} <= {_LEAST}, T.float32(0), exp({element} - best[lane]))",
-                f"    {vector}",
-                f"        {total}[lane] = {total}[lane] + {element}",
-                vector,
-                f"    total[{at}] = {total}[lane]",
-            ]
-        ),
+        of_step += [
+            _VECTOR,
+            f"    {name}[lane] = T.Select({allowed}, {name}[lane] * to_power, {_LEAST})",
+            _VECTOR,
+            f"    score[({key}) * {padded} + {at}] = {name}[lane]",
+            _VECTOR,
+            f"    best[lane] = T.max(best[lane], {name}[lane])",
+        ]
+    total, powers = _SCORES[0], _SCORES[1 : pair + 1]
+    of_keys = list[str]()
+    for number, power in enumerate(powers):
+        score = f"score[(i * {pair} + {number}) * {padded} + {at}]"
+        of_keys += [_VECTOR, f"    {power}[lane] = exp2_to_one({score} - best[lane])"]
+    for power in powers:
+        of_keys += [_VECTOR, f"    {total}[lane] = {total}[lane] + {power}[lane]"]
+    weight = f"{powers[0]}[lane]" if pair == 1 else f"pair_of_rounded({powers[0]}[lane], {powers[1]}[lane])"
+    of_vector = [
+        f"attended: T.let = T.max(T.int64(0), T.min(end_of[vector] - base, T.int64({KEYS})))",
+        f"steps_of[vector] = (attended + {_TOGETHER - 1}) // {_TOGETHER}",
+        _VECTOR,
+        f"    best[lane] = top[{at}]",
+        "for step in range(steps_of[vector]):",
+        *indented(of_step),
+        _VECTOR,
+        f"    factor[{at}] = exp2_to_one(top[{at}] - best[lane])",
+        _VECTOR,
+        f"    top[{at}] = best[lane]",
+        _VECTOR,
+        f"    {total}[lane] = total[{at}] * factor[{at}]",
+        f"for i in range(steps_of[vector] * {_TOGETHER // pair}):",
+        *indented([*of_keys, _VECTOR, f"    {_weights(pair)}[i * {padded} + {at}] = {weight}"]),
+        _VECTOR,
+        f"    total[{at}] = {total}[lane]",
     ]
+    return ["for vector in range(vectors):", *indented(of_vector)]
 
 
-def _add_values(padded: int, columns: int) -> list[str]:
+def _add_values(padded: int, columns: int, pair: int) -> list[str]:
     """Add the values of a block of keys, weighted by their scores, to the sums of the rows."""
-    vector = f"for lane in T.vectorized({LANES}):"
     lines = list[str]()
     for column in range(0, columns, _COLUMNS * LANES):
         parts = range(min(_COLUMNS, (columns - column) // LANES))
-        sums = [(f"sum_{r}_{c}", r, column + c * LANES) for r in range(_ROWS) for c in parts]
-        places = [f"sums[(part * {_ROWS} + {r}) * {columns} + {j} + lane]" for _, r, j in sums]
+        sums = [(f"sum_{r}_{c}[{_ALL}]", r, column + c * LANES) for r in range(_ROWS) for c in parts]
+        places = [f"sums[T.Ramp((part * {_ROWS} + {r}) * {columns} + {j}, 1, {LANES})]" for _, r, j in sums]
         for (name, r, _), place in zip(sums, places, strict=True):
-            lines += [vector, f"    {name}[lane] = {place} * factor[part * {_ROWS} + {r}]"]
-        lines += [f"for i in range(steps * {_TOGETHER}):"]
+            lines.append(f"{name} = {place} * T.Broadcast(factor[part * {_ROWS} + {r}], {LANES})")
+        lines += [f"for i in range(steps_of[part // {LANES // _ROWS}] * {_TOGETHER // pair}):"]
         for name, r, j in sums:
-            weight = f"score[i * {padded} + part * {_ROWS} + {r}]"
-            lines += [
-                f"    {vector}",
-                f"        {name}[lane] = {name}[lane] + {weight} * value[i * {columns} + {j} + lane]",
-            ]
-        for (name, _, _), place in zip(sums, places, strict=True):
-            lines += [vector, f"    {place} = {name}[lane]"]
-    return ["for part in range(row_parts):", *indented(lines)]
+            value = f"value[T.Ramp(i * {columns} + {j}, 1, {LANES})]"
+            weight = f"T.Broadcast({_weights(pair)}[i * {padded} + part * {_ROWS} + {r}], {LANES})"
+            lines.append(f"    {name} = {_added(name, value, weight, pair)}")
+        lines += [f"{place} = {name}" for (name, _, _), place in zip(sums, places, strict=True)]
+    return [
+        "for part in range(row_parts):",
+        f"    if steps_of[part // {LANES // _ROWS}] > 0:",
+        *indented(indented(lines)),
+    ]
 
 
 def _write(group: int, value_width: int, columns: int) -> list[str]:
+    lane = f"r * {group} + g"
+    result = (
+        f"y[(head * {group} + g) * y_head + (row + r) * y_row + {{0}}] = "
+        f"narrow(sums[({lane}) * {columns} + {{0}}] * total[{lane}])"
+    )
     return [
+        "for vector in range(vectors):",
+        f"    {_VECTOR}",
+        f"        total[vector * {LANES} + lane] = T.float32(1) / total[vector * {LANES} + lane]",
         "for r in range(rows):",
         f"    for g in range({group}):",
-        f"        for j in range({value_width}):",
-        f"            y[(head * {group} + g) * y_head + (row + r) * y_row + j] = "
-        f"narrow(sums[(r * {group} + g) * {columns} + j] / total[r * {group} + g])",
+        *indented(indented(_each(0, value_width, result.format))),
     ]
+
+
+def _weights(pair: int) -> str:
+    """Return the name of the weights: in place of the scores, unless they are pairs."""
+    return "score" if pair == 1 else "weight"
+
+
+def _zero(pair: int) -> str:
+    return "T.float32(0)" if pair == 1 else "T.uint32(0)"
+
+
+def _added(sums: str, x: str, y: str, pair: int) -> str:
+    """Return the sums with the products of two vectors added."""
+    return f"fma({x}, {y}, {sums})" if pair == 1 else f"dot({sums}, {x}, {y})"

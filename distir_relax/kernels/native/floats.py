@@ -49,3 +49,22 @@ def narrow(x: Any, dtype: str) -> Any:
 def round_to(x: Any, dtype: str) -> Any:
     """Return a float32 TIR expression rounded to `dtype`, as float32."""
     return x if dtype == "float32" else widen(narrow(x, dtype))
+
+
+def pair_of(x: Any, y: Any) -> Any:
+    """Return two elements of a buffer of bfloat16, TIR expressions, as uint32, the first in the lower half."""
+    from tvm import tirx
+
+    return tirx.bitwise_or(x.astype("uint32"), tirx.shift_left(y.astype("uint32"), tirx.const(16, "uint32")))
+
+
+def pair_of_rounded(x: Any, y: Any) -> Any:
+    """Return two float32 TIR expressions as a pair of bfloat16, rounded to the nearest, ties away from zero.
+
+    NaN stays NaN if its lower 16 bits are zero, as after arithmetic with bfloat16.
+    """
+    from tvm import tirx
+
+    first, second = (tirx.reinterpret("uint32", z) + tirx.const(0x8000, "uint32") for z in (x, y))
+    upper = tirx.bitwise_and(second, tirx.const(0xFFFF0000, "uint32"))
+    return tirx.bitwise_or(tirx.shift_right(first, tirx.const(16, "uint32")), upper)

@@ -20,6 +20,7 @@ from typing import Any
 from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.four_products import four_products, four_products_by_instruction
 from distir_relax.kernels.native.load import native
+from distir_relax.kernels.native.math import fma
 from distir_relax.kernels.native.row_rounding import largest, round_rows, total
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local, prefetch
 
@@ -86,7 +87,7 @@ def quantized_product(dtype: str, bits: int, grouped: bool, parallel: bool, inst
     lines += [f"for t in {'T.parallel' if parallel else 'range'}(threads):", *indented(of_thread)]
     product = four_products_by_instruction if instruction else four_products
     functions = {
-        "fma": _fma,
+        "fma": fma,
         "four_products": product,
         "largest": largest,
         "narrow": narrow,
@@ -212,16 +213,6 @@ def _stores(count: int, row: str, dtype: str) -> list[str]:
         lines.append(f"    for e in range(n - p * {PANEL}):")
         lines.append(f"        y[{row} + {r}, p * {PANEL} + e] = narrow(edge[e], '{dtype}')")
     return lines
-
-
-def _fma(x: Any, y: Any, z: Any) -> Any:
-    """Return ``x * y + z`` for vectors of `LANES` float32, rounded once.
-
-    Of a product and a sum, LLVM may round the product or not, as their surroundings allow.
-    """
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(f"float32x{LANES}", f"llvm.fma.v{LANES}f32", x, y, z)
 
 
 def _sum(row: int, start: int) -> str:
