@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from distir_relax.kernels.bound_step import BoundStep
-from distir_relax.kernels.native import Kernel, is_small, stored_name
+from distir_relax.kernels.native import Kernel, is_small, stored_name, threads_for
 from distir_relax.kernels.native import layer_norm as native_layer_norm
 from distir_relax.kernels.native import rms_norm as native_rms_norm
 
@@ -21,7 +21,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: boo
     if kernel:
         x, weight = x.contiguous(), weight.contiguous()
         result = torch.empty_like(x)
-        kernel(x.data_ptr(), weight.data_ptr(), result.data_ptr(), x.numel() // weight.numel(), epsilon)
+        rows = x.numel() // weight.numel()
+        kernel(x.data_ptr(), weight.data_ptr(), result.data_ptr(), rows, epsilon, threads_for(x))
         return result
     if x.dtype == weight.dtype and (not rounded or x.dtype.itemsize > 2):
         return F.rms_norm(x, weight.shape, weight, epsilon)
@@ -37,7 +38,8 @@ def bind_rms_norm(
     if kernel is None or not x.is_contiguous() or not weight.is_contiguous():
         return step.python(lambda x: rms_norm(x, weight, epsilon, rounded), (x,), (x.shape, x.dtype))
     result = step.empty(x.shape, x.dtype)
-    step.add(kernel, x.data_ptr(), weight.data_ptr(), result.data_ptr(), x.numel() // weight.numel(), epsilon)
+    rows = x.numel() // weight.numel()
+    step.add(kernel, x.data_ptr(), weight.data_ptr(), result.data_ptr(), rows, epsilon, threads_for(x))
     return result
 
 
@@ -58,8 +60,8 @@ def bind_layer_norm(
 
 
 def _kernel(x: torch.Tensor, weight: torch.Tensor, rounded: bool) -> Kernel | None:
-    """Return the native kernel for small tensors of these dtypes, if there is one."""
+    """Return the native kernel for these dtypes, if there is one."""
     dtype, weight_dtype = stored_name(x.dtype), stored_name(weight.dtype)
-    if not dtype or not weight_dtype or not is_small(x):
+    if not dtype or not weight_dtype or not x.is_cpu or not x.numel():
         return None
-    return native_rms_norm(weight.numel(), dtype, weight_dtype, rounded and dtype != "float32")
+    return native_rms_norm(weight.numel(), dtype, weight_dtype, rounded and dtype != "float32", threads_for(x) > 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from distir_relax.kernels.native import Kernel, is_small, stored_name
+from distir_relax.kernels.native import Kernel, stored_name, threads_for
 from distir_relax.kernels.native import rotary as native_rotary
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ def bind_rotary(step: BoundStep, x: torch.Tensor, cos: torch.Tensor, sin: torch.
 
 
 def _kernel(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Kernel | None:
-    """Return the native kernel for small tensors, and angles that all heads share, if there is one."""
+    """Return the native kernel for angles that all heads share, if there is one."""
     dtype = stored_name(x.dtype)
-    if not dtype or x.dim() != 4 or not cos.dtype == sin.dtype == x.dtype or not is_small(x):
+    if not dtype or x.dim() != 4 or not cos.dtype == sin.dtype == x.dtype or not x.is_cpu or not x.numel():
         return None
     width = x.shape[3]
     is_plain = cos.shape == sin.shape and cos.stride() == sin.stride() and cos.shape[1:] == (1, x.shape[2], width)
-    return native_rotary(width, dtype) if is_plain and x.stride(3) == cos.stride(3) == 1 else None
+    if not is_plain or not x.stride(3) == cos.stride(3) == 1:
+        return None
+    return native_rotary(width, dtype, threads_for(x) > 1)
 
 
 def _calls(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, result: torch.Tensor) -> Iterator[tuple[int, ...]]:
@@ -63,5 +65,5 @@ def _calls(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, result: torch.
     for i in range(batch):
         yield (
             at + i * step * x_batch, cos_at + i * angle_step, sin_at + i * angle_step, to + i * step * to_batch,
-            positions, heads, x_position, x_head, angle_position, to_position, to_head,
+            positions, heads, x_position, x_head, angle_position, to_position, to_head, threads_for(x),
         )  # fmt: skip

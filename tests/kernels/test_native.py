@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from distir_relax.kernels.native import MOST_ELEMENTS, is_small
+from distir_relax.kernels.native import MOST_ELEMENTS, is_small, threads_for
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.norms import rms_norm
 from distir_relax.kernels.positions import rotary
@@ -20,7 +21,7 @@ import torch
 from distir_relax.kernels.native import rms_norm
 x, weight = torch.arange(14.0).view(2, 7) - 3, torch.arange(7.0)
 result = torch.empty_like(x)
-rms_norm(7, "float32", "float32", False)(x.data_ptr(), weight.data_ptr(), result.data_ptr(), 2, 1e-5)
+rms_norm(7, "float32", "float32", False, False)(x.data_ptr(), weight.data_ptr(), result.data_ptr(), 2, 1e-5, 1)
 torch.testing.assert_close(result, torch.nn.functional.rms_norm(x, (7,), weight, 1e-5))
 print("tvm" in sys.modules)
 """
@@ -109,7 +110,7 @@ def test_large_tensors_are_left_to_torch() -> None:
     assert not is_small(torch.empty(1, device="meta"))
 
 
-@pytest.mark.parametrize("shape", [(127,), (1, 1, 16), (3, 5, 33), (2, 7), (4, 576)])
+@pytest.mark.parametrize("shape", [(127,), (1, 1, 16), (3, 5, 33), (2, 7), (4, 576), (3, 87, 127)])
 def test_rms_norm(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(shape, generator=generator), torch.randn(shape[-1], generator=generator)
@@ -187,6 +188,32 @@ def test_rotary(width: int, angles: int, dtype: torch.dtype) -> None:
     exact = rotated(x.double(), cos.double(), sin.double())
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_change_no_bit() -> None:
+    """Tensors that are large enough for several threads, beside parts of them that are not."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((1, 521, 127), generator=generator).bfloat16()
+    weight = torch.randn(127, generator=generator).bfloat16()
+    heads = x[..., :126].view(1, 521, 3, 42).transpose(1, 2)
+    angle = torch.randn((1, 1, 521, 42), generator=generator)
+    cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+    assert threads_for(x) == 3
+    assert threads_for(x[:, :100]) == 1
+    for begin in range(0, 521, 100):
+        rows = slice(begin, begin + 100)
+        assert torch.equal(rms_norm(x, weight, 1e-3)[:, rows], rms_norm(x[:, rows], weight, 1e-3))
+        part = rotary(heads[:, :, rows], cos[:, :, rows], sin[:, :, rows])
+        assert torch.equal(rotary(heads, cos, sin)[:, :, rows], part)
 
 
 def test_rotary_of_other_layouts() -> None:

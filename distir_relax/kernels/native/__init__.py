@@ -6,7 +6,7 @@ from distir_relax.kernels.native.elementwise import elementwise
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.four_products import has_four_products
 from distir_relax.kernels.native.layer_norm import layer_norm
-from distir_relax.kernels.native.load import MOST_ELEMENTS, Kernel, is_small, measured_once, native
+from distir_relax.kernels.native.load import MOST_ELEMENTS, Kernel, is_small, measured_once, native, threads_for
 from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.quantized_product import PANEL, quantized_product, scratch_bytes
 from distir_relax.kernels.native.rms_norm import rms_norm
@@ -38,4 +38,5 @@ __all__ = [
     "shared_sum",
     "steps_of_sum",
     "stored_name",
+    "threads_for",
 ]

@@ -5,6 +5,7 @@ Kernels see bfloat16 as its 16 bits, the upper half of those of float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,22 +34,48 @@ def widen(x: Any) -> Any:
 
 def narrow(x: Any, dtype: str) -> Any:
     """Return a float32 TIR expression as an element of a buffer for `dtype`, rounded to the nearest, ties to even."""
-    from tvm import tirx
-
     if dtype == "float32":
         return x
-    bits = tirx.reinterpret("uint32", x)
-    upper = tirx.shift_right(bits, tirx.const(16, "uint32"))
-    odd = tirx.bitwise_and(upper, tirx.const(1, "uint32"))
-    rounded = tirx.shift_right(bits + tirx.const(0x7FFF, "uint32") + odd, tirx.const(16, "uint32"))
-    # Rounding could carry the bits of NaN into those of another number. TVM takes `x == x` to be true.
-    is_nan = tirx.bitwise_and(bits, tirx.const(0x7FFFFFFF, "uint32")) > tirx.const(0x7F800000, "uint32")
-    return tirx.Select(is_nan, tirx.const(0x7FC0, "uint32"), rounded).astype("uint16")
+    from tvm import tirx
+
+    def stored(bits: Any) -> Any:
+        upper = tirx.shift_right(_rounded(bits), tirx.const(16, "uint32"))
+        # Rounding could carry the bits of NaN into those of another number. TVM takes `x == x` to be true.
+        is_nan = tirx.bitwise_and(bits, tirx.const(0x7FFFFFFF, "uint32")) > tirx.const(0x7F800000, "uint32")
+        return tirx.Select(is_nan, tirx.const(0x7FC0, "uint32"), upper).astype("uint16")
+
+    return once(tirx.reinterpret("uint32", x), stored)
 
 
 def round_to(x: Any, dtype: str) -> Any:
-    """Return a float32 TIR expression rounded to `dtype`, as float32."""
-    return x if dtype == "float32" else widen(narrow(x, dtype))
+    """Return a float32 TIR expression rounded to `dtype`, as float32.
+
+    NaN stays NaN if its lower 16 bits are zero, as after arithmetic with numbers of `dtype`.
+    """
+    if dtype == "float32":
+        return x
+    from tvm import tirx
+
+    def value(bits: Any) -> Any:
+        return tirx.reinterpret("float32", tirx.bitwise_and(_rounded(bits), tirx.const(0xFFFF0000, "uint32")))
+
+    return once(tirx.reinterpret("uint32", x), value)
+
+
+def once(value: Any, use: Callable[[Any], Any]) -> Any:
+    """Return the TIR expression `use` of a variable for `value`, which is computed once."""
+    from tvm import tirx
+
+    name = tirx.Var("value", value.ty)
+    return tirx.Let(name, value, use(name))
+
+
+def _rounded(bits: Any) -> Any:
+    """Return bits of float32 of which the upper 16 are rounded to the nearest, ties to even."""
+    from tvm import tirx
+
+    odd = tirx.bitwise_and(tirx.shift_right(bits, tirx.const(16, "uint32")), tirx.const(1, "uint32"))
+    return bits + tirx.const(0x7FFF, "uint32") + odd
 
 
 def pair_of(x: Any, y: Any) -> Any:

@@ -44,7 +44,10 @@ Kernel: TypeAlias = "Callable[..., None]"
 """Takes numbers and addresses, and writes its results to some of those."""
 
 MOST_ELEMENTS = 1 << 17
-"""Elements above which torch, which uses several threads, is faster than a native kernel, which uses one."""
+"""Elements above which torch, which uses several threads, is faster than a native kernel that uses one."""
+
+_LEAST_PARALLEL = 1 << 15
+"""Elements from which several threads are faster than one, which need not be started."""
 
 
 def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
@@ -79,6 +82,15 @@ def measured_once(name: str, measure: Callable[[], int]) -> int:
     if file is not None:
         write_compiled(str(found).encode(), file)
     return found
+
+
+def threads_for(x: torch.Tensor) -> int:
+    """Return the number of threads for a kernel that computes all of `x`: 1 if it is small, or those of torch."""
+    if x.numel() < _LEAST_PARALLEL:
+        return 1
+    import torch
+
+    return torch.get_num_threads()
 
 
 def is_small(x: torch.Tensor) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from distir_relax.kernels.native.floats import once
 from distir_relax.kernels.native.script import LANES
 
 _TANH_TOP = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
@@ -42,16 +44,28 @@ def exp(x: Any) -> Any:
 
 
 def exp2_to_one(x: Any) -> Any:
-    """Return 2^x of a float32 TIR expression that is at most 0; 0 below -125."""
+    """Return 2^x of a float32 TIR expression that is at most 0; 0 below -126."""
     from tvm import tirx
 
-    clamped = tirx.Select(x < _f32(-125.0), _f32(-125.0), x)
-    exponent = tirx.floor(clamped + _f32(0.5))
-    rest = clamped - exponent
-    mantissa = _horner(rest, _EXP2) * rest + _f32(1.0)
-    power = tirx.shift_left(exponent.astype("int32"), _i32(23))
-    value = tirx.reinterpret("float32", tirx.reinterpret("int32", mantissa) + power)
-    return tirx.Select(x < _f32(-125.0), _f32(0.0), value)
+    value = _exp2(tirx.Select(x < _f32(-126.0), _f32(-126.0), x))
+    return tirx.Select(x < _f32(-126.0), _f32(0.0), value)
+
+
+def _exp2(x: Any) -> Any:
+    """Return 2^x of a float32 TIR expression in -126..128: infinity for 128."""
+    from tvm import tirx
+
+    def power(x: Any) -> Any:
+        return once(tirx.nearbyint(x), lambda exponent: once(x - exponent, partial(mantissa, exponent)))
+
+    def mantissa(exponent: Any, rest: Any) -> Any:
+        value = _horner(rest, _EXP2) * rest + _f32(1.0)
+        # A power of two is added to the exponent's bits.
+        return tirx.reinterpret(
+            "float32", tirx.reinterpret("int32", value) + tirx.shift_left(exponent.astype("int32"), _i32(23))
+        )
+
+    return once(x, power)
 
 
 def fma(x: Any, y: Any, z: Any) -> Any:
