@@ -1,16 +1,45 @@
-"""Elementwise ops as parts of a step that is bound."""
+"""Elementwise ops: gated activations, and any as parts of a step that is bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.kernels.native import elementwise, is_small, stored_name
+from distir_relax.kernels.native import (
+    GELU,
+    GELU_TANH,
+    SILU,
+    elementwise,
+    is_small,
+    stored_name,
+    threads_for,
+    times_next,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from distir_relax.kernels.bound_step import BoundStep, Kind
+
+
+def silu_multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(x) * y``, of equal shapes and dtypes."""
+    result = _times_next(SILU, x, y)
+    if result is None:
+        import torch.nn.functional as F
+
+        result = F.silu(x) * y
+    return result
+
+
+def gelu_multiply(x: torch.Tensor, y: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Return ``gelu(x) * y``, of equal shapes and dtypes."""
+    result = _times_next(GELU if approximate == "none" else GELU_TANH, x, y)
+    if result is None:
+        import torch.nn.functional as F
+
+        result = F.gelu(x, approximate=approximate) * y
+    return result
 
 
 def bind(
@@ -26,12 +55,28 @@ def bind(
     dtype = stored_name(kind)
     y = step.empty(shape, kind)
     is_plain = None not in strides and all(x.dtype == kind and x.is_cpu for x in operands) and is_small(y)
-    kernel = elementwise(expression, len(operands), dtype) if is_plain and dtype else None
+    kernel = elementwise(expression, len(operands), dtype, False) if is_plain and dtype else None
     if kernel is None:
         return step.python(compute, operands, result)
     places = [number for x, stride in zip(operands, strides, strict=True) for number in (x.data_ptr(), stride or 0)]
-    step.add(kernel, *places, y.data_ptr(), columns, rows, columns)
+    step.add(kernel, *places, y.data_ptr(), columns, rows, columns, 1)
     return y
+
+
+def _times_next(activation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    """Return a native `activation` of `x` times `y`; None if there is no kernel for them."""
+    dtype, shape = stored_name(x.dtype), x.shape
+    strides = [_row_stride(z, shape) for z in (x, y)]
+    if not dtype or not x.is_cpu or y.shape != shape or y.dtype != x.dtype or None in strides or not x.numel():
+        return None
+    threads = threads_for(x)
+    kernel = elementwise(times_next(activation), 2, dtype, threads > 1)
+    if kernel is None:
+        return None
+    result = x.new_empty(shape)
+    rows, columns = _rows(shape)
+    kernel(x.data_ptr(), strides[0], y.data_ptr(), strides[1], result.data_ptr(), columns, rows, columns, threads)
+    return result
 
 
 def _rows(shape: Sequence[int]) -> tuple[int, int]:

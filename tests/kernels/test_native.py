@@ -1,15 +1,18 @@
 """Kernels that TVM compiles, beside torch's ops."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from distir_relax.kernels.elementwise import gelu_multiply, silu_multiply
 from distir_relax.kernels.native import MOST_ELEMENTS, is_small, threads_for
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.norms import rms_norm
@@ -203,7 +206,7 @@ def test_threads_change_no_bit() -> None:
     """Tensors that are large enough for several threads, beside parts of them that are not."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((1, 521, 127), generator=generator).bfloat16()
-    weight = torch.randn(127, generator=generator).bfloat16()
+    y, weight = x.flip(1), torch.randn(127, generator=generator).bfloat16()
     heads = x[..., :126].view(1, 521, 3, 42).transpose(1, 2)
     angle = torch.randn((1, 1, 521, 42), generator=generator)
     cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
@@ -214,6 +217,7 @@ def test_threads_change_no_bit() -> None:
         assert torch.equal(rms_norm(x, weight, 1e-3)[:, rows], rms_norm(x[:, rows], weight, 1e-3))
         part = rotary(heads[:, :, rows], cos[:, :, rows], sin[:, :, rows])
         assert torch.equal(rotary(heads, cos, sin)[:, :, rows], part)
+        assert torch.equal(silu_multiply(x, y)[:, rows], silu_multiply(x[:, rows], y[:, rows]))
 
 
 def test_rotary_of_other_layouts() -> None:
@@ -225,3 +229,28 @@ def test_rotary_of_other_layouts() -> None:
         torch.testing.assert_close(rotary(x, cos, sin), rotated(x, cos, sin), rtol=1e-6, atol=1e-6)
     cos, sin = angle[0].cos(), angle[0].sin()
     torch.testing.assert_close(rotary(x[0], cos, sin), rotated(x[0], cos, sin))
+
+
+GATED = {
+    "silu": (silu_multiply, torch.nn.functional.silu),
+    "gelu": (gelu_multiply, torch.nn.functional.gelu),
+    "gelu_tanh": (partial(gelu_multiply, approximate="tanh"), partial(torch.nn.functional.gelu, approximate="tanh")),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gated_activations(name: str, dtype: torch.dtype) -> None:
+    computed, activation = GATED[name]
+    generator = torch.Generator().manual_seed(0)
+    # Halves of the rows of a joined product, and operands that are left to torch.
+    x, y = (torch.randn((3, 5, 254), generator=generator) * 4).to(dtype).split(127, -1)
+    x[0, 0, :3] = torch.tensor([20.0, -20.0, 0.0])
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float64: 1e-12}[dtype]
+    for a, b in ((x, y), (x.mT, y.mT), (x.contiguous(), y)):
+        exact = activation(a.double()).to(dtype).double() * b.double()
+        found = computed(a, b)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=3e-5)
+    x[1, 1, 1] = math.nan
+    assert computed(x, y).isnan().nonzero().tolist() == [[1, 1, 1]]

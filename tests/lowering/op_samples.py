@@ -143,6 +143,10 @@ def _normalization() -> list[Sample]:
         ("nn.layer_norm", [f32(2, 3, 5), f32(3, 5), f32(3, 5)], {"axes": (1, 2), "epsilon": 1e-5}),
         ("nn.rms_norm", [f32(2, 3, 37), f32(37)], {"axes": (2,), "epsilon": 1e-6}),
         ("rms_norm_rounded", [f32(2, 3, 37), f32(37)], {"axes": (2,), "epsilon": 1e-6}),
+        *(
+            (name, [f32(3, 5, 127), f32(3, 5, 127)], {})
+            for name in ("silu_multiply", "gelu_multiply", "gelu_tanh_multiply")
+        ),
         ("rotary", [f32(2, 3, 5, 34), f32(1, 1, 5, 34), f32(2, 1, 5, 34)], {}),
         ("nn.softmax", [f32(2, 3, 37)], {"axis": 2}),
         ("nn.softmax", [f32(2, 3, 5)], {"axis": 1}),

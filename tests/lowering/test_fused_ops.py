@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import distir_relax as dr
@@ -117,3 +119,41 @@ def test_what_is_not_rotary_stays() -> None:
     plan = dr.compile(Heads(16), inputs, mesh=1)
     assert "rotary" not in ops(plan)
     torch.testing.assert_close(plan(*inputs), Heads(16)(*inputs))
+
+
+class Gated(nn.Module):
+    """An activation of one half of the features times the other, in either order."""
+
+    def __init__(self, activation: Callable[..., torch.Tensor], is_first: bool) -> None:
+        super().__init__()
+        self.activation, self.is_first = activation, is_first
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        gate = self.activation(x)
+        return gate * y if self.is_first else y * gate
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("silu_multiply", F.silu), ("gelu_multiply", F.gelu),
+        ("gelu_tanh_multiply", partial(F.gelu, approximate="tanh")),
+    ],
+)  # fmt: skip
+def test_gated_activations(name: str, activation: Callable[..., torch.Tensor], dtype: str) -> None:
+    x, y = numbers(5, 127, dtype=dtype), numbers(5, 127, dtype=dtype).flip(0)
+    for is_first, mesh, shardings in ((True, 3, {"x": "S[1]"}), (False, 1, {})):
+        model = Gated(activation, is_first)
+        plan = dr.compile(model, (x, y), mesh=mesh, shardings=shardings)
+        assert name in ops(plan)
+        assert "multiply" not in ops(plan)
+        tolerance = 1e-6 if dtype == "float32" else 8e-3
+        torch.testing.assert_close(plan(x, y), model(x, y), rtol=tolerance, atol=tolerance)
+
+
+def test_gates_that_broadcast_stay() -> None:
+    x, y = numbers(5, 127), numbers(5, 1)
+    plan = dr.compile(Gated(F.silu, True), (x, y), mesh=1)
+    assert "nn.silu" in ops(plan)
+    torch.testing.assert_close(plan(x, y), Gated(F.silu, True)(x, y), rtol=1e-6, atol=1e-6)

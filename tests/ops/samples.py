@@ -242,6 +242,10 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5),
         of("f64[5,6]", "f64[5,6]", "f64[5,6]", axes=(0, 1), epsilon=1e-5),
     ],
+    **{
+        name: [of("f64[4,5]", "f64[4,5]"), of("f64[3,7,2]", "f64[3,7,2]")]
+        for name in ("silu_multiply", "gelu_multiply", "gelu_tanh_multiply")
+    },
     "rotary": [of("f64[2,3,5,6]", "f64[1,1,5,6]", "f64[2,1,5,6]"), of("f64[3,4]", "f64[4]", "f64[4]")],
     "nn.rms_norm": [
         of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6),

@@ -2,7 +2,7 @@
 
 from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
 from distir_relax.kernels.native.dot import has_dot
-from distir_relax.kernels.native.elementwise import elementwise
+from distir_relax.kernels.native.elementwise import GELU, GELU_TANH, SILU, elementwise, times_next
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.four_products import has_four_products
 from distir_relax.kernels.native.layer_norm import layer_norm
@@ -15,9 +15,12 @@ from distir_relax.kernels.native.shared_sum import AREA, shared_sum, steps_of_su
 
 __all__ = [
     "AREA",
+    "GELU",
+    "GELU_TANH",
     "MOST_ELEMENTS",
     "NUMBERS_OF_BLOCK",
     "PANEL",
+    "SILU",
     "STORED",
     "Kernel",
     "attend_requests",
@@ -39,4 +42,5 @@ __all__ = [
     "steps_of_sum",
     "stored_name",
     "threads_for",
+    "times_next",
 ]

@@ -5,20 +5,32 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from distir_relax.kernels.native.floats import STORED, narrow, widen
+from distir_relax.kernels.native.floats import STORED, narrow, round_to, widen
 from distir_relax.kernels.native.load import native
-from distir_relax.kernels.native.math import erf, exp, tanh
+from distir_relax.kernels.native.math import erf, exp, sigmoid, tanh
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel
 
+SILU = "{0} * sigmoid({0})"
+GELU = "T.float32(0.5) * {0} * (T.float32(1) + erf(T.float32(0.7071067811865476) * {0}))"
+GELU_TANH = (
+    "T.float32(0.5) * {0} * (T.float32(1) + tanh(T.float32(0.7978845608028654) * "
+    "({0} + T.float32(0.044715) * {0} * {0} * {0})))"
+)
 _MOST = "T.int64(1 << 48)"
 
 
+def times_next(activation: str) -> str:
+    """Return the expression of an activation of operand 0, rounded to its dtype, times operand 1."""
+    return f"rounded({activation}) * {{1}}"
+
+
 @native
-def elementwise(expression: str, operands: int, dtype: str) -> Any:
+def elementwise(expression: str, operands: int, dtype: str, parallel: bool) -> Any:
     """Return the kernel of a float32 `expression` over ``{0}``, ``{1}``, …: ``{0} / (T.float32(1) + exp({1}))``.
 
-    `exp`, `tanh` and `erf` are functions. The arguments of the kernel are the address of each operand and of the
-    result, each with its stride by row in elements, 0 for one that all rows share; the number of rows, and of columns.
+    `exp`, `tanh`, `erf`, `sigmoid` and `rounded`, which rounds to `dtype`, are functions. The arguments of the kernel
+    are the address of each operand and of the result, each with its stride by row in elements, 0 for one that all rows
+    share; the number of rows, of columns, and of threads, which is 1 if it is not `parallel`.
     """
     stored = STORED[dtype]
     names = [f"x{number}" for number in range(operands)]
@@ -29,8 +41,8 @@ def elementwise(expression: str, operands: int, dtype: str) -> Any:
         values = [f"widen({name}[r * {name}_row + {column}])" for name in names]
         return f"y[r * y_row + {column}] = narrow({expression.format(*values)})"
 
-    lines += [
-        "for r in range(rows):",
+    of_rows = [
+        "for r in range(rows * t // threads, rows * (t + 1) // threads):",
         *indented(
             [
                 f"for block in range(columns // {LANES}):",
@@ -41,5 +53,7 @@ def elementwise(expression: str, operands: int, dtype: str) -> Any:
             ]
         ),
     ]
-    functions = {"exp": exp, "tanh": tanh, "erf": erf, "widen": widen, "narrow": partial(narrow, dtype=dtype)}
-    return kernel([*arguments, "rows: T.int64", "columns: T.int64"], lines, functions)
+    lines += [f"for t in {'T.parallel' if parallel else 'range'}(threads):", *indented(of_rows)]
+    functions = {"exp": exp, "tanh": tanh, "erf": erf, "sigmoid": sigmoid, "widen": widen}
+    functions |= {"narrow": partial(narrow, dtype=dtype), "rounded": partial(round_to, dtype=dtype)}
+    return kernel([*arguments, *(f"{name}: T.int64" for name in ("rows", "columns", "threads"))], lines, functions)

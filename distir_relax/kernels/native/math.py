@@ -51,8 +51,13 @@ def exp2_to_one(x: Any) -> Any:
     return tirx.Select(x < _f32(-126.0), _f32(0.0), value)
 
 
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + e^-x) of a float32 TIR expression."""
+    return _f32(1.0) / (_f32(1.0) + _exp2(_clamp(x * _f32(-1.0 / math.log(2.0)), -126.0, 128.0)))
+
+
 def _exp2(x: Any) -> Any:
-    """Return 2^x of a float32 TIR expression in -126..128: infinity for 128."""
+    """Return 2^x of a float32 TIR expression in -126..128; infinity for 128."""
     from tvm import tirx
 
     def power(x: Any) -> Any:

@@ -226,7 +226,7 @@ def _imports(texts: Sequence[str]) -> str:
     imports = {
         "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
         "attention.": "from distir_relax.kernels import attention\n",
-        "elementwise.bind(": "from distir_relax.kernels import elementwise\n",
+        "elementwise.": "from distir_relax.kernels import elementwise\n",
         "clock(": "from distir_relax.kernels.clock import clock\n",
         "indices.": "from distir_relax.kernels import indices\n",
         "norms.": "from distir_relax.kernels import norms\n",

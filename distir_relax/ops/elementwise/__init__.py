@@ -7,6 +7,7 @@ from distir_relax.ops.elementwise import (  # noqa: F401
     casts,
     dropout,
     functions,
+    gated,
     logic,
     pointwise,
     rotary,

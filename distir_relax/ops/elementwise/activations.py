@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
+from distir_relax.kernels.native import GELU, GELU_TANH, SILU
 from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise, pointwise_rule
 from distir_relax.ops.table import (
     Attrs,
@@ -39,15 +40,14 @@ define_unary(
     "F.gelu({0})",
     flops=12.0,
     gradient="gelu_grad(0, g)",
-    native="T.float32(0.5) * {0} * (T.float32(1) + erf(T.float32(0.7071067811865476) * {0}))",
+    native=GELU,
 )
 _TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
 define_unary(
     "nn.gelu_tanh",
     'F.gelu({0}, approximate="tanh")',
     flops=12.0,
-    native="T.float32(0.5) * {0} * (T.float32(1) + tanh(T.float32(0.7978845608028654) * "
-    "({0} + T.float32(0.044715) * {0} * {0} * {0})))",
+    native=GELU_TANH,
     # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
     patterns=(
         "multiply(multiply(0, 0.5), add(tanh(multiply("
@@ -62,7 +62,7 @@ define_unary(
     "F.silu({0})",
     flops=10.0,
     gradient="multiply(g, add(y, multiply(sigmoid(0), subtract(1.0, y))))",
-    native="{0} / (T.float32(1) + exp(-{0}))",
+    native=SILU,
 )
 # `clip` passes gradients at its bounds, torch's hardtanh does not.
 define_unary(

@@ -138,6 +138,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
 
     from distir_relax.kernels import (
         attention,
+        elementwise,
         indices,
         norms,
         positions,
@@ -154,6 +155,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     names = [f"a{i}" for i in range(len(operands))]
     scope: dict[str, Any] = {
         **{"torch": torch, "F": F, "comm": comm or _ON_CPU, "attention": attention},
+        "elementwise": elementwise,
         **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "positions": positions, "random": random},
         "quantized": quantized,
         **{"recurrent": recurrent, "resample": resample, "routing": routing, "sequence": sequence, "scans": scans},
