@@ -34,11 +34,12 @@ from distir_relax.lowering import (
 )
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.schedules import order_of
-from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate
+from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate, matched_inputs
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.hoist_positions import HoistPositions
 from distir_relax.strategies.pipeline_stages import CutStages
+from distir_relax.strategies.replicate_heads import ReplicateHeads
 from distir_relax.strategies.strategy import OPTIONS, PassPoint, Strategy
 from distir_relax.strategies.weight_memory import WeightMemory
 
@@ -93,7 +94,12 @@ def compile_passes(
     expanded, and `samples` reduces the batch. With `searched`, placements minimize the time on `profile` with `memory`
     bytes per device.
     """
-    passes: list[Pass] = [Outline(scopes or {})] if outline else []
+    passes: list[Pass] = []
+    # The gradient of a weight would have to be summed over the ranks with copies of a head.
+    if strategy is not None and strategy.tensor > 1 and training is None and not Shares.of(profile, strategy).tensor:
+        annotated = matched_inputs(shardings or {}, names or {})
+        passes.append(ReplicateHeads(strategy, annotated))
+    passes += [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
         passes.append(MasterWeights())
     if shardings:

@@ -40,6 +40,7 @@ from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.hoist_positions import HoistPositions
 from distir_relax.strategies.pipeline_stages import CutStages
+from distir_relax.strategies.replicate_heads import ReplicateHeads
 from distir_relax.strategies.sequence_parallel import SplitSequence
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.strategies.zero import GatherParameters, ShardGradients, ShardParameters
@@ -64,10 +65,10 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 
 
 for _kind in (
-    Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, Outline, MasterWeights, ApplyShardings,
-    ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, Differentiate, ShardGradients,
-    Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions, PlaceBySearch, ToDistIR,
-    ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
+    Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
+    ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, Differentiate,
+    ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions,
+    PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)
 

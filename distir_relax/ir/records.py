@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from itertools import accumulate, pairwise
 from typing import Any, get_args
 
 from distir_relax.errors import DistIRError, ParseError
@@ -185,6 +186,33 @@ class CachedState:
         return f"the state {self.input} becomes the output {self.output}{grown}"
 
 
+@dataclass(frozen=True, slots=True)
+class HeadPartition:
+    """Partition of the heads along dim `dim` of a weight: `parts` are their numbers on each index of the tensor axis.
+
+    If a rank has `copies` of key/value heads that others have too, they are the heads in the order of ranks, of `count`
+    in the weight as it is stored.
+    """
+
+    value: str
+    dim: int
+    parts: tuple[int, ...]
+    copies: tuple[int, ...] = ()
+    count: int = 0
+
+    @property
+    def heads(self) -> tuple[tuple[int, ...], ...]:
+        """The heads of each index of the tensor axis."""
+        numbers = self.copies or range(sum(self.parts))
+        ends = list(accumulate(self.parts, initial=0))
+        return tuple(tuple(numbers[start:end]) for start, end in pairwise(ends))
+
+    def __str__(self) -> str:
+        what = "key/value heads" if self.copies else "query heads"
+        ranges = (f"{part[0]} to {part[-1]}" if len(part) > 1 else "".join(map(str, part)) for part in self.heads)
+        return f"the tensor ranks have the {what} {', '.join(text or 'none' for text in ranges)} of %{self.value}"
+
+
 Record = (
     Reason
     | Gather
@@ -196,6 +224,7 @@ Record = (
     | Autosharding
     | Guard
     | CachedState
+    | HeadPartition
 )
 
 _KINDS: dict[str, type[Record]] = {
@@ -209,6 +238,7 @@ _KINDS: dict[str, type[Record]] = {
     "searched": Autosharding,
     "guard": Guard,
     "state": CachedState,
+    "heads": HeadPartition,
 }
 
 

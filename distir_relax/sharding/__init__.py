@@ -3,7 +3,7 @@
 from distir_relax.sharding.delay_reductions import DelayReductions
 from distir_relax.sharding.factors import Factoring, factorize
 from distir_relax.sharding.layout_comments import layout_comments
-from distir_relax.sharding.named_annotations import ApplyShardings
+from distir_relax.sharding.named_annotations import ApplyShardings, matched_inputs
 from distir_relax.sharding.nonfinite import NonfiniteValues, find_nonfinite
 from distir_relax.sharding.propagate import Propagate
 from distir_relax.sharding.reshard_cost import Reshard, call_counts, list_reshards
@@ -24,6 +24,7 @@ __all__ = [
     "find_nonfinite",
     "layout_comments",
     "list_reshards",
+    "matched_inputs",
     "plan",
     "plan_bytes",
     "transition_cost",

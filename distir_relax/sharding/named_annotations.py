@@ -98,6 +98,12 @@ class ApplyShardings:
             raise _no_match(pattern, self.names)
 
 
+def matched_inputs(patterns: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values whose names some of the patterns match; see `ApplyShardings`."""
+    patterns = list(patterns)
+    return tuple(value for name, value in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
 def change_annotations(function: Function, where: str, change: Callable[[Value, str], str]) -> Function:
     """Return a function whose annotations with the source `where` have other placements.
 

@@ -12,7 +12,17 @@ from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
-from distir_relax.ir import BatchDim, CachedState, InlinedFunction, Input, Instance, Module, Op, inlined_main
+from distir_relax.ir import (
+    BatchDim,
+    CachedState,
+    HeadPartition,
+    InlinedFunction,
+    Input,
+    Instance,
+    Module,
+    Op,
+    inlined_main,
+)
 from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, is_always, print_placements
 from distir_relax.layout.partition import balanced, proportional
 from distir_relax.layout.validate import validate_annotation
@@ -79,10 +89,12 @@ class ApplyStrategy:
         annotated |= {record.input for record in module.records if isinstance(record, CachedState)}
         experts = chosen_experts(classes, strategy)
         shares = Shares.of(self.profile, strategy)
-        tensor_owners = frozenset[Slot]()
+        tensor_owners, divided = frozenset[Slot](), _divided_heads(module, classes)
         if strategy.tensor > 1:
-            tensor_owners = tensor_classes(classes, strategy.tensor, experts, self.is_trained, shares.tensor)
-        split = _Split(classes, strategy, shares, batch, tensor_owners, experts, self.weight_memory.total)
+            tensor_owners = tensor_classes(
+                classes, strategy.tensor, experts, self.is_trained, shares.tensor, divided.keys()
+            )
+        split = _Split(classes, strategy, shares, batch, tensor_owners, divided, experts, self.weight_memory.total)
         annotations = {
             item.value.name: Mark(f"strategy {strategy}", print_placements(placements), STRATEGY_ROUND)
             for item in module.main.inputs
@@ -95,7 +107,8 @@ class ApplyStrategy:
 class _Split:
     """Chosen splits: the batch, the class `owners` on the tensor axis, and the classes that number experts.
 
-    A device needs `bytes_per_weight` bytes for each byte of its weights.
+    `divided` are the numbers of units of classes that `ReplicateHeads` has divided. A device needs `bytes_per_weight`
+    bytes for each byte of its weights.
     """
 
     classes: Classes
@@ -103,6 +116,7 @@ class _Split:
     shares: Shares
     batch: Batch | None
     owners: frozenset[Slot]
+    divided: Mapping[Slot, tuple[int, ...]]
     experts: frozenset[Slot]
     bytes_per_weight: float
     limits: Sequence[float] = field(init=False)
@@ -137,6 +151,8 @@ class _Split:
         """Return a split of a parameter's dim by shares, without sizes if they are equal."""
         owner = self.classes.of(name, dim)
         assert owner is not None, "a dim of a class"
+        if owner in self.divided:
+            return Shard(dim, self.classes.cut(name, dim, Cut.of(*self.divided[owner])))
         size = self.classes.size(owner)
         max_sizes = [min(size, int(size * fraction)) for fraction in limits]
         weights = shares or (1.0,) * len(max_sizes)
@@ -160,6 +176,13 @@ class _Split:
             max(0.0, (min(m) * stages / self.bytes_per_weight - fixed) / split)
             for m in zip(*self.shares.memory, strict=True)
         ]
+
+
+def _divided_heads(module: Module, classes: Classes) -> dict[Slot, tuple[int, ...]]:
+    """Return the numbers of heads of the tensor ranks by class, as `ReplicateHeads` has divided them."""
+    records = [record for record in module.records if isinstance(record, HeadPartition)]
+    owners = [classes.of(record.value, record.dim) for record in records]
+    return {owner: record.parts for owner, record in zip(owners, records, strict=True) if owner is not None}
 
 
 def _options_need_batch(strategy: Strategy) -> bool:

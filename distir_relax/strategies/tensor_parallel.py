@@ -8,7 +8,8 @@ chain of products each class is a rival of the next; the optimum is every second
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 from distir_relax.cost.roofline import FLOPS_PER_BYTE
 from distir_relax.layout.partition import proportional
@@ -26,6 +27,8 @@ def tensor_classes(
     without: Set[Slot] = frozenset(),
     is_trained: bool = False,
     shares: Sequence[float] = (),
+    divided: Set[Slot] = frozenset(),
+    parts: Mapping[Slot, float] = MappingProxyType({}),
 ) -> frozenset[Slot]:
     """Return the classes to split between `ranks` devices, at most one per product.
 
@@ -35,23 +38,28 @@ def tensor_classes(
     """
     gains: dict[Slot, float] = {}
     for owner in classes.weights:
-        saved, sent = _saved(classes, owner, shares or (1.0,) * ranks, is_trained), classes.sent[owner]
+        part = parts.get(owner) or _slowest_part(classes, owner, shares or (1.0,) * ranks)
+        saved, sent = _saved(classes, owner, part, is_trained), classes.sent[owner]
         if is_trained:
             sent += classes.gradient_sent[owner]
         if owner not in without and saved > sent and _is_splittable(classes, owner):
             gains[owner] = saved * saved / (saved + FLOPS_PER_BYTE * sent)
-    return frozenset(find_independent_set(gains, classes.rivals))
+    return frozenset(find_independent_set(gains, classes.rivals)).union(divided)
 
 
 def _is_splittable(classes: Classes, owner: Slot) -> bool:
     return classes.work[owner] > 0 and owner not in classes.factoring.blocked
 
 
-def _saved(classes: Classes, owner: Slot, shares: Sequence[float], is_trained: bool) -> float:
-    """Return the saving on the slowest device, in operations and bytes of weights together."""
+def _slowest_part(classes: Classes, owner: Slot, shares: Sequence[float]) -> float:
+    """Return the fraction of a class on the slowest device, as if all had the same speed."""
     size = classes.size(owner)
     sizes = proportional(size, shares)
     slowest = max(units / part for units, part in zip(sizes, shares, strict=True)) * sum(shares) / len(shares)
-    share = 1.0 - slowest / size
+    return slowest / size
+
+
+def _saved(classes: Classes, owner: Slot, part: float, is_trained: bool) -> float:
+    """Return the saving on the slowest device, in operations and bytes of weights together."""
     work = classes.work[owner] * (_TRAINING_WORK if is_trained else 1.0)
-    return share * (work + classes.weights[owner])
+    return (1.0 - part) * (work + classes.weights[owner])

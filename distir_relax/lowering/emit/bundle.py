@@ -13,6 +13,7 @@ from distir_relax.ir import (
     CachedState,
     DTensorType,
     Function,
+    HeadPartition,
     MicrobatchParts,
     Module,
     TensorType,
@@ -26,6 +27,7 @@ from distir_relax.ir.symbols import module_symbols
 from distir_relax.layout import (
     At,
     DeviceMesh,
+    Interval,
     R,
     Shard,
     Symbol,
@@ -168,6 +170,7 @@ def _bundle(
                 files[f"programs/{program}.json"] = text
     order = [f.name for f in entries]
     states = {record.input: record for record in ranked.records if isinstance(record, CachedState)}
+    heads = {record.value: record for record in ranked.records if isinstance(record, HeadPartition) and record.copies}
     next_states = {record.output for record in states.values()}
     weights = format_.TensorWeights(tensors)
     manifest = format_.Manifest(
@@ -184,7 +187,7 @@ def _bundle(
         ranks=tuple(order.index(function) for function in ranked.ranks),
         inputs=tuple(_tensor(label, k, mesh) for label, k, role in inputs if role == "input" and label not in states),
         outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs if label not in next_states),
-        weights=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role != "input"),
+        weights=tuple(_weight(label, k, mesh, heads.get(label)) for label, k, role in inputs if role != "input"),
         parameters={label: weights.name_in_file(label) for label, _, role in inputs if role == "parameter"},
         updates=updates,
         divided_inputs=_batch_divisions(ranked, "input"),
@@ -317,6 +320,23 @@ def _updates(main: Function) -> dict[str, str]:
         if lookup(op.name).code.in_place and op.operands[0].name in parameters
     }
     return {updated_weight[o.value.name]: o.name for o in main.outputs if o.value.name in updated_weight}
+
+
+def _weight(name: str, kind: DTensorType, mesh: DeviceMesh, heads: HeadPartition | None) -> format_.Tensor:
+    """Return the layout of a weight as it is stored: of copies of a head, each rank reads the rows of the head."""
+    tensor = _tensor(name, kind, mesh)
+    if heads is None:
+        return tensor
+    rows = kind.shape[heads.dim] // len(heads.copies)
+
+    def stored(pieces: Sequence[Interval]) -> tuple[Interval, ...]:
+        copies = [heads.copies[start // rows] for piece in pieces for start in range(*piece, rows)]
+        return ((copies[0] * rows, (copies[-1] + 1) * rows),) if copies else ()
+
+    shards = [replace(s, intervals=tuple(map(stored, s.intervals))) if s.dim == heads.dim else s for s in tensor.shards]
+    assert any(s.dim == heads.dim for s in shards), f"the heads of {name} are divided"
+    shape = (*kind.shape[: heads.dim], heads.count * rows, *kind.shape[heads.dim + 1 :])
+    return replace(tensor, shape=shape, shards=tuple(shards))
 
 
 def _tensor(name: str, kind: DTensorType, mesh: DeviceMesh) -> format_.Tensor:

@@ -20,7 +20,7 @@ def without_repeats(function: Function) -> Function:
     ops = []
     for op in function.ops:
         numbers = () if op.callee else lookup(op.name, op.location).code.unrepeated
-        found = {n: _before_repeat(op.operands[n], made_by) for n in numbers}
+        found = {n: operand_before_repeat(op.operands[n], made_by) for n in numbers}
         before = [value for value in found.values() if value is not None]
         if before and len(before) == len(numbers) and len({value.tensor.shape[1] for value in before}) == 1:
             operands = tuple(found.get(n) or value for n, value in enumerate(op.operands))
@@ -30,7 +30,7 @@ def without_repeats(function: Function) -> Function:
     return function if changed.ops == function.ops else replace(changed, ops=live_ops(changed, _has_effects))
 
 
-def _before_repeat(value: Value, made_by: dict[str, Op]) -> Value | None:
+def operand_before_repeat(value: Value, made_by: dict[str, Op]) -> Value | None:
     """Return a value (b, h, ...) that is repeated to one of (b, h g, ...), each element of dim 1 in a row.
 
     One element is repeated by a broadcast, several by a broadcast along a new dim, which is joined with dim 1 after it.
