@@ -1,4 +1,4 @@
-"""Random convolutions, poolings and resizings, split along batch, channels and spatial dims: a case for each number."""
+"""Random convolutions, poolings, resizings and repetitions, split along their dims: a case for each number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.drawn_placements import draw_placements
 
 MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
 STRIDED = ("conv", "conv", "conv", "transposed", "max", "average", "upsample", "pad")
-SAMPLED = ("resize", "resize", "adaptive_avg", "adaptive_max", "adaptive_places", "places", "resample", "resample")
+SAMPLED = (
+    "resize", "resize", "adaptive_avg", "adaptive_max", "adaptive_places", "places", "resample", "resample", "repeat",
+)  # fmt: skip
 ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 FAMILIES = STRIDED + SAMPLED
 
@@ -147,6 +149,9 @@ def sampled(
         )  # fmt: skip
         wanted = math.floor(spatial[axis] * scale)
         return "resample", {"axis": axis + 2, "size": wanted, **sampling_attrs(sampling)}
+    if family == "repeat":
+        axis = draw.randrange(count)
+        return "repeat_elements", {"axis": axis + 2, "repeats": tuple(draw.randint(1, 4) for _ in range(spatial[axis]))}
     if family == "places":
         low = tuple(min(n, k // 2) for n, k in zip(low, kernel, strict=True))
         windows = {"pool_size": kernel, "strides": strides, "dilation": dilation, "padding": (*low, *low)}

@@ -209,8 +209,8 @@ class HeadPartition:
 
     def __str__(self) -> str:
         what = "key/value heads" if self.copies else "query heads"
-        ranges = (f"{part[0]} to {part[-1]}" if len(part) > 1 else "".join(map(str, part)) for part in self.heads)
-        return f"the tensor ranks have the {what} {', '.join(text or 'none' for text in ranges)} of %{self.value}"
+        ranks = (f"{part[0]} to {part[-1]}" if len(part) > 1 else "".join(map(str, part)) for part in self.heads)
+        return f"the tensor ranks have {what} {' | '.join(text or 'none' for text in ranks)} of %{self.value}"
 
 
 Record = (

@@ -27,14 +27,34 @@ def unless_all_true(mask: torch.Tensor) -> torch.Tensor | None:
     return None if bool(mask.all()) else mask
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+def repeat_heads(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+    """Return keys or values (b, g, t, d) with head `i` repeated `repeats[i]` times in a row."""
+    import torch
+
+    return torch.cat([x.narrow(1, i, 1).expand(-1, count, -1, -1) for i, count in enumerate(repeats)], 1)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    repeats: Sequence[int] = (),
+) -> torch.Tensor:  # fmt: skip
     """Return the attention of queries (b, h, s, d) to keys (b, g, t, d) and values (b, g, t, e): (b, h, s, e).
 
-    `h` is a multiple of `g`: heads in a row share keys and values. `mask` is boolean, or added to the
-    scores, and broadcasts to (b, h, s, t).
+    Heads in a row share keys and values: `repeats[i]` of them head `i`, by default equal numbers. `mask` is boolean, or
+    added to the scores, and broadcasts to (b, h, s, t).
     """
+    import torch
     from torch.nn.functional import scaled_dot_product_attention
 
+    if repeats:
+        is_by_head = mask is not None and mask.dim() > 2 and mask.shape[-3] > 1
+        parts, start = [], 0
+        for head, count in enumerate(repeats):
+            own = mask.narrow(-3, start, count) if mask is not None and is_by_head else mask
+            of_head = (q.narrow(1, start, count), k.narrow(1, head, 1), v.narrow(1, head, 1))
+            parts.append(attend(*of_head, own, scale))
+            start += count
+        return torch.cat(parts, 1)
     groups, heads = k.shape[1], q.shape[1]
     if not heads:
         # Some kernels of torch divide by the number of heads.
@@ -51,11 +71,19 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def load_kernel(heads: int, groups: int, width: int, value_width: int, dtype: str) -> Kernel | None:
-    """Return the native kernel for these numbers of heads of queries and of keys, compiled if need be; None if none."""
+def load_kernel(repeats: tuple[int, ...], width: int, value_width: int, dtype: str) -> Kernel | None:
+    """Return the native kernel for keys of which head `i` has `repeats[i]` query heads, compiled if need be.
+
+    None if there is no kernel.
+    """
     if dtype not in STORED:
         return None
-    return attend_requests(groups, heads // groups, width, value_width, dtype, dtype == "bfloat16" and has_dot())
+    return attend_requests(repeats, width, value_width, dtype, dtype == "bfloat16" and has_dot())
+
+
+def equal_repeats(heads: int, groups: int) -> tuple[int, ...]:
+    """Return the numbers of query heads for each of `groups` heads of keys, which `heads` query heads share equally."""
+    return (heads // groups,) * groups if groups else ()
 
 
 class Cache(NamedTuple):
@@ -95,24 +123,25 @@ class RequestsAttention:
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[torch.Tensor | None] | None,
-        scale: float, caches: tuple[CacheArguments, CacheArguments],
+        scale: float, caches: tuple[CacheArguments, CacheArguments], repeats: tuple[int, ...] = (),
     ) -> torch.Tensor:  # fmt: skip
         """Append new keys and values to the caches of each request, and return the attention of its queries to them.
 
         `q` is (1, h, rows, d), with the rows of all requests, and so is the result; `k` and `v` are new elements of the
         states, with those of all requests. `masks` has that of each request, None for one that allows everything, and
-        `caches` are those of keys and of values.
+        `caches` are those of keys and of values. `repeats` are as for `attend`.
         """
         import torch
 
         keys, values = (Cache(*cache) for cache in caches)
         new_k, new_v = keys.view(k), values.view(v)
-        heads, width, value_width = new_k.shape[1], new_k.shape[3], new_v.shape[3]
+        width, value_width = new_k.shape[3], new_v.shape[3]
+        of_heads = repeats or equal_repeats(q.shape[1], new_k.shape[1])
         y = q.new_empty(1, q.shape[2], q.shape[1], value_width).transpose(1, 2)
         masks = masks or [None] * len(self._requests)
-        key = (*map(id, masks), q.shape[1], heads, width, value_width, q.dtype, k.dtype, v.dtype)
+        key = (*map(id, masks), of_heads, width, value_width, q.dtype, k.dtype, v.dtype)
         if (plan := self._plans.get(key)) is None:
-            plan = self._plans[key] = _plan(self._requests, masks, q, new_k, new_v)
+            plan = self._plans[key] = _plan(self._requests, masks, q, new_k, new_v, of_heads)
         if plan.kernel is not None:
             if not q.stride(3) == new_k.stride(3) == new_v.stride(3) == 1:
                 q, new_k, new_v = q.contiguous(), new_k.contiguous(), new_v.contiguous()
@@ -130,7 +159,7 @@ class RequestsAttention:
                 cache.view(extend(request.states[cache.state], past, x.narrow(cache.axis, row, new), cache.axis))
                 for cache, x in ((keys, k), (values, v))
             )
-            part = attend(q.narrow(2, row, new), all_k, all_v, masks[number], scale)
+            part = attend(q.narrow(2, row, new), all_k, all_v, masks[number], scale, repeats)
             y.narrow(2, row, new).copy_(part)
         return y
 
@@ -152,12 +181,11 @@ class _Plan:
 
 def _plan(
     requests: Sequence[Request], masks: Sequence[torch.Tensor | None], q: torch.Tensor, k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor, repeats: tuple[int, ...],
 ) -> _Plan:  # fmt: skip
-    heads, group = k.shape[1], q.shape[1] // k.shape[1]
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
-    kernel = load_kernel(q.shape[1], heads, k.shape[3], v.shape[3], dtype) if dtype else None
-    plan, start, most = _Plan(masks, kernel, [], array("q"), array("q"), []), 0, rows_of_block(group)
+    kernel = load_kernel(repeats, k.shape[3], v.shape[3], dtype) if dtype and repeats else None
+    plan, start, most = _Plan(masks, kernel, [], array("q"), array("q"), []), 0, rows_of_block(repeats)
     for number, (request, mask) in enumerate(zip(requests, masks, strict=True)):
         limits = limits_of(request, mask) if kernel else None
         if limits is None:

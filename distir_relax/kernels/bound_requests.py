@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distir_relax.kernels.attention import Cache, CacheArguments, limits_of, load_kernel
+from distir_relax.kernels.attention import Cache, CacheArguments, equal_repeats, limits_of, load_kernel
 from distir_relax.kernels.bound_step import BoundStep, CannotBind, Kind
 from distir_relax.kernels.native import NUMBERS_OF_BLOCK, stored_name
 
@@ -46,7 +46,7 @@ class BoundRequests:
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: int | None, scale: float,
-        caches: tuple[CacheArguments, CacheArguments],
+        caches: tuple[CacheArguments, CacheArguments], repeats: tuple[int, ...] = (),
     ) -> torch.Tensor:  # fmt: skip
         """Add attention to the step as `attention.RequestsAttention.attend`; return its result.
 
@@ -57,9 +57,10 @@ class BoundRequests:
 
         keys, values = (Cache(*cache) for cache in caches)
         new_k, new_v = keys.view(k), values.view(v)
-        heads, groups, value_width = q.shape[1], new_k.shape[1], new_v.shape[3]
+        heads, value_width = q.shape[1], new_v.shape[3]
+        repeats = repeats or equal_repeats(heads, new_k.shape[1])
         dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
-        kernel = load_kernel(heads, groups, new_k.shape[3], value_width, dtype) if dtype and groups else None
+        kernel = load_kernel(repeats, new_k.shape[3], value_width, dtype) if dtype and repeats else None
         if kernel is None or not q.stride(3) == new_k.stride(3) == new_v.stride(3) == 1:
             raise CannotBind
         y = self._step.empty((1, self._count, heads, value_width), q.dtype).transpose(1, 2)

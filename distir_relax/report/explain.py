@@ -12,7 +12,19 @@ from distir_relax.autosharding.alternatives import Alternatives
 from distir_relax.autosharding.serialize import parse_search
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records, value_names
+from distir_relax.ir import (
+    DTensorType,
+    Function,
+    HeadPartition,
+    Module,
+    Op,
+    PerRank,
+    Reason,
+    Record,
+    local_type,
+    parse_records,
+    value_names,
+)
 from distir_relax.ir.symbols import with_typical
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements, symbols_within
 from distir_relax.layout.partition import refine_cut
@@ -34,7 +46,8 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, i
     is no such value, or if several functions have one.
     """
     module = _read_sharded(bundle, dims)
-    reasons = _read_reasons(bundle)
+    records = _read_records(bundle)
+    reasons = [record for record in records if isinstance(record, Reason)]
     function, name = _find(module, name.removeprefix("%"))
     kind = _kinds(function)[name]
     # Operands of a function come from the entry function: a chain may continue there.
@@ -45,6 +58,7 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, i
     lines = [
         f"%{name}{owner}: {kind}",
         *([f"bytes and times are those of {sizes}"] if sizes else ()),
+        *(str(r) for r in records if isinstance(r, HeadPartition) and (r.value, function) == (name, module.main)),
         *(_chains(function.name, name, relevant) if alternatives is None else ()),
     ]
     moves = [*_moves(module, function, name)]
@@ -70,7 +84,7 @@ def explain_json(
     module = _read_sharded(bundle, dims)
     function, name = _find(module, name.removeprefix("%"))
     kind = _kinds(function)[name]
-    reasons = _read_reasons(bundle)
+    reasons = [record for record in _read_records(bundle) if isinstance(record, Reason)]
     return {
         "value": name,
         "function": function.name,
@@ -99,10 +113,9 @@ def _read_sharded(bundle: Bundle, dims: Mapping[str, int] | None) -> Module:
     return with_typical(read_stage(bundle, "sharded"), dims or {})
 
 
-def _read_reasons(bundle: Bundle) -> list[Reason]:
+def _read_records(bundle: Bundle) -> tuple[Record, ...]:
     symbols = {symbol.name: symbol for symbol in bundle.manifest.symbols}
-    records = parse_records(bundle.records, "records.json", symbols)
-    return [record for record in records if isinstance(record, Reason)]
+    return parse_records(bundle.records, "records.json", symbols)
 
 
 def read_alternatives(bundle: Bundle, sharded: Module, dims: Mapping[str, int] | None = None) -> Alternatives | None:

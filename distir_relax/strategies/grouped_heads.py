@@ -34,8 +34,8 @@ def find_repeats(function: Function) -> list[Repeat]:
     numbers = {op.results[0].name: number for number, op in enumerate(function.ops)}
     repeats = []
     for op in function.ops:
-        before = operand_before_repeat(op.results[0], made_by)
-        if before is not None and 1 < before.tensor.shape[1] < op.results[0].tensor.shape[1]:
+        before, counts = operand_before_repeat(op.results[0], made_by) or (None, ())
+        if before is not None and len(set(counts)) == 1 and 1 < before.tensor.shape[1] < op.results[0].tensor.shape[1]:
             ops = [op]
             while ops[-1].operands[0].name != before.name:
                 ops.append(made_by[ops[-1].operands[0].name])

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.ir import CachedState, Function, HeadPartition, Module, Op, TensorType, Value
+from distir_relax.ir import Attribute, CachedState, Function, HeadPartition, Module, Op, TensorType, Value
 from distir_relax.ops import lookup
 from distir_relax.sharding.factors import Slot, factoring_of
 from distir_relax.strategies.factor_costs import classes_of
@@ -99,8 +99,6 @@ class _Rewriter:
     def replicate(self, attention: GroupedAttention, division: HeadDivision) -> None:
         """Replicate the key/value heads of an attention, as the division of its query heads needs."""
         groups, copies, queries = attention.groups, division.copies, division.queries
-        if len(set(queries)) > 1:
-            return
         for value, dim in attention.values.values():
             self.types[value.name] = _with_heads(value.tensor, dim, groups, len(copies))
         for number in attention.ops:
@@ -134,14 +132,22 @@ class _Rewriter:
         assert list(entry.semantics.infer(operands, attrs)) == results, f"{op.name} computes each head by itself"
         return replace(op, attrs=attrs)
 
-    def _repeat(self, repeat: Repeat, counts: Sequence[int]) -> None:
-        """Repeat copy `i` of a key/value head for `counts[i]` query heads."""
-        alone, spread, _ = repeat.ops
-        before = self.types[repeat.before.name].shape
-        for op, times in ((alone, 1), (spread, counts[0])):
-            shape = (*before[:2], times, *before[2:])
-            self.types[op.results[0].name] = replace(op.results[0].tensor, shape=shape)
-            self.ops[repeat.numbers[op.results[0].name]] = (replace(op, attrs={"shape": shape}),)
+    def _repeat(self, repeat: Repeat, queries: Sequence[int]) -> None:
+        """Repeat copy `i` of a key/value head for `queries[i]` query heads."""
+        alone, spread, last = repeat.ops
+        if len(set(queries)) > 1:
+            before = self._value(repeat.before)
+            attrs: dict[str, Attribute] = {"axis": 1, "repeats": tuple(queries)}
+            self.ops |= dict.fromkeys(repeat.numbers.values(), ())
+            self.ops[repeat.numbers[last.results[0].name]] = (
+                Op("repeat_elements", (before,), last.results, attrs, last.location),
+            )
+            return
+        shape = self.types[repeat.before.name].shape
+        for op, times in ((alone, 1), (spread, queries[0])):
+            spread_shape = (*shape[:2], times, *shape[2:])
+            self.types[op.results[0].name] = replace(op.results[0].tensor, shape=spread_shape)
+            self.ops[repeat.numbers[op.results[0].name]] = (replace(op, attrs={"shape": spread_shape}),)
 
 
 def _with_heads(tensor: TensorType, dim: int, before: int, after: int) -> TensorType:

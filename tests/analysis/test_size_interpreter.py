@@ -39,6 +39,7 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any]]] = {
 # Of each op that only moves elements.
 MOVED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "reshape": ([MATRIX], {"shape": (3, 2)}),
+    "repeat_elements": ([VECTOR], {"axis": 0, "repeats": (2, 1, 3)}),
     "broadcast_to": ([VECTOR], {"shape": (2, 3)}),
     "strided_slice": ([MATRIX], {"axes": (1,), "begin": (0,), "end": (3,), "strides": (2,)}),
     "permute_dims": ([MATRIX], {"axes": (1, 0)}),

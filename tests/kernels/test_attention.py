@@ -14,18 +14,22 @@ from distir_relax.kernels.native import has_dot
 from distir_relax.kernels.requests import Request, States
 
 
-def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+def exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    repeats: Sequence[int] = (),
+) -> torch.Tensor:  # fmt: skip
+    times = torch.tensor(repeats or [q.shape[1] // k.shape[1]] * k.shape[1])
+    k, v = (x.double().repeat_interleave(times, 1) for x in (k, v))
     scores = q.double() @ k.mT * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     return scores.softmax(-1) @ v
 
 
-@pytest.mark.parametrize(("heads", "groups"), [(9, 3), (5, 1), (3, 3)])
+@pytest.mark.parametrize(("heads", "groups", "repeats"), [(9, 3, ()), (5, 1, ()), (3, 3, ()), (6, 3, (3, 1, 2))])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("masked", ["", "all heads", "each head", "each head alike", "rows", "added"])
-def test_attention(heads: int, groups: int, rows: int, masked: str) -> None:
+def test_attention(heads: int, groups: int, repeats: tuple[int, ...], rows: int, masked: str) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(2, n, t, width, generator=generator)
@@ -39,9 +43,9 @@ def test_attention(heads: int, groups: int, rows: int, masked: str) -> None:
     if mask is not None:
         mask[..., 0] = True
     added = torch.zeros(shape).masked_fill(~mask, -math.inf) if masked == "added" and mask is not None else mask
-    y = attend(q, k, v, added, 0.3)
+    y = attend(q, k, v, added, 0.3, repeats)
     assert y.shape == (2, heads, rows, 5)
-    torch.testing.assert_close(y.double(), exact(q, k, v, mask, 0.3), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y.double(), exact(q, k, v, mask, 0.3, repeats), rtol=1e-5, atol=1e-6)
 
 
 def test_a_mask_that_is_all_true_is_none() -> None:
@@ -61,14 +65,16 @@ class Step:
     """Requests with random states of three heads: keys by head, values by token, of `width` and 19 elements."""
 
     def __init__(
-        self, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, group: int, room: int = 3, width: int = 7
-    ) -> None:
+        self, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, group: int | tuple[int, ...], room: int = 3,
+        width: int = 7,
+    ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(0)
 
         def randn(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(dtype)
 
-        self.group, rows = group, sum(new for _, new in sizes)
+        self.repeats = (group,) * 3 if isinstance(group, int) else group
+        rows, queries = sum(new for _, new in sizes), width * sum(self.repeats)
         self.requests = [
             Request(
                 past, new, 1, States({"k": randn(1, 3, past + new + room, width), "v": randn(1, past + new + room, 57)})
@@ -76,8 +82,8 @@ class Step:
             for past, new in sizes
         ]
         # As strided views of one tensor, as joined products of a model give them.
-        whole = randn(1, rows, 3 * (width * group + width + 19))
-        q, k, self.v = whole.split([3 * width * group, 3 * width, 57], 2)
+        whole = randn(1, rows, queries + 3 * width + 57)
+        q, k, self.v = torch.split(whole, [queries, 3 * width, 57], 2)
         self.q, self.k = (x.view(1, rows, -1, width).transpose(1, 2) for x in (q, k))
         self.masks: list[torch.Tensor | None] = [
             None if new == 1 else torch.ones(new, past + new, dtype=torch.bool).tril(past) for past, new in sizes
@@ -85,7 +91,8 @@ class Step:
 
     def run(self) -> torch.Tensor:
         caches = (("k", BY_HEAD[2], *BY_HEAD[:2]), ("v", BY_TOKEN[2], *BY_TOKEN[:2]))
-        return RequestsAttention(self.requests).attend(self.q, self.k, self.v, self.masks, 0.3, caches)
+        repeats = self.repeats if len(set(self.repeats)) > 1 else ()
+        return RequestsAttention(self.requests).attend(self.q, self.k, self.v, self.masks, 0.3, caches, repeats)
 
     def expected(self) -> torch.Tensor:
         parts, row = [], 0
@@ -93,15 +100,18 @@ class Step:
             here = slice(row, row + request.new)
             k = torch.cat([request.states["k"][:, :, : request.past], self.k[:, :, here]], 2)
             v = torch.cat([request.states["v"][:, : request.past], self.v[:, here]], 1)
-            parts.append(exact(self.q[:, :, here], k, v.view(1, -1, 3, 19).transpose(1, 2), mask, 0.3))
+            values = v.view(1, -1, 3, 19).transpose(1, 2)
+            parts.append(exact(self.q[:, :, here], k, values, mask, 0.3, self.repeats))
             row += request.new
         return torch.cat(parts, 2)
 
 
 @pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("group", [1, 3])
-def test_requests_of_a_step(monkeypatch: pytest.MonkeyPatch, native: str, dtype: torch.dtype, group: int) -> None:
+@pytest.mark.parametrize("group", [1, 3, (3, 1, 2)])
+def test_requests_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, native: str, dtype: torch.dtype, group: int | tuple[int, ...]
+) -> None:
     if native == "0":
         monkeypatch.setattr("distir_relax.kernels.attention.attend_requests", lambda *_: None)
     step = Step([(0, 1), (15, 1), (4, 3), (16, 1), (0, 2), (37, 1), (2, 1)], dtype, group)
@@ -152,10 +162,10 @@ def test_elements_after_the_tokens_and_extreme_scores_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("past", [0, 63, 100])
-@pytest.mark.parametrize("group", [1, 5, 100])
+@pytest.mark.parametrize("group", [1, 5, 100, (1, 7, 2)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_a_row_does_not_depend_on_how_a_prompt_is_cut(
-    past: int, group: int, dtype: torch.dtype, tolerance: float
+    past: int, group: int | tuple[int, ...], dtype: torch.dtype, tolerance: float
 ) -> None:
     sizes = (1, 2, 17, 25)
     step = Step([(past, sum(sizes))], dtype, group, room=0)
@@ -185,7 +195,7 @@ def test_windows(window: int) -> None:
 def kernel_leaves(step: Step) -> list[int]:
     """The numbers of the requests that the native kernel does not take."""
     q, k = step.q, step.k
-    plan = attention._plan(step.requests, step.masks, q, k, step.v.view(1, -1, 3, 19).transpose(1, 2))
+    plan = attention._plan(step.requests, step.masks, q, k, step.v.view(1, -1, 3, 19).transpose(1, 2), step.repeats)
     return [number for number, _ in plan.others]
 
 

@@ -99,6 +99,7 @@ def _movement() -> list[Sample]:
         ("reshape", [f32(2, 3, 35)], {"shape": (6, 5, 7)}),
         ("reshape", [f32(1, 0, 4, 8)], {"shape": (1, 4, 0)}),
         ("permute_dims", [f32(2, 3, 5)], {"axes": (2, 0, 1)}),
+        ("repeat_elements", [f32(3, 5)], {"axis": 0, "repeats": (3, 1, 2)}),
         ("broadcast_to", [f32(3, 1)], {"shape": (2, 3, 5)}),
         ("append", [f32(3, 2), f32(3, 5)], {"axis": 1}),
         ("concat", [f32(3, 2), f32(3, 5)], {"axis": 1}),

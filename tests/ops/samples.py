@@ -308,6 +308,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "call_tir": [of("f64[4,6]", **tir_attrs(4, 6, "float64"))],
     "call_dps_packed": [of("f64[4,6]", **packed_attrs(4, 6, "float64"))],
     "permute_dims": [of("f64[4,5,6]", axes=(2, 0, 1))],
+    "repeat_elements": [of("f64[4,3]", axis=1, repeats=(3, 1, 2)), of("i64[5,3]", axis=0, repeats=(1, 2, 1, 1, 4))],
     "broadcast_to": [of("f64[4,1,6]", shape=(3, 4, 5, 6)), of("f64[]", shape=(4,))],
     "keep": [of("f64[4,6]", "f64[4,6]")],
     "append": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[0,3]", "f64[4,3]", axis=0)],

@@ -15,8 +15,9 @@ With the instruction of `dot`, keys, queries, weights and values are pairs of bf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from distir_relax.kernels.native.dot import dot
@@ -52,16 +53,17 @@ _ALL = f"T.Ramp(0, 1, {LANES})"
 _VECTOR = f"for lane in T.vectorized({LANES}):"
 
 
-def rows_of_block(group: int) -> int:
-    """Return the number of positions of a block, if `group` heads share keys."""
-    return max(1, _MOST_ROWS // group)
+def rows_of_block(repeats: Sequence[int]) -> int:
+    """Return the number of positions of a block, if `repeats` query heads share the heads of keys."""
+    return max(1, _MOST_ROWS // max(1, *repeats))
 
 
 @native
-def attend_requests(heads: int, group: int, width: int, value_width: int, dtype: str, dots: bool) -> Any:
+def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtype: str, dots: bool) -> Any:
     """Return the kernel that appends new keys and values to those of each request, and attends to them.
 
-    `heads` are those of keys and values, of `width` and `value_width` elements, and `group` the query heads of each.
+    `repeats` has the number of query heads of each head of keys and values, of `width` and `value_width` elements; if
+    some have fewer than others, rows of the last one are computed several times.
     With `dots`, it uses the instruction of `dot` for bfloat16, and rounds weights to bfloat16.
     The arguments of the kernel:
 
@@ -75,7 +77,9 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
     All strides are in elements, that of the last dim is 1. Sums are float32.
     """
     stored, pair = STORED[dtype], 2 if dots else 1
-    padded = -(-rows_of_block(group) * group // LANES) * LANES
+    heads, group = len(repeats), max(repeats)
+    first_and_last, query = _query_head(repeats)
+    padded = -(-rows_of_block(repeats) * group // LANES) * LANES
     columns = -(-value_width // LANES) * LANES
     depth, item = -(-width // pair), "float32" if pair == 1 else "uint32"
     sizes = {"query": (depth * padded, item), "key": (KEYS * depth, item), "value": (KEYS // pair * columns, item)}
@@ -104,6 +108,7 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
     ]
     of_block = [
         f"head: T.let = unit % {heads}",
+        *first_and_last,
         *(
             f"{name}: T.let = parts[unit // {heads} * {NUMBERS_OF_BLOCK} + {number}]"
             for number, name in enumerate(_PART)
@@ -116,10 +121,10 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
         "v_step: T.let = caches[cache * 6 + 5]",
         *_append("k", width),
         *_append("v", value_width),
-        *_begin(group, width, padded, columns, pair),
+        *_begin(query, group, width, padded, columns, pair),
         f"for turn_of_keys in range(ends[0] // {KEYS}, (ends[1] + {KEYS - 1}) // {KEYS}):",
         *indented(of_keys),
-        *_write(group, value_width, columns),
+        *_write(query, group, value_width, columns),
     ]
     units = f"blocks * {heads}"
     of_thread += [f"for turn in range(({units} + threads - 1) // threads):"]
@@ -137,6 +142,22 @@ def attend_requests(heads: int, group: int, width: int, value_width: int, dtype:
         "widen": widen,
     }
     return kernel([*arguments, "scale: T.float32", "threads: T.int64"], lines, functions)
+
+
+def _query_head(repeats: Sequence[int]) -> tuple[list[str], str]:
+    """Return the lines that find the query heads of a head, and the expression of number `g` of them."""
+    if len(set(repeats)) == 1:
+        return [], f"(head * {repeats[0]} + g)"
+    bounds = list(accumulate(repeats, initial=0))
+
+    def by_head(numbers: Sequence[int]) -> str:
+        text = str(numbers[-1])
+        for head, number in reversed(list(enumerate(numbers[:-1]))):
+            text = f"T.if_then_else(head == {head}, {number}, {text})"
+        return text
+
+    lines = [f"first: T.let = {by_head(bounds[:-1])}", f"last: T.let = {by_head([end - 1 for end in bounds[1:]])}"]
+    return lines, "T.min(first + g, last)"
 
 
 def _each(begin: int, end: int, line: _Line) -> list[str]:
@@ -162,10 +183,10 @@ def _append(name: str, width: int) -> list[str]:
     return ["for r in range(rows):", *indented(_each(0, width, _store(target.format, source.format)))]
 
 
-def _begin(group: int, width: int, padded: int, columns: int, pair: int) -> list[str]:
+def _begin(query: str, group: int, width: int, padded: int, columns: int, pair: int) -> list[str]:
     """Read queries and limits of the rows; those after the last, up to whole vectors, attend to nothing."""
     lane = f"r * {group} + g"
-    source = f"q[(head * {group} + g) * q_head + (row + r) * q_row + {{}}]"
+    source = f"q[{query} * q_head + (row + r) * q_row + {{}}]"
     copies = [
         line
         for begin, end, element in _elements(width, pair, source.format)
@@ -330,10 +351,10 @@ def _add_values(padded: int, columns: int, pair: int) -> list[str]:
     ]
 
 
-def _write(group: int, value_width: int, columns: int) -> list[str]:
+def _write(query: str, group: int, value_width: int, columns: int) -> list[str]:
     lane = f"r * {group} + g"
     result = (
-        f"y[(head * {group} + g) * y_head + (row + r) * y_row + {{0}}] = "
+        f"y[{query} * y_head + (row + r) * y_row + {{0}}] = "
         f"narrow(sums[({lane}) * {columns} + {{0}}] * total[{lane}])"
     )
     return [

@@ -6,10 +6,10 @@ Models repeat each head of the keys for the query heads of its group. Ops whose 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from distir_relax.ir import Function, Op, Size, Value, live_ops, producers
+from distir_relax.ir import Attribute, Function, Op, Size, Value, live_ops, producers
 from distir_relax.layout import is_symbolic
 from distir_relax.ops import Trait, lookup
 
@@ -20,21 +20,32 @@ def without_repeats(function: Function) -> Function:
     ops = []
     for op in function.ops:
         numbers = () if op.callee else lookup(op.name, op.location).code.unrepeated
-        found = {n: operand_before_repeat(op.operands[n], made_by) for n in numbers}
-        before = [value for value in found.values() if value is not None]
-        if before and len(before) == len(numbers) and len({value.tensor.shape[1] for value in before}) == 1:
-            operands = tuple(found.get(n) or value for n, value in enumerate(op.operands))
-            op = replace(op, operands=operands, attrs={**op.attrs, "grouped": True})
+        found = [operand_before_repeat(op.operands[n], made_by) for n in numbers]
+        before = dict(zip(numbers, (repeat[0] for repeat in found if repeat), strict=False))
+        if found and None not in found and len({repeat[1] for repeat in found if repeat}) == 1:
+            assert found[0] is not None
+            repeats = found[0][1]
+            operands = tuple(before.get(n) or value for n, value in enumerate(op.operands))
+            attrs: dict[str, Attribute] = {**op.attrs, "grouped": True}
+            op = replace(
+                op, operands=operands, attrs=attrs if len(set(repeats)) == 1 else {**attrs, "repeats": repeats}
+            )
         ops.append(op)
     changed = replace(function, ops=tuple(ops))
     return function if changed.ops == function.ops else replace(changed, ops=live_ops(changed, _has_effects))
 
 
-def operand_before_repeat(value: Value, made_by: dict[str, Op]) -> Value | None:
-    """Return a value (b, h, ...) that is repeated to one of (b, h g, ...), each element of dim 1 in a row.
+def operand_before_repeat(value: Value, made_by: Mapping[str, Op]) -> tuple[Value, tuple[int, ...]] | None:
+    """Return the value (b, h, ...) whose elements along dim 1 are each repeated in a row, and how often each is.
 
-    One element is repeated by a broadcast, several by a broadcast along a new dim, which is joined with dim 1 after it.
+    Equal numbers come from a broadcast: of one element, or of several along a new dim, which is joined with dim 1 after
+    it. None for a value that is not repeated.
     """
+    last = made_by.get(value.name)
+    repeats = None if last is None or last.callee else lookup(last.name, last.location).code.repeats
+    if last is not None and repeats is not None:
+        axis, counts = repeats(last.attrs)
+        return (last.operands[0], counts) if axis == 1 else None
     shapes = [value.tensor.shape]
     for _ in range(3):
         op = made_by.get(value.name)
@@ -45,13 +56,15 @@ def operand_before_repeat(value: Value, made_by: dict[str, Op]) -> Value | None:
         value = op.operands[0]
         shapes.append(value.tensor.shape)
         if len(shapes) == 2 and _is_broadcast_of_one(*shapes):
-            return value
+            return value, (shapes[0][1],)
     repeated, spread, alone, before = shapes
     if len(before) < 2 or len(spread) != len(before) + 1 or is_symbolic((before[1], spread[2])) or not before[1]:
         return None
     rest = before[2:]
     is_repeat = alone == (before[0], before[1], 1, *rest) and spread == (before[0], before[1], spread[2], *rest)
-    return value if is_repeat and repeated == (before[0], before[1] * spread[2], *rest) else None
+    if not is_repeat or repeated != (before[0], before[1] * spread[2], *rest):
+        return None
+    return value, (spread[2],) * before[1]
 
 
 def _is_broadcast_of_one(after: Sequence[Size], before: Sequence[Size]) -> bool:

@@ -124,8 +124,10 @@ class RequestsFunction:
     def _load_kernels(self) -> str:
         """Generate the function that loads the kernels for caches; empty if there are none."""
         ops = [op for op in self.emitted.function.ops if op.results[0].name in self.caches]
-        codes = [(lookup(op.name, op.location).code.cached_kernel, [v.tensor for v in op.operands]) for op in ops]
-        lines = dict.fromkeys(f"    {write(types)}\n" for write, types in codes if write)
+        codes = [(lookup(op.name, op.location).code.cached_kernel, op) for op in ops]
+        lines = dict.fromkeys(
+            f"    {write([v.tensor for v in op.operands], op.attrs)}\n" for write, op in codes if write
+        )
         return f"def load_kernels():\n{''.join(lines)}\n\n" if lines else ""
 
     def _masks(self) -> list[int]:

@@ -52,23 +52,27 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _torch(attrs: Attrs) -> str:
+    repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
     if not attrs["causal"] and (attrs["boolean"] or attrs.get("grouped")):
-        return f"attention.attend({{0}}, {{1}}, {{2}}, {'{3}' if attrs['masked'] else 'None'}, {{scale}})"
+        return f"attention.attend({{0}}, {{1}}, {{2}}, {'{3}' if attrs['masked'] else 'None'}, {{scale}}{repeats})"
+    k, v = (f"attention.repeat_heads({x}{repeats})" if repeats else x for x in ("{1}", "{2}"))
     mask = "attn_mask={3}, " if attrs["masked"] else ""
     causal = "is_causal=True, " if attrs["causal"] else ""
-    grouped = ", enable_gqa=True" if attrs.get("grouped") else ""
-    return f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, {mask}{causal}scale={{scale}}{grouped})"
+    grouped = ", enable_gqa=True" if attrs.get("grouped") and not repeats else ""
+    return f"F.scaled_dot_product_attention({{0}}, {k}, {v}, {mask}{causal}scale={{scale}}{grouped})"
 
 
 def _cached(attrs: Attrs) -> str:
     """Return the code for all requests of a step; none for a causal mask, which counts rows from the first."""
     masks = "{3}" if attrs["masked"] else "None"
-    return "" if attrs["causal"] else f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}})"
+    repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
+    return "" if attrs["causal"] else f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}}{repeats})"
 
 
-def _cached_kernel(types: Types) -> str:
+def _cached_kernel(types: Types, attrs: Attrs) -> str:
     q, k, v = types[:3]
-    return f'attention.load_kernel({q.shape[1]}, {k.shape[1]}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
+    repeats = attrs.get("repeats") or (q.shape[1] // k.shape[1],) * k.shape[1]
+    return f'attention.load_kernel({repeats}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
 
 
 def _relax(attrs: Attrs) -> str:

@@ -9,6 +9,7 @@ from distir_relax.ops.movement import (  # noqa: F401
     pad,
     permute,
     pixel_shuffle,
+    repeat,
     reshape,
     slice,
 )

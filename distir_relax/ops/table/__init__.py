@@ -106,7 +106,7 @@ from distir_relax.ops.table.type_inference import (
     same_type,
     same_types,
 )
-from distir_relax.ops.table.windows import GATHER, SCATTER, SampledWindow, StridedWindow, Window
+from distir_relax.ops.table.windows import GATHER, SCATTER, RepeatWindow, SampledWindow, StridedWindow, Window
 
 __all__ = [
     "BLOCKED",
@@ -142,6 +142,7 @@ __all__ = [
     "OpDef",
     "Order",
     "QuantizedForm",
+    "RepeatWindow",
     "Routing",
     "Rule",
     "SampledWindow",

@@ -314,8 +314,10 @@ class Code:
     strides: Strides | None = None
     """For a view, the strides of a result, or None for a copy."""
     unrepeated: tuple[int, ...] = ()
-    """The operands that the torch expression takes before each element of dim 1 is repeated, with attribute `grouped`.
-    """
+    """The operands that the torch expression takes before each element of dim 1 is repeated, with attribute `grouped`;
+    with `repeats` too, if not all elements are repeated equally often."""
+    repeats: Callable[[Attrs], tuple[int, tuple[int, ...]]] | None = None
+    """For an op that repeats each element of a dim: the dim, and how often it repeats each."""
     buffered: Expression = ""
     """The torch expression where operand 0 is the beginning of a buffer, which is ``{0}`` instead: it has the first
     ``{length}`` elements along attribute `axis`, and room for the others of the result."""
@@ -325,8 +327,9 @@ class Code:
     the arguments of a `kernels.attention.Cache` for each. Other operands are lists with the value of each request.
     `attending` is a `kernels.attention.RequestsAttention`."""
     cached_operands: tuple[int, ...] = ()
-    cached_kernel: Callable[[Types], str] | None = None
-    """From the types of operands, the expression that loads the kernel of `cached`, which may have to be compiled."""
+    cached_kernel: Callable[[Types, Attrs], str] | None = None
+    """From the types of operands, and the attributes, the expression that loads the kernel of `cached`, which may have
+    to be compiled."""
     bound: Expression = ""
     """The torch expression that adds the op to `step`, a `kernels.bound_step.BoundStep`, and gives its result."""
     native: str = ""

@@ -1,10 +1,11 @@
 """Sliding windows: the dependence of a result dim on an operand dim, by exact interval arithmetic.
 
 Most windows follow a stride (`StridedWindow`); those of resizing and of adaptive pooling follow a formula
-(`SampledWindow`). A strided *gathering* window (convolution, pooling) reads, for result element `o`, the positions
-`o*stride - low + dilation*j` for `j` in `range(kernel)`. A *scattering* one (transposed convolution, upsampling)
-writes, for operand element `i`, the positions `i*stride - low + dilation*j`. Positions outside the operand are padding;
-`low` and `high` elements are cropped from the ends of a scattering window's result (or added, when negative).
+(`SampledWindow`), those of repeated elements their numbers (`RepeatWindow`). A strided *gathering* window (convolution,
+pooling) reads, for result element `o`, the positions ``o*stride - low + dilation*j`` for `j` in `range(kernel)`. A
+*scattering* one (transposed convolution, upsampling) writes, for operand element `i`, the positions
+``i*stride - low + dilation*j``. Positions outside the operand are padding; `low` and `high` elements are cropped from
+the ends of a scattering window's result (or added, when negative).
 
 The size of the result follows from the size of the operand and the padding at both ends::
 
@@ -18,7 +19,9 @@ ends of the dim, and for a scattering window also the crop to its own result ele
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 from distir_relax.kernels.sampling import Sampling, Taps, taps_of
 
@@ -145,5 +148,40 @@ class SampledWindow(_Dims):
         return taps_of(self.sampling, self.size, self.result_size, self.dtype == "float64")
 
 
-Window = StridedWindow | SampledWindow
+@dataclass(frozen=True, slots=True)
+class RepeatWindow(_Dims):
+    """The window of elements that are repeated, element `i` of them `repeats[i]` times in a row.
+
+    Its parts are parameterized by the interval of the result.
+    """
+
+    repeats: tuple[int, ...]
+    is_plain: bool = False
+
+    @property
+    def result_size(self) -> int:
+        """The size of the result dim."""
+        return sum(self.repeats)
+
+    @property
+    def reach(self) -> int:
+        """The number of further elements that one element of the result may need besides its own."""
+        return 0
+
+    def __str__(self) -> str:
+        return f"repeats {' '.join(map(str, self.repeats))}"
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the operand interval that the result elements [start, stop) are copies of; (0, 0) if empty."""
+        if start >= stop:
+            return 0, 0
+        ends = list(accumulate(self.repeats))
+        return bisect_right(ends, start), bisect_left(ends, stop) + 1
+
+    def part(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return the interval of the result elements."""
+        return start, stop
+
+
+Window = StridedWindow | SampledWindow | RepeatWindow
 """`reads` and `part` are the interface of halo exchange; `Split.windowed` turns `part` into attributes of the op."""
