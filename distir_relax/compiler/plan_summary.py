@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from distir_relax.analysis.footprint import footprint
-from distir_relax.ir import DTensorType, Function, MicrobatchParts, Module, TensorType
+from distir_relax.ir import DTensorType, Function, HeadPartition, MicrobatchParts, Module, TensorType
 from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.support.units import count, listed, size
 
@@ -50,7 +50,10 @@ class RankRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """Mesh, tensors and ranks of a compiled model. `seconds` is the time of its passes, `value` one to explain."""
+    """Mesh, tensors and ranks of a compiled model. `seconds` is the time of its passes, `value` one to explain.
+
+    `heads` describes heads that are divided apart from their groups (`HeadPartition`).
+    """
 
     name: str
     mesh: DeviceMesh
@@ -60,6 +63,7 @@ class Overview:
     tail: str
     seconds: float
     value: str
+    heads: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, modules: Mapping[str, Module], tail: str, seconds: float) -> Overview:
@@ -74,6 +78,7 @@ class Overview:
             name, distributed.meshes[0], str(usage), tuple(_tensors(sharded, distributed)),
             tuple(RankRow(tuple(ranks), *key) for key, ranks in groups.items()), tail, seconds,
             sharded.main.outputs[0].value.name,
+            tuple(dict.fromkeys(r.description for r in sharded.records if isinstance(r, HeadPartition))),
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -86,6 +91,7 @@ class Overview:
                 f"  mesh     {self.mesh}",
                 f"  inputs   {tensors('input')}",
                 f"  outputs  {tensors('output')}",
+                *([f"  heads    {'; '.join(self.heads)}"] if self.heads else ()),
                 f"  passes   {self.seconds * 1e3:.3g} ms, tail {self.tail}",
             ]
         )
@@ -107,6 +113,7 @@ class Overview:
             f"mesh: {escape(axes)}; tail: {escape(self.tail)}; passes: {self.seconds * 1e3:.3g} ms"
             + _table(("", "tensor", "type", "placements", "microbatches"), tensors, (4,))
             + _table(("ranks", "program", "weights of each", "sent by each"), ranks, (2, 3))
+            + "".join(f"<p>tensor ranks: {escape(text)}</p>" for text in self.heads)
             + f"<code>plan.save({escape(repr(self.name + '.dist'))})</code>, then <code>{command}</code>, explains the "
             'layout of a value; <code>print(plan.text("sharded"))</code> shows all layouts.</div>'
         )

@@ -207,10 +207,14 @@ class HeadPartition:
         ends = list(accumulate(self.parts, initial=0))
         return tuple(tuple(numbers[start:end]) for start, end in pairwise(ends))
 
-    def __str__(self) -> str:
-        what = "key/value heads" if self.copies else "query heads"
+    @property
+    def description(self) -> str:
+        """The heads of each index of the tensor axis, as text."""
         ranks = (f"{part[0]} to {part[-1]}" if len(part) > 1 else "".join(map(str, part)) for part in self.heads)
-        return f"the tensor ranks have {what} {' | '.join(text or 'none' for text in ranks)} of %{self.value}"
+        return f"{'key/value' if self.copies else 'query'} heads {' | '.join(text or 'none' for text in ranks)}"
+
+    def __str__(self) -> str:
+        return f"the tensor ranks have {self.description} of %{self.value}"
 
 
 Record = (

@@ -110,6 +110,7 @@ def test_a_forward_of_the_model_has_its_logits_and_explains_its_heads(tmp_path: 
     torch.testing.assert_close(plan(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
     text = "the tensor ranks have key/value heads 0 | 0 | 1 | 1 of %model.layers.0.self_attn.k_proj.weight"
     bundle = read_bundle(plan.save(tmp_path / "model.dist", ("torch",)))
+    assert "  heads    key/value heads 0 | 0 | 1 | 1; query heads 0 to 3 | 4 to 6 | 7 to 10 | 11 to 13" in str(plan)
     assert text in explain(bundle, "model.layers.0.self_attn.k_proj.weight")
 
 
