@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Function, Op, Value, producers
@@ -61,39 +61,6 @@ class GroupedAttention:
     weights: Sequence[tuple[str, int]]
     query_weights: Sequence[tuple[str, int]]
 
-    @staticmethod
-    def of(
-        classes: Classes, owner: Slot, repeats: Sequence[Repeat], states: Set[str], placed: Set[str]
-    ) -> GroupedAttention | None:
-        """Return the attention that repeats keys and values so.
-
-        None if a user's input, output or annotation has key/value heads, other than cached `states`, if the user
-        places an input in `placed` that has heads, or if an op does not compute each head by itself.
-        """
-        if len({(repeat.before.tensor.shape[1], repeat.after.tensor.shape[1]) for repeat in repeats}) > 1:
-            return None
-        heads = _Heads(classes, owner)
-        if any(heads.dims(item.value) for item in classes.function.inputs if item.value.name in placed):
-            return None
-        found = _before_repeats(heads, repeats)
-        if found is None:
-            return None
-        values, ops = found
-        weights: list[tuple[str, int]] = []
-        query_weights: list[tuple[str, int]] = []
-        for item in classes.function.inputs:
-            name, dims = item.value.name, heads.dims(item.value)
-            if name in values and item.role == "input" and name not in states:
-                return None
-            if dims and item.role != "input":
-                if dims[0][1]:
-                    # The rows of a head must be one block of the weight.
-                    return None
-                (weights if name in values else query_weights).append((name, dims[0][0]))
-        if any(o.value.name in values and o.name.removesuffix(".next") not in states for o in classes.function.outputs):
-            return None
-        return GroupedAttention(classes, owner, repeats, values, ops, weights, query_weights)
-
     @property
     def heads(self) -> int:
         """The number of query heads."""
@@ -116,68 +83,108 @@ class GroupedAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
-    """The dims of values with the heads of the factor class `owner`."""
+class AttentionFinder:
+    """Finds the attentions of a program whose key/value heads can be replicated.
+
+    `states` are the inputs that are cached, and `annotated` those that the user places, besides values of the program.
+    """
 
     classes: Classes
-    owner: Slot
+    states: Set[str]
+    annotated: Set[str]
+    _placed: Sequence[Value] = field(init=False)
+    _ops: Mapping[str, list[int]] = field(init=False)
+    """The numbers of the ops that produce or use each value."""
 
-    def dims(self, value: Value) -> list[tuple[int, int]]:
-        """Return the dims with heads, and the slot of the heads in each."""
-        factoring = self.classes.factoring
-        return [
-            (dim, index)
-            for dim, sizes in enumerate(factoring.slots[value.name])
-            for index in range(len(sizes))
-            if factoring.classes[value.name, dim, index] == self.owner
-        ]
+    def __post_init__(self) -> None:
+        ops: dict[str, list[int]] = defaultdict(list)
+        for number, op in enumerate(self.classes.function.ops):
+            for name in {v.name for v in (*op.operands, *op.results)}:
+                ops[name].append(number)
+        object.__setattr__(self, "_ops", ops)
+        function = self.classes.function
+        placed = [item.value for item in function.inputs if item.value.name in self.annotated]
+        object.__setattr__(self, "_placed", placed + [op.operands[0] for op in function.ops if is_annotation(op)])
 
-    def are_separate(self, number: int, op: Op) -> bool:
+    def find(self, owner: Slot, repeats: Sequence[Repeat]) -> GroupedAttention | None:
+        """Return the attention that repeats keys and values, whose heads are the class `owner`.
+
+        None if the user places a value with such heads, if an input or output of the user has key/value heads, or if an
+        op does not compute each head by itself.
+        """
+        if len({(repeat.before.tensor.shape[1], repeat.after.tensor.shape[1]) for repeat in repeats}) > 1:
+            return None
+        found = self._before_repeats(owner, repeats)
+        if found is None or any(self._dims(owner, value) for value in self._placed):
+            return None
+        values, ops = found
+        weights: list[tuple[str, int]] = []
+        query_weights: list[tuple[str, int]] = []
+        for item in self.classes.function.inputs:
+            name, dims = item.value.name, self._dims(owner, item.value)
+            if name in values and item.role == "input" and name not in self.states:
+                return None
+            if dims and item.role != "input":
+                if dims[0][1]:
+                    # The rows of a head must be one block of the weight.
+                    return None
+                (weights if name in values else query_weights).append((name, dims[0][0]))
+        outputs = (o for o in self.classes.function.outputs if o.value.name in values)
+        if any(output.name.removesuffix(".next") not in self.states for output in outputs):
+            return None
+        return GroupedAttention(self.classes, owner, repeats, values, ops, weights, query_weights)
+
+    def _before_repeats(
+        self, owner: Slot, repeats: Sequence[Repeat]
+    ) -> tuple[dict[str, tuple[Value, int]], set[int]] | None:
+        """Return the values that keys and values are computed from, with their dim of heads, and the ops by number.
+
+        None if they are computed with others, or not head by head.
+        """
+        function = self.classes.function
+        repeating = {number for repeat in repeats for number in repeat.numbers.values()}
+        values: dict[str, tuple[Value, int]] = {}
+        ops: set[int] = set()
+        pending = [repeat.before for repeat in repeats]
+        while pending:
+            value = pending.pop()
+            if value.name in values:
+                continue
+            dims = self._dims(owner, value)
+            if len(dims) != 1 or is_symbolic((value.tensor.shape[dims[0][0]],)):
+                return None
+            values[value.name] = value, dims[0][0]
+            for number in self._ops[value.name]:
+                if number not in ops and number not in repeating:
+                    op = function.ops[number]
+                    if not self._are_separate(owner, number, op):
+                        return None
+                    ops.add(number)
+                    pending += [v for v in (*op.operands, *op.results) if self._dims(owner, v)]
+        # Queries are divided by the same class: they must not be computed with keys or values before their repetition.
+        return None if any(repeat.after.name in values for repeat in repeats) else (values, ops)
+
+    def _are_separate(self, owner: Slot, number: int, op: Op) -> bool:
         """Whether an op computes the results of each head from operands of this head."""
         factoring = self.classes.factoring
         values = (*op.operands, *op.results)
         for atom in factoring.atoms[number]:
             member = next(((v, place) for v, place in zip(values, atom.places, strict=True) if place is not None), None)
-            is_of_heads = member and factoring.classes[member[0].name, *member[1]] == self.owner
+            is_of_heads = member and factoring.classes[member[0].name, *member[1]] == owner
             if is_of_heads and atom.kind != PARALLEL:
                 return False
-        in_place = bool(lookup(op.name, op.location).code.in_place)
-        return any(map(self.dims, op.operands)) and all(map(self.dims, op.results)) and not in_place
+        has_heads = [[bool(self._dims(owner, v)) for v in group] for group in (op.operands, op.results)]
+        return any(has_heads[0]) and all(has_heads[1]) and not lookup(op.name, op.location).code.in_place
 
-
-def _before_repeats(heads: _Heads, repeats: Sequence[Repeat]) -> tuple[dict[str, tuple[Value, int]], set[int]] | None:
-    """Return the values that keys and values are computed from, with their dim of heads, and the numbers of the ops.
-
-    None if that does not end at inputs, or if the user places one of them.
-    """
-    ops_of = defaultdict(list)
-    function = heads.classes.function
-    repeating = {number for repeat in repeats for number in repeat.numbers.values()}
-    for number, op in enumerate(function.ops):
-        if is_annotation(op) and heads.dims(op.operands[0]):
-            return None
-        for value in () if number in repeating else (*op.operands, *op.results):
-            ops_of[value.name].append(number)
-    values: dict[str, tuple[Value, int]] = {}
-    ops: set[int] = set()
-    pending = [repeat.before for repeat in repeats]
-    while pending:
-        value = pending.pop()
-        if value.name in values:
-            continue
-        dims = heads.dims(value)
-        if len(dims) != 1 or is_symbolic((value.tensor.shape[dims[0][0]],)):
-            return None
-        values[value.name] = value, dims[0][0]
-        for number in ops_of[value.name]:
-            if number not in ops:
-                op = function.ops[number]
-                if not heads.are_separate(number, op):
-                    return None
-                ops.add(number)
-                pending += [v for v in (*op.operands, *op.results) if heads.dims(v)]
-    # Queries are divided by the same class: they must not be computed with keys or values before their repetition.
-    return None if any(repeat.after.name in values for repeat in repeats) else (values, ops)
+    def _dims(self, owner: Slot, value: Value) -> list[tuple[int, int]]:
+        """Return the dims of a value with heads, and the slot of the heads in each."""
+        factoring = self.classes.factoring
+        return [
+            (dim, index)
+            for dim, sizes in enumerate(factoring.slots[value.name])
+            for index in range(len(sizes))
+            if factoring.classes[value.name, dim, index] == owner
+        ]
 
 
 def _work(op: Op) -> float:

@@ -22,7 +22,7 @@ from distir_relax.ir import Attribute, CachedState, Function, HeadPartition, Mod
 from distir_relax.ops import lookup
 from distir_relax.sharding.factors import Slot, factoring_of
 from distir_relax.strategies.factor_costs import classes_of
-from distir_relax.strategies.grouped_heads import GroupedAttention, Repeat, find_repeats
+from distir_relax.strategies.grouped_heads import AttentionFinder, GroupedAttention, Repeat, find_repeats
 from distir_relax.strategies.head_division import HeadDivision, divide_heads
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.tensor_parallel import tensor_classes
@@ -45,7 +45,9 @@ class ReplicateHeads:
     def run(self, module: Module) -> Module:
         """Return the module with copies of heads, and a `HeadPartition` for each weight whose heads are divided so."""
         ranks = self.strategy.tensor
-        if ranks == 1 or self.strategy.placements == "auto" or len(module.functions) > 1:
+        # ZeRO slices the same weights along the data axis: a slice of copies is no interval of the stored weight.
+        is_possible = self.strategy.placements != "auto" and not self.strategy["zero"] and len(module.functions) == 1
+        if ranks == 1 or not is_possible:
             return module
         repeats = find_repeats(module.main)
         if not repeats:
@@ -58,8 +60,9 @@ class ReplicateHeads:
         states = frozenset(record.input for record in module.records if isinstance(record, CachedState))
         divided: dict[Slot, tuple[GroupedAttention, HeadDivision]] = {}
         parts: dict[Slot, float] = {}
+        finder = AttentionFinder(classes, states, frozenset(self.annotated))
         for owner, members in by_class.items():
-            attention = GroupedAttention.of(classes, owner, members, states, frozenset(self.annotated))
+            attention = finder.find(owner, members)
             if attention is not None:
                 query_cost, group_cost = attention.costs()
                 division = divide_heads(attention.heads, attention.groups, ranks, query_cost, group_cost)

@@ -122,6 +122,10 @@ def test_annotated_heads_stay_in_groups(pattern: str, placements: str) -> None:
     assert heads_of(compiled.plan, "") is None
 
 
+def test_weights_that_are_sliced_along_the_data_axis_too_stay_in_groups() -> None:
+    assert heads_of(generation("Llama", 8, 2, "2/4/1/1,zero=3").plan, "") is None
+
+
 def test_trained_heads_stay_in_groups() -> None:
     """The gradient of a key/value head would be a sum over its copies."""
     ids = torch.randint(VOCABULARY, (2, 7))
