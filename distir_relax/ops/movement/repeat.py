@@ -73,7 +73,7 @@ def _torch(attrs: Attrs) -> str:
 
 
 def _relax(attrs: Attrs) -> str:
-    return f'R.take({{0}}, R.const({_elements(attrs)}, "int64"), axis={attrs["axis"]})'
+    return f'R.take({{0}}, R.const({_elements(attrs)}, "int64"), {attrs["axis"]}, "clip")'
 
 
 define(
