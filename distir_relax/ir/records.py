@@ -201,11 +201,10 @@ class HeadPartition:
     count: int = 0
 
     @property
-    def heads(self) -> tuple[tuple[int, ...], ...]:
+    def heads(self) -> tuple[Sequence[int], ...]:
         """The heads of each index of the tensor axis."""
-        numbers = self.copies or range(sum(self.parts))
-        ends = list(accumulate(self.parts, initial=0))
-        return tuple(tuple(numbers[start:end]) for start, end in pairwise(ends))
+        numbers: Sequence[int] = self.copies or range(sum(self.parts))
+        return tuple(numbers[start:end] for start, end in pairwise(accumulate(self.parts, initial=0)))
 
     @property
     def description(self) -> str:

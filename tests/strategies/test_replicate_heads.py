@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -41,7 +42,7 @@ def generation(kind: str, heads: int, groups: int, strategy: str, **options: Any
     return dr.compile_generation(model(kind, heads, groups), strategy=strategy, max_length=LENGTH, **options)
 
 
-def heads_of(plan: dr.Plan, weight: str) -> tuple[tuple[int, ...], ...] | None:
+def heads_of(plan: dr.Plan, weight: str) -> tuple[Sequence[int], ...] | None:
     """The heads of each tensor rank, None if they follow from the balance of a factor class."""
     records = [r for r in plan.modules["sharded"].records if isinstance(r, HeadPartition)]
     return next((record.heads for record in records if record.value.endswith(weight)), None)
