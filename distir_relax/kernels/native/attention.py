@@ -354,8 +354,7 @@ def _add_values(padded: int, columns: int, pair: int) -> list[str]:
 def _write(query: str, group: int, value_width: int, columns: int) -> list[str]:
     lane = f"r * {group} + g"
     result = (
-        f"y[{query} * y_head + (row + r) * y_row + {{0}}] = "
-        f"narrow(sums[({lane}) * {columns} + {{0}}] * total[{lane}])"
+        f"y[{query} * y_head + (row + r) * y_row + {{0}}] = narrow(sums[({lane}) * {columns} + {{0}}] * total[{lane}])"
     )
     return [
         "for vector in range(vectors):",
