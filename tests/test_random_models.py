@@ -9,7 +9,7 @@ import torch
 
 from tests.models import Model, check, draw, fails, shrink
 
-COUNT, CHUNK = 20, 10
+COUNT, CHUNK = 12, 6
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))

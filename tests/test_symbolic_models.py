@@ -8,7 +8,7 @@ import pytest
 
 from tests.symbolic_models import check, draw, shrink
 
-COUNT, CHUNK = 40, 20
+COUNT, CHUNK = 24, 12
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))

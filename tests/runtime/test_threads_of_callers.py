@@ -71,9 +71,9 @@ def test_calls_that_meet_share_one_session(monkeypatch: pytest.MonkeyPatch) -> N
     made = []
 
     class Counted(Session):
-        def __init__(self, *args: Any) -> None:
+        def __init__(self, *args: Any, **options: Any) -> None:
             made.append(self)
-            super().__init__(*args)
+            super().__init__(*args, **options)
 
     monkeypatch.setattr(session_cache, "Session", Counted)
     bundle, x = mlp_bundle([2, 0, 3]), example_input()
