@@ -56,7 +56,7 @@ def programs(draw: st.DrawFn, mesh: DeviceMesh) -> Program:
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", MESHES)
 def test_sharded_equals_unsharded(name: str, tail: str) -> None:
-    @settings(SETTINGS, max_examples=40, derandomize=True)
+    @settings(SETTINGS, max_examples=30, derandomize=True)
     @given(programs(MESHES[name]))
     def run(program: Program) -> None:
         check_program(program, tail)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.symbolic_models import check, draw, shrink
 
-COUNT, CHUNK = 24, 12
+COUNT, CHUNK = 16, 8
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
