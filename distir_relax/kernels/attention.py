@@ -81,6 +81,17 @@ def load_kernel(repeats: tuple[int, ...], width: int, value_width: int, dtype: s
     return attend_requests(repeats, width, value_width, dtype, dtype == "bfloat16" and has_dot())
 
 
+def kernel_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, repeats: tuple[int, ...]) -> Kernel | None:
+    """Return the native kernel for these tensors, (1, heads, rows, width), as `load_kernel`; None if there is none."""
+    dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
+    return load_kernel(repeats, k.shape[3], v.shape[3], dtype) if dtype and repeats else None
+
+
+def kernel_places(*tensors: torch.Tensor) -> list[int]:
+    """Return the arguments for tensors (1, heads, rows, width): of each its address, and strides by head and row."""
+    return [number for x in tensors for number in (x.data_ptr(), *x.stride()[1:3])]
+
+
 def equal_repeats(heads: int, groups: int) -> tuple[int, ...]:
     """Return the numbers of query heads for each of `groups` heads of keys, which `heads` query heads share equally."""
     return (heads // groups,) * groups if groups else ()
@@ -148,9 +159,7 @@ class RequestsAttention:
             places = array("b", b"".join([cache.place(r) for r in plan.requests for cache in (keys, values)]))
             plan.kernel(
                 places.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.blocks) // NUMBERS_OF_BLOCK,
-                plan.limits.buffer_info()[0], q.data_ptr(), *q.stride()[1:3], new_k.data_ptr(), *new_k.stride()[1:3],
-                new_v.data_ptr(), *new_v.stride()[1:3], y.data_ptr(), *y.stride()[1:3],
-                scale, torch.get_num_threads(),
+                plan.limits.buffer_info()[0], *kernel_places(q, new_k, new_v, y), scale, torch.get_num_threads(),
             )  # fmt: skip
         for number, row in plan.others:
             request = self._requests[number]
@@ -183,8 +192,7 @@ def _plan(
     requests: Sequence[Request], masks: Sequence[torch.Tensor | None], q: torch.Tensor, k: torch.Tensor,
     v: torch.Tensor, repeats: tuple[int, ...],
 ) -> _Plan:  # fmt: skip
-    dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
-    kernel = load_kernel(repeats, k.shape[3], v.shape[3], dtype) if dtype and repeats else None
+    kernel = kernel_for(q, k, v, repeats)
     plan, start, most = _Plan(masks, kernel, [], array("q"), array("q"), []), 0, rows_of_block(repeats)
     for number, (request, mask) in enumerate(zip(requests, masks, strict=True)):
         limits = limits_of(request, mask) if kernel else None

@@ -11,9 +11,16 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distir_relax.kernels.attention import Cache, CacheArguments, equal_repeats, limits_of, load_kernel
+from distir_relax.kernels.attention import (
+    Cache,
+    CacheArguments,
+    equal_repeats,
+    kernel_for,
+    kernel_places,
+    limits_of,
+)
 from distir_relax.kernels.bound_step import BoundStep, CannotBind, Kind
-from distir_relax.kernels.native import NUMBERS_OF_BLOCK, stored_name
+from distir_relax.kernels.native import NUMBERS_OF_BLOCK
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +66,7 @@ class BoundRequests:
         new_k, new_v = keys.view(k), values.view(v)
         heads, value_width = q.shape[1], new_v.shape[3]
         repeats = repeats or equal_repeats(heads, new_k.shape[1])
-        dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
-        kernel = load_kernel(repeats, new_k.shape[3], value_width, dtype) if dtype and repeats else None
+        kernel = kernel_for(q, new_k, new_v, repeats)
         if kernel is None or not q.stride(3) == new_k.stride(3) == new_v.stride(3) == 1:
             raise CannotBind
         y = self._step.empty((1, self._count, heads, value_width), q.dtype).transpose(1, 2)
@@ -69,9 +75,7 @@ class BoundRequests:
         limits = self._limits.setdefault(mask, array("q", [0] * (2 * self._count)))
         self._step.add(
             kernel, places.buffer_info()[0], self._blocks.buffer_info()[0], self._count, limits.buffer_info()[0],
-            q.data_ptr(), *q.stride()[1:3], new_k.data_ptr(), *new_k.stride()[1:3],
-            new_v.data_ptr(), *new_v.stride()[1:3], y.data_ptr(), *y.stride()[1:3],
-            scale, torch.get_num_threads(),
+            *kernel_places(q, new_k, new_v, y), scale, torch.get_num_threads(),
         )  # fmt: skip
         return y
 

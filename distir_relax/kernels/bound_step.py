@@ -108,7 +108,7 @@ class BoundStep:
         return started
 
     def finish(self, function: Callable[[Any], torch.Tensor], started: Started) -> torch.Tensor:
-        """Add the function that finishes what was started; return its result."""
+        """Add the function that finishes a started one; return its result."""
         result = self.empty(*started.kind)
         target = _unowned(result)
 

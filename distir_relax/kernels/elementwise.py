@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,7 @@ def _times_next(activation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 def _rows(shape: Sequence[int]) -> tuple[int, int]:
     """Return a shape as rows of its last dim."""
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows, shape[-1] if shape else 1
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def _row_stride(x: torch.Tensor, shape: Sequence[int]) -> int | None:

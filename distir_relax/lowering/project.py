@@ -188,7 +188,7 @@ def _project_rank(
             attrs = {"peer": start.attrs["peer"], "step": start.attrs["step"], **_task_attr(start)}
             ops.append(Op("finish_recv", operands, results, attrs, op.location))
             continue
-        if Trait.TRIVIAL in entry.traits and len(operands) == 1 and operands[0].type == results[0].type:
+        if entry.is_identity(operands, results):
             values[op.results[0].name] = operands[0]
             continue
         if op.callee:

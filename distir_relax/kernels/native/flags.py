@@ -7,8 +7,9 @@ it sets a flag is what others read after they have waited for it.
 from __future__ import annotations
 
 import platform
-import re
 from typing import Any
+
+from distir_relax.kernels.native.definitions import with_definitions
 
 _SET, _WAIT = "set_flag", "wait_for_flag"
 _SPINS = 256
@@ -63,9 +64,7 @@ def wait_for_flag(address: Any, value: Any, function: Any) -> Any:
 
 def with_flags(text: str) -> str:
     """Return LLVM's text of a module with the functions, if it calls them."""
-    declaration = re.compile(rf"^declare .*@(?:{_SET}|{_WAIT})\(.*$", re.MULTILINE)
-    if not declaration.search(text):
-        return text
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     lines = _TEXT.replace("SPINS", str(_SPINS)).replace("PAUSE", f"call void @{_PAUSE}()" if is_x86 else "")
-    return declaration.sub("", text) + lines + (f"\ndeclare void @{_PAUSE}()\n" if is_x86 else "")
+    lines += f"\ndeclare void @{_PAUSE}()\n" if is_x86 else ""
+    return with_definitions(text, (_SET, _WAIT), lines)

@@ -5,8 +5,9 @@ A kernel calls a function that does not exist; in LLVM's text, `with_loop` defin
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from distir_relax.kernels.native.definitions import with_definitions
 
 _LOOP = "call_each"
 # An argument is its type and its value; a call is a kernel, its arguments, and their number.
@@ -54,5 +55,4 @@ def call_each(calls: Any, count: Any, function: Any) -> Any:
 
 def with_loop(text: str) -> str:
     """Return LLVM's text of a module with the loop, if it calls it."""
-    declaration = re.compile(rf"^declare .*@{_LOOP}\(.*$", re.MULTILINE)
-    return declaration.sub("", text) + _TEXT if declaration.search(text) else text
+    return with_definitions(text, (_LOOP,), _TEXT)

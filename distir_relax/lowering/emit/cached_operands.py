@@ -37,6 +37,13 @@ class Cache:
         return (self.state, self.axis, self.shape, self.axes)
 
 
+def with_new_elements(op: Op, caches: Sequence[Cache]) -> list[Value]:
+    """Return the operands of an op, the new elements of those that are caches."""
+    numbers = lookup(op.name, op.location).code.cached_operands if caches else ()
+    new = {number: cache.new for number, cache in zip(numbers, caches, strict=True)}
+    return [new.get(number, value) for number, value in enumerate(op.operands)]
+
+
 def cached_operands(
     function: Function, states: Mapping[str, str], growing: Mapping[str, int]
 ) -> dict[str, tuple[Cache, ...]]:

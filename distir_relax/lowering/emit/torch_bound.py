@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from distir_relax.ir import Function, Module, Op, Value, fresh_name
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import size_of
-from distir_relax.lowering.emit.cached_operands import Cache, cached_operands
+from distir_relax.lowering.emit.cached_operands import cached_operands, with_new_elements
 from distir_relax.lowering.emit.request_rows import RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_function import TorchFunction
 from distir_relax.ops import (
@@ -43,8 +43,7 @@ def _without_identities(function: Function) -> Function:
     ops: list[Op] = []
     for op in function.ops:
         op = replace(op, operands=tuple(names.get(v.name, v) for v in op.operands))
-        is_trivial = Trait.TRIVIAL in lookup(op.name, op.location).traits and len(op.operands) == 1
-        if is_trivial and op.operands[0].type == op.results[0].type:
+        if lookup(op.name, op.location).is_identity(op.operands, op.results):
             names[op.results[0].name] = op.operands[0]
         else:
             ops.append(op)
@@ -139,11 +138,7 @@ class _Binding:
         return lines
 
     def _operands(self, op: Op) -> list[Value]:
-        """Return the operands of an op, the new elements of those that are caches."""
-        caches: Sequence[Cache] = self.caches.get(op.results[0].name, ())
-        numbers = lookup(op.name, op.location).code.cached_operands if caches else ()
-        new = {number: cache.new for number, cache in zip(numbers, caches, strict=True)}
-        return [new.get(number, value) for number, value in enumerate(op.operands)]
+        return with_new_elements(op, self.caches.get(op.results[0].name, ()))
 
     def _masks(self, op: Op) -> dict[str, str]:
         """Return the number among the values that depend on sizes, as text, of each operand of a request's own."""

@@ -15,7 +15,7 @@ from distir_relax.ir import Function, Module, Op, Output, Value, inline
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
-from distir_relax.lowering.emit.cached_operands import Cache, cached_operands
+from distir_relax.lowering.emit.cached_operands import Cache, cached_operands, with_new_elements
 from distir_relax.lowering.emit.request_rows import ROWS, RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_function import TorchFunction, symbols_in_code
 from distir_relax.ops import Trait, lookup, torch_cached
@@ -193,11 +193,7 @@ class RequestsFunction:
             self._variable(output.value)
 
     def _operands(self, op: Op) -> list[Value]:
-        """Return the operands of an op, the new elements of those that are caches."""
-        caches = self.caches.get(op.results[0].name, ())
-        numbers = lookup(op.name, op.location).code.cached_operands if caches else ()
-        new = {number: cache.new for number, cache in zip(numbers, caches, strict=True)}
-        return [new.get(number, value) for number, value in enumerate(op.operands)]
+        return with_new_elements(op, self.caches.get(op.results[0].name, ()))
 
     def _cached(self, op: Op) -> None:
         """Generate an op that runs for all requests in one call, with their caches."""

@@ -400,6 +400,10 @@ class OpDef:
         """Whether the result shares the storage of operand 0."""
         return Trait.VIEW in self.traits or bool(self.code.in_place)
 
+    def is_identity(self, operands: Sequence[Value], results: Sequence[Value]) -> bool:
+        """Return whether an instance with these values returns its operand as it is (`Trait.TRIVIAL`)."""
+        return Trait.TRIVIAL in self.traits and len(operands) == 1 and operands[0].type == results[0].type
+
     def rule_for(self, operands: Types, attrs: Attrs, results: Types) -> Rule:
         """Return the factor rule of an instance with these types; of symbolic ones, for their generic values.
 

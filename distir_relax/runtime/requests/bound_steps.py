@@ -1,7 +1,7 @@
 """Steps that are bound (`kernels.bound_step`): those in which each request has one new token, on the processor.
 
-A step is bound for the number of its requests, when that number is seen for the second time. That of one request is
-bound when the program is loaded: this compiles the kernels, which are those of any number of requests.
+A step is bound for the number of its requests, when that number is seen for the second time. `RankRequests`
+binds that of one request before its first step: this compiles the kernels, which are those of any number of requests.
 """
 
 from __future__ import annotations
