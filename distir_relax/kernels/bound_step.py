@@ -47,6 +47,7 @@ class BoundStep:
     def __init__(self) -> None:
         self.memory = Memory()
         self._parts: list[CallList | Callable[[], None]] = []
+        self._counted: dict[Callable[..., None], tuple[int, ...]] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor in the step's memory, which others take after its last use."""
@@ -97,6 +98,11 @@ class BoundStep:
         self._parts.append(partial(function, _unowned(x)))
         return x
 
+    def count(self, function: Callable[..., None], *numbers: int) -> None:
+        """Let each run end with a call of `function`, of the sums of all numbers that are given for it."""
+        before = self._counted.get(function, (0,) * len(numbers))
+        self._counted[function] = tuple(a + b for a, b in zip(before, numbers, strict=True))
+
     def start(self, function: Callable[[], Any], kind: Kind) -> Started:
         """Add a function that starts what another finishes, with a result of this kind; return it for that one."""
         started = Started(kind)
@@ -135,6 +141,8 @@ class BoundStep:
         """Run the step."""
         for part in self._parts:
             part.run() if isinstance(part, CallList) else part()
+        for function, numbers in self._counted.items():
+            function(*numbers)
 
 
 def _unowned(x: torch.Tensor) -> torch.Tensor:

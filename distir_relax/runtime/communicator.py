@@ -42,6 +42,7 @@ from distir_relax.runtime.point_to_point import Messages, Step
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.kernels.bound_step import BoundStep
     from distir_relax.runtime.arrays import Array
 
 
@@ -79,6 +80,24 @@ class Communicator(Messages):
             else:
                 result = self._reduced(source, index, op, None if out is None else as_torch(out))
             return self._finish_result(result, x, out)
+
+    def bind_all_reduce(
+        self, step: BoundStep, x: torch.Tensor, axis: str, op: str, number: Step = None
+    ) -> torch.Tensor:
+        """Add `all_reduce` of `x` to a bound step, as communication `number` of the program; return its result.
+
+        Where ranks share memory (`share_memory`), it is a native call.
+        """
+        index, n, _ = self._place(axis)
+        if n > 1 and op == "sum" and number is not None and x.numel() and x.is_contiguous():
+            result = self._bind_sum(step, x, index, number)
+            if result is not None:
+                step.count(self._count_native_sums, 1, int(_all_reduce_volume(n, bytes_of(x))))
+                return result
+        return step.into(lambda x, y: self.all_reduce(x, axis, op, number, out=y), x)
+
+    def share_memory(self) -> None:
+        """Let ranks of one machine sum in memory that they share, where they can; all ranks call this together."""
 
     def all_gather(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
@@ -307,6 +326,13 @@ class Communicator(Messages):
         Both are contiguous, and may be the same.
         """
         return False
+
+    def _bind_sum(self, step: BoundStep, x: torch.Tensor, axis: int, number: int) -> torch.Tensor | None:
+        """Add the sum of `x` over the group to a step, natively; return its result, None if that cannot be."""
+        return None
+
+    def _count_native_sums(self, calls: int, sent: int) -> None:
+        self.traffic.add("all_reduce", sent, calls)
 
     @abstractmethod
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:

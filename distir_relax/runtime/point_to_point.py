@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, bytes_of, torch_dtype
 from distir_relax.runtime.collective_check import as_numbers, check_peer_step
+from distir_relax.runtime.native_waits import NativeWaits
 from distir_relax.runtime.progress import Progress, Traffic
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class Messages(ABC):
         self.rank = rank
         self.world_size = world_size
         self.device = device
-        self.traffic = Traffic()
-        self.progress = Progress()
+        self.native_waits = NativeWaits()
+        """What kernels record that wait for other ranks."""
+        self.start_counting()
         self.checks_steps = True
         """Whether peers compare step numbers before each communication; the first run of a program is enough."""
         self.copies_sends = False
@@ -65,6 +67,11 @@ class Messages(ABC):
         """Whether a started send may be incomplete."""
         self._pending_receives: defaultdict[tuple[int, int], deque[Callable[[], None]]] = defaultdict(deque)
         """By peer and step, in order: a step of several requests starts one for each before it finishes the first."""
+
+    def start_counting(self) -> None:
+        """Begin to record `progress` and `traffic` anew."""
+        self.traffic = Traffic()
+        self.progress = Progress(self.native_waits)
 
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
         """Record that the rank begins a task of a pipeline."""

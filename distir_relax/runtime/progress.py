@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from distir_relax.runtime.native_waits import NativeWaits
+
 
 @dataclass
 class Traffic:
@@ -19,9 +21,9 @@ class Traffic:
     calls: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, kind: str, sent: int) -> None:
-        """Count one call of `kind` that sent `sent` bytes."""
-        self.calls[kind] = self.calls.get(kind, 0) + 1
+    def add(self, kind: str, sent: int, calls: int = 1) -> None:
+        """Count calls of `kind` that sent `sent` bytes together."""
+        self.calls[kind] = self.calls.get(kind, 0) + calls
         self.bytes[kind] = self.bytes.get(kind, 0) + sent
 
     @property
@@ -39,14 +41,19 @@ class Point(NamedTuple):
 
 
 class Progress:
-    """Position of a rank in its program. Written by the rank's thread, read by the watchdog's."""
+    """Position of a rank in its program. Written by the rank's thread, read by the watchdog's.
 
-    def __init__(self) -> None:
-        self.current: Point | None = None
-        self.last: Point | None = None
+    `native` is what kernels record that wait for other ranks, in all-reduces.
+    """
+
+    def __init__(self, native: NativeWaits | None = None) -> None:
+        self._native = NativeWaits() if native is None else native
+        self._native.forget()
+        self._native_before = self._native.waited
+        self._current: Point | None = None
+        self._last: Point | None = None
         self.since = time.monotonic()
-        self.waited = 0.0
-        """Seconds in communication that has finished: its transfers, and waiting for peers."""
+        self._waited = 0.0
         self.finished = False
         self.task = ""
         """The current or last pipeline task of the rank: ``1F0`` is a forward of stage 1."""
@@ -59,12 +66,35 @@ class Progress:
         """Record that the rank starts to wait in communication `kind` of `step` (an index, or words if it has none)."""
         self.since = time.monotonic()
         times = self._times[step] = self._times.get(step, -1) + 1
-        self.current = Point(step, kind, times)
+        self._current = Point(step, kind, times)
 
     def leave(self) -> None:
         """Record that the communication has finished."""
-        self.last, self.current = self.current, None
-        self.waited += time.monotonic() - self.since
+        self._last, self._current = self._current, None
+        self._native.forget()
+        self._waited += time.monotonic() - self.since
+
+    def forget_last(self) -> None:
+        """Forget the last communication."""
+        self._last = None
+        self._native.forget()
+
+    @property
+    def current(self) -> Point | None:
+        """The communication in which the rank waits."""
+        if self._current is None and (step := self._native.step) is not None:
+            return Point(step, "all_reduce")
+        return self._current
+
+    @property
+    def last(self) -> Point | None:
+        """The last communication that has finished."""
+        return self._last if (step := self._native.last) is None else Point(step, "all_reduce")
+
+    @property
+    def waited(self) -> float:
+        """Seconds in communication that has finished: its transfers, and waiting for peers."""
+        return self._waited + self._native.waited - self._native_before
 
     def start(self) -> None:
         """Record that the rank starts its program."""
@@ -88,4 +118,7 @@ class Progress:
 
     def waiting(self) -> float:
         """Return the seconds that the rank has waited in its current communication; 0 when it is in none."""
-        return time.monotonic() - self.since if self.current is not None else 0.0
+        if self.current is None:
+            return 0.0
+        since = self.since if self._current is not None else max(self.since, self._native.since)
+        return time.monotonic() - since

@@ -13,7 +13,6 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.outputs import collect_output
-from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state
@@ -104,11 +103,11 @@ class RankSession:
         states: dict[str, torch.Tensor] | None, encoded: dict[str, torch.Tensor] | None,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         comm = self.communicator
-        comm.progress, comm.traffic = Progress(), Traffic()
+        comm.start_counting()
         try:
             with self._world.running(comm.progress, program.steps):
                 self._wait_at("the start of the run")
-                comm.progress.last = None
+                comm.progress.forget_last()
                 self.seconds, results = run_step(call, comm, program, local, parts, states, encoded)
                 # A rank that exited early could not report, in a stall of the others, that it has finished.
                 self._wait_at("the end of the run")
@@ -120,7 +119,7 @@ class RankSession:
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on rank 0; nothing on the others."""
         program, comm = self._loaded(), self.communicator
-        comm.progress = Progress()
+        comm.start_counting()
         tensors = {}
         with self._world.running(comm.progress, ()):
             for tensor in changing(self.bundle.manifest):

@@ -15,7 +15,6 @@ from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
-from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
@@ -221,7 +220,7 @@ class Session:
             comm, call = self.communicators[rank], prepared.call
             try:
                 torch.set_num_threads(threads)
-                comm.progress, comm.traffic = Progress(), Traffic()
+                comm.start_counting()
                 local = local_inputs(call.manifest, prepared.inputs, rank, comm.device)
                 states, encoded = (None, self._states.encoded(rank)) if encodes else (self._states.of(rank), None)
                 seconds[rank], results = run_step(call, comm, program, local, parts, states, encoded)

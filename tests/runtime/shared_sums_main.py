@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
 import torch
 
+from distir_relax.kernels.bound_step import BoundStep
 from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import join_world
+from distir_relax.runtime.progress import Point
 
 COUNTS = (1, 5, 127, 8192, 8193, 3, 0, 300_007, 576, 4096, 4097, 262_145, 16, 16, 16)
 
@@ -22,6 +26,49 @@ def drawn(rank: int, number: int, dtype: torch.dtype) -> torch.Tensor:
     if len(x) > 100:
         x[rank], x[50] = torch.inf, torch.nan
     return x
+
+
+def check_bound(comm: Communicator) -> None:
+    """Sums of a bound step, between others, and what the watchdog reads meanwhile: rank 0 comes late to step 9."""
+    numbers = [n for n, count in enumerate(COUNTS) if count]
+    step = BoundStep()
+    given = [drawn(comm.rank, n, torch.float32) for n in numbers]
+    results = [comm.bind_all_reduce(step, x, "tp", "sum", 9 + i) for i, x in enumerate(given)]
+    seen = []
+
+    def look() -> None:
+        deadline = time.monotonic() + 20
+        while not seen and time.monotonic() < deadline:
+            waiting, current = comm.progress.waiting(), comm.progress.current
+            seen.extend([current] if waiting > 0.2 else [])
+            time.sleep(0.01)
+
+    for run in range(3):
+        comm.start_counting()
+        assert (comm.progress.waited, comm.progress.last) == (0, None)
+        if run == 1 and comm.rank:
+            watcher = threading.Thread(target=look)
+            watcher.start()
+        elif run == 1:
+            time.sleep(0.5)
+        step.run()
+        for number, result in zip(numbers, results, strict=True):
+            parts = [drawn(rank, number, torch.float32) for rank in range(comm.world_size)]
+            expected = parts[0]
+            for part in parts[1:]:
+                expected = expected + part
+            torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+        assert comm.progress.last == Point(8 + len(numbers), "all_reduce")
+        assert comm.progress.current is None
+        assert comm.traffic.calls == {"all_reduce": len(numbers)}
+        sent = 4 * sum(COUNTS) * 2 * (comm.world_size - 1) / comm.world_size
+        assert abs(comm.traffic.total_bytes - sent) < len(numbers)
+        if run == 1 and comm.rank:
+            watcher.join()
+            assert seen == [Point(9, "all_reduce")], seen
+            assert 0.3 < comm.progress.waited < 20, comm.progress.waited
+        comm.all_reduce(torch.ones(5), "tp", "sum", 99)
+        assert comm.progress.last == Point(99, "all_reduce")
 
 
 def main() -> None:
@@ -48,6 +95,8 @@ def main() -> None:
                     torch.testing.assert_close(found, expected.to(dtype), rtol=0, atol=0, equal_nan=True)
     sums = [found is not None for found in comm._shared_sums.values()]
     assert sums == [is_native], sums
+    if is_native:
+        check_bound(comm)
     sys.stdout.write(f"rank {world.rank} right\n")
     sys.stdout.flush()
     world.exit()

@@ -11,7 +11,8 @@ from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.quantized_product import PANEL, quantized_product, scratch_bytes
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
-from distir_relax.kernels.native.shared_sum import AREA, shared_sum, steps_of_sum
+from distir_relax.kernels.native.shared_sum import AREA, shared_sum
+from distir_relax.kernels.native.waits import NUMBERS_OF_WAITS, clock_address
 
 __all__ = [
     "AREA",
@@ -19,11 +20,13 @@ __all__ = [
     "GELU_TANH",
     "MOST_ELEMENTS",
     "NUMBERS_OF_BLOCK",
+    "NUMBERS_OF_WAITS",
     "PANEL",
     "SILU",
     "STORED",
     "Kernel",
     "attend_requests",
+    "clock_address",
     "elementwise",
     "has_dot",
     "has_four_products",
@@ -39,7 +42,6 @@ __all__ = [
     "rows_of_block",
     "scratch_bytes",
     "shared_sum",
-    "steps_of_sum",
     "stored_name",
     "threads_for",
     "times_next",

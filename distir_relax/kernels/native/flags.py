@@ -11,11 +11,16 @@ from typing import Any
 
 from distir_relax.kernels.native.definitions import with_definitions
 
-_SET, _WAIT = "set_flag", "wait_for_flag"
+_NUMBER, _SET, _WAIT = "number_at", "set_flag", "wait_for_flag"
 _SPINS = 256
 """Times that a process looks at a flag before it lets others run, each time again."""
 _PAUSE = "llvm.x86.sse2.pause"
 _TEXT = """
+define internal i64 @number_at(i64 %address) {
+  %place = inttoptr i64 %address to ptr
+  %number = load i64, ptr %place, align 8
+  ret i64 %number
+}
 define internal i32 @set_flag(i64 %address, i64 %value) {
   %flag = inttoptr i64 %address to ptr
   store atomic i64 %value, ptr %flag release, align 8
@@ -48,6 +53,13 @@ done:
 """
 
 
+def number_at(address: Any) -> Any:
+    """Return the call that reads the number at an address: once, where a buffer's element may be read again."""
+    from tvm import tirx
+
+    return tirx.call_extern("int64", _NUMBER, address)
+
+
 def set_flag(address: Any, value: Any) -> Any:
     """Return the call that sets the flag at an address."""
     from tvm import tirx
@@ -67,4 +79,4 @@ def with_flags(text: str) -> str:
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     lines = _TEXT.replace("SPINS", str(_SPINS)).replace("PAUSE", f"call void @{_PAUSE}()" if is_x86 else "")
     lines += f"\ndeclare void @{_PAUSE}()\n" if is_x86 else ""
-    return with_definitions(text, (_SET, _WAIT), lines)
+    return with_definitions(text, (_NUMBER, _SET, _WAIT), lines)

@@ -35,6 +35,7 @@ from distir_relax.kernels.native.dot import with_dot
 from distir_relax.kernels.native.flags import with_flags
 from distir_relax.kernels.native.loop import with_loop
 from distir_relax.kernels.native.threads import use_launcher, with_launcher
+from distir_relax.kernels.native.waits import with_waits
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,7 @@ def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | Non
                 with suppress(Exception):  # another process may have compiled it
                     return partial(_read(file, name), torch.empty(1))
                 text = _compile(write, name, arguments)
-                for with_functions in (with_launcher, with_dot, with_loop, with_flags):
+                for with_functions in (with_launcher, with_dot, with_loop, with_flags, with_waits):
                     text = with_functions(text)
                 write_compiled(text.encode(), file)
                 return partial(_read(file, name), torch.empty(1))

@@ -12,10 +12,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from distir_relax.kernels.native.flags import set_flag, wait_for_flag
+from distir_relax.kernels.native.flags import number_at, set_flag, wait_for_flag
 from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel
+from distir_relax.kernels.native.waits import begin_wait, end_wait
 
 SMALL, PIECE = 1 << 14, 1 << 19
 """Bytes of a tensor that each rank adds as a whole, and of a piece of a larger one."""
@@ -27,20 +28,22 @@ AREA = _RESULT + PIECE
 
 @native
 def shared_sum(dtype: str, ranks: int) -> Any:
-    """Return the kernel of `ranks`; see `steps_of_sum` for the number of the next call.
+    """Return the kernel of `ranks`.
 
     Its arguments are the addresses of x and the result, which may be the same, the number of elements, this rank, the
-    number of this call, the address of a C function that lets others run, and those of the areas of all ranks.
+    address of the number of its next call (1 at first, and of all ranks alike), the number of the program's step, the
+    address of records of waiting (`waits`), those of C functions that let others run and read the clock, and those of
+    the areas of all ranks.
     """
     stored, item = STORED[dtype], 4 if dtype == "float32" else 2
     small, piece = SMALL // item, PIECE // item
     areas = [f"area_{r}" for r in range(ranks)]
-    arguments = ["x_", "y_", "count", "rank", "call", "yield_", *areas]
+    arguments = ["x_", "y_", "count", "rank", "next_", "step", "waits", "yield_", "clock", *areas]
     lines = at_address("x", "x_", "T.int64(1 << 48)", stored) + at_address("y", "y_", "T.int64(1 << 48)", stored)
     own = areas[-1]
     for r in reversed(range(ranks - 1)):
         own = f"T.Select(rank == {r}, {areas[r]}, {own})"
-    lines += [f"own: T.let = {own}"]
+    lines += [f"own: T.let = {own}", "call: T.let = number_at(next_)", "T.evaluate(begin_wait(waits, step, clock))"]
     for name, start, size in (("small", _FLAGS, 2 * small), ("operand", _OPERAND, piece), ("result", _RESULT, piece)):
         for owner, area in (("own", "own"), *enumerate(areas)):
             lines += at_address(f"{name}_{owner}", f"{area} + {start}", f"T.int64({size})", stored)
@@ -54,11 +57,13 @@ def shared_sum(dtype: str, ranks: int) -> Any:
         "T.evaluate(set_flag(own, call))",
         *(f"T.evaluate(wait_for_flag({area}, call, yield_))" for area in areas),
         *_each("count", lambda j: f"y[{j}] = {total('small', f'place + {j}')}"),
+        "T.evaluate(set_flag(next_, call + 1))",
     ]
     parts = [f"first_{r}: T.let = T.min({r} * part, size)" for r in range(ranks + 1)]
     begin, end = "T.min(rank * part, size)", "T.min((rank + 1) * part, size)"
+    pieces = f"(count + {piece - 1}) // {piece}"
     many = [
-        f"for p in range((count + {piece - 1}) // {piece}):",
+        f"for p in range({pieces}):",
         *indented(
             [
                 f"start: T.let = p * {piece}",
@@ -85,15 +90,15 @@ def shared_sum(dtype: str, ranks: int) -> Any:
                 ),
             ]
         ),
+        f"T.evaluate(set_flag(next_, call + {pieces}))",
     ]
     lines += [f"if count <= {small}:", *indented(few), "else:", *indented(many)]
-    functions = {"widen": widen, "narrow": partial(narrow, dtype=dtype), "set_flag": set_flag}
-    return kernel([f"{name}: T.int64" for name in arguments], lines, {**functions, "wait_for_flag": wait_for_flag})
-
-
-def steps_of_sum(size: int) -> int:
-    """Return by how much the number of a call grows with one of so many bytes."""
-    return 1 if size <= SMALL else -(-size // PIECE)
+    lines += ["T.evaluate(end_wait(waits, step, clock))"]
+    functions = {
+        "widen": widen, "narrow": partial(narrow, dtype=dtype), "number_at": number_at, "set_flag": set_flag,
+        "wait_for_flag": wait_for_flag, "begin_wait": begin_wait, "end_wait": end_wait,
+    }  # fmt: skip
+    return kernel([f"{name}: T.int64" for name in arguments], lines, functions)
 
 
 def _each(count: str, element: Any) -> list[str]:

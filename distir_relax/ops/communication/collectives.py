@@ -72,7 +72,7 @@ define(
         serialized=serialized.all_reduce,
     ),
     cost=Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
-    code=Code(bound="step.into(lambda x, y: comm.all_reduce(x, {axis}, {op}, step={step}, out=y), {0})"),
+    code=Code(bound="comm.bind_all_reduce(step, {0}, {axis}, {op}, {step})"),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 define(

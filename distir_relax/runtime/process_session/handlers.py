@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.runtime.generation import LanguageProgram, Sampling
-from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.requests import RankRequests, Slot
 from distir_relax.runtime.world import World
@@ -84,7 +83,7 @@ def step(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
     """Run a step of several requests; reply with the tokens of each slot. See `RankRequests.step`."""
     requests, comm = served.requests, served.session.communicator
     assert requests is not None, "the ranks were started for steps"
-    comm.progress, comm.traffic = Progress(), Traffic()
+    comm.start_counting()
     comm.progress.start()
     slots = [
         Slot(request, past, tokens, last, length, Sampling(*sampling), source)

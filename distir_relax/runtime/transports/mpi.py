@@ -18,6 +18,8 @@ from distir_relax.runtime.world import World
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.kernels.bound_step import BoundStep
+
 # MPI counts and displacements are 32-bit: larger buffers are sent in pieces of this many elements.
 MAX_COUNT = 2**30
 _CONTROL_TAG = 7
@@ -102,12 +104,26 @@ class MPICommunicator(Communicator):
             self._by_axis[axis].Allreduce(self._mpi.IN_PLACE if result is host else source, target, self._ops[op])
         _back(result, out)
 
+    def share_memory(self) -> None:
+        """See `Communicator.share_memory`."""
+        for axis in range(len(self.mesh.shape)):
+            self._sums(axis)
+
     def _sum_in_shared_memory(self, x: torch.Tensor, out: torch.Tensor, axis: int) -> bool:
-        if axis not in self._shared_sums:
-            # In the first all-reduce along the axis, which all ranks of the group reach.
-            self._shared_sums[axis] = SharedSums.of(self._by_axis[axis])
-        sums = self._shared_sums[axis]
+        # All ranks of the group reach the first all-reduce along the axis.
+        sums = self._sums(axis)
         return sums is not None and sums.sum(x, out)
+
+    def _bind_sum(self, step: BoundStep, x: torch.Tensor, axis: int, number: int) -> torch.Tensor | None:
+        # Ranks bind steps on their own, so memory that they do not share yet stays so.
+        sums = self._shared_sums.get(axis)
+        return None if sums is None else sums.bind(step, x, number, self.native_waits)
+
+    def _sums(self, axis: int) -> SharedSums | None:
+        """Return the sums of an axis; all ranks of a group call it first together."""
+        if axis not in self._shared_sums:
+            self._shared_sums[axis] = SharedSums.of(self._by_axis[axis])
+        return self._shared_sums[axis]
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         host = _host(x)

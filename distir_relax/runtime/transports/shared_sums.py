@@ -8,13 +8,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distir_relax.kernels.native import AREA, STORED, Kernel, shared_sum, steps_of_sum, stored_name
+from distir_relax.kernels.native import AREA, STORED, Kernel, clock_address, shared_sum, stored_name
+from distir_relax.runtime.native_waits import NativeWaits
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.kernels.bound_step import BoundStep
 
 _NAME = "distir-sums"
 _TOKEN = 16
@@ -31,8 +35,10 @@ class SharedSums:
         self._rank = rank
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._areas = [first + number * AREA for number in range(ranks)]
-        self._call = 1
-        self._yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+        self._next_call = array("q", [1])
+        self._ignored = NativeWaits()
+        """What callers that record their waiting themselves do not read."""
+        self._yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
     @classmethod
     def of(cls, group: Any) -> SharedSums | None:
@@ -61,13 +67,27 @@ class SharedSums:
         Both are contiguous, of one dtype, and may be the same.
         """
         dtype = stored_name(x.dtype) if x.is_cpu else None
-        if dtype is None or self._yield is None:
+        if dtype is None:
             return False
-        size = x.numel() * x.element_size()
-        kernel = self._kernels[dtype]
-        kernel(x.data_ptr(), out.data_ptr(), x.numel(), self._rank, self._call, self._yield, *self._areas)
-        self._call += steps_of_sum(size)
+        self._kernels[dtype](*self._arguments(x, out, 0, self._ignored))
         return True
+
+    def bind(self, step: BoundStep, x: torch.Tensor, number: int, waits: NativeWaits) -> torch.Tensor | None:
+        """Add the sum of the ranks' tensors to a step; return its result, None for tensors that MPI has to sum.
+
+        `x` is contiguous; `number` is that of the program's step, which is in `waits` while this rank waits for others.
+        """
+        dtype = stored_name(x.dtype) if x.is_cpu else None
+        if dtype is None:
+            return None
+        out = step.empty(x.shape, x.dtype)
+        step.add(self._kernels[dtype], *self._arguments(x, out, number, waits))
+        return out
+
+    def _arguments(self, x: torch.Tensor, out: torch.Tensor, number: int, waits: NativeWaits) -> list[int]:
+        next_call, _ = self._next_call.buffer_info()
+        places = [x.data_ptr(), out.data_ptr(), x.numel(), self._rank, next_call, number, waits.address]
+        return [*places, self._yield, clock_address(), *self._areas]
 
 
 class _Place(NamedTuple):

@@ -1,0 +1,42 @@
+"""What kernels write when they wait for other ranks, for the watchdog and the reports: see `native.waits`."""
+
+from __future__ import annotations
+
+from array import array
+
+from distir_relax.kernels.native import NUMBERS_OF_WAITS
+
+
+class NativeWaits:
+    """The step in which a kernel waits, the last one in which it did, and how long all kernels have waited.
+
+    Kernels write to `address`.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = array("q", [-1, -1] + [0] * (NUMBERS_OF_WAITS - 2))
+        self.address = self._numbers.buffer_info()[0]
+
+    @property
+    def step(self) -> int | None:
+        """The number of the current step, None while no kernel waits."""
+        return None if self._numbers[0] < 0 else self._numbers[0]
+
+    @property
+    def last(self) -> int | None:
+        """The number of the last step that has finished, None if there was none since `forget`."""
+        return None if self._numbers[1] < 0 else self._numbers[1]
+
+    def forget(self) -> None:
+        """Forget the last step."""
+        self._numbers[1] = -1
+
+    @property
+    def waited(self) -> float:
+        """Seconds of all waits that have ended."""
+        return self._numbers[2] / 1e9
+
+    @property
+    def since(self) -> float:
+        """The begin of the last wait, in seconds as of `time.monotonic`."""
+        return self._numbers[3] + self._numbers[4] / 1e9
