@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distir_relax.ir import Function, Op
-from distir_relax.ops import Trait, lookup
-from distir_relax.ops.movement.view_strides import contiguous
+from distir_relax.ops import Trait, contiguous, lookup
 
 
 @dataclass(frozen=True, slots=True)

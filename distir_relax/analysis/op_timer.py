@@ -44,7 +44,7 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class OpEffect:
-    """The effect of an op. `allocates` has the bytes of each result, None if it shares the storage of operand 0.
+    """The effect of an op. `allocates` has the bytes of each result, None if it is in the storage of operand `source`.
 
     `joined_classes` wait for the value computed on a stream. `stream` is 0 for the devices' own order of ops. `devices`
     is the number of devices that are busy; `workspace` lists all classes of the op.
@@ -57,6 +57,7 @@ class OpEffect:
     stream: int
     devices: int
     joined_classes: tuple[int, ...] = ()
+    source: int = 0
 
     def repeated(self, count: int) -> OpEffect:
         """Return the effect of `count` equal ops in turn, with the results of one."""
@@ -124,11 +125,13 @@ class OpTimer:
         stream_of: Mapping[str, int],
         resident: Sequence[bool] = (),
         copies: Copies = NO_COPIES,
+        reused: int | None = None,
     ) -> OpEffect:
         """Return the effect of an op in a function that runs on `onto`, None for the entry function.
 
         `stream_of` has the streams of values computed on one. `resident` tells which operands, and then results, are
-        weights, their gradients, or an optimizer's state. `copies` are those of the function.
+        weights, their gradients, or an optimizer's state. `copies` are those of the function. The result is written to
+        the storage of operand `reused`, if that is not None.
         """
         # Ops of equal types have equal effects, whatever task a sent value belongs to.
         attrs = tuple([item for item in op.attrs.items() if item[0] != "task"])
@@ -136,10 +139,12 @@ class OpTimer:
         is_on_stream = bool(op.operands) and op.operands[0].name in stream_of
         first_result = op.results[0].name if op.results else ""
         is_copy, copied_operands = first_result in copies.views, copies.operands.get(first_result, ())
-        key = (op.name, attrs, type_ids, id(onto), is_on_stream, resident, is_copy, copied_operands)
+        key = (op.name, attrs, type_ids, id(onto), is_on_stream, resident, is_copy, copied_operands, reused)
         effect = self._effects.get(key)
         if effect is None:
-            effect = self._effects[key] = self._effect(op, onto, is_on_stream, resident, is_copy, copied_operands)
+            effect = self._effects[key] = self._effect(
+                op, onto, is_on_stream, resident, is_copy, copied_operands, reused
+            )
         return effect
 
     def _effect(
@@ -150,11 +155,12 @@ class OpTimer:
         resident: Sequence[bool],
         is_copy: bool,
         copied: Sequence[int],
+        reused: int | None,
     ) -> OpEffect:
         entry = lookup(op.name, op.location)
         results = [v.placed for v in op.results]
         devices = self.classes.map_devices(results[0].devices, onto)
-        shares_storage = entry.shares_storage and not is_copy
+        shares_storage = (entry.shares_storage and not is_copy) or reused is not None
         allocates = tuple(None if shares_storage else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
             joined_classes = self.classes_of(devices) if is_on_stream else ()
@@ -169,7 +175,8 @@ class OpTimer:
         count = len(devices) if entry.traits.isdisjoint(_IDLE) else 0
         if Trait.TRANSFER in entry.traits:
             count *= 2
-        return OpEffect(steps, allocates, self._workspace(op, entry, devices, copied), kind, stream, count)
+        workspace = self._workspace(op, entry, devices, copied)
+        return OpEffect(steps, allocates, workspace, kind, stream, count, source=reused or 0)
 
     def _computation(
         self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, resident: Sequence[bool]

@@ -31,6 +31,7 @@ from distir_relax.analysis.simulator_state import Frame, Handle, Summary
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, gc_disabled
+from distir_relax.ops import reused_operands
 
 
 def simulate_module(
@@ -92,6 +93,8 @@ class _Simulator(Domain[Handle]):
     _effects: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], OpEffect]] = field(default_factory=dict)
     _copies: dict[str, Copies] = field(default_factory=dict)
     """Copies due to strides, by function."""
+    _reused: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Operands that ops overwrite, by function."""
     _summaries: dict[object, Summary] = field(default_factory=dict)
     _summaries_by_key: dict[object, Summary] = field(default_factory=dict)
     """Summaries by topology key instead of devices."""
@@ -170,8 +173,9 @@ class _Simulator(Domain[Handle]):
         gradients, stream_of = self.plan.gradients.of(function, outputs), self.plan.streams_of(function)
         if function.name not in self._copies:
             self._copies[function.name] = layout_copies(function)
-        copies, count = self._copies[function.name], self.plan.classes.count
-        self.frames.append(Frame(devices, gradients, stream_of, copies, clocks, count, effects))
+            self._reused[function.name] = reused_operands(function)
+        copies, reused, count = self._copies[function.name], self._reused[function.name], self.plan.classes.count
+        self.frames.append(Frame(devices, gradients, stream_of, copies, reused, clocks, count, effects))
         return self.frames[-1]
 
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
@@ -182,15 +186,21 @@ class _Simulator(Domain[Handle]):
             resident = (*[h.category in RESIDENT for h in operands], *[v.name in frame.gradients for v in op.results])
         key = (id(op), resident)
         if (effect := frame.effects.get(key)) is None:
-            effect = self.timer.effect(op, frame.devices, frame.stream_of, resident, frame.copies)
+            reused = frame.reused.get(op.results[0].name) if op.results else None
+            effect = self.timer.effect(op, frame.devices, frame.stream_of, resident, frame.copies, reused)
             if op.results and op.results[0].name in self.repeats:
                 effect = effect.repeated(self.repeats[op.results[0].name])
             frame.effects[key] = effect
         results = []
         for value, bytes_ in zip(op.results, effect.allocates, strict=True):
             if bytes_ is None:
-                operands[0].users += 1
-                results.append(operands[0])
+                source = operands[effect.source]
+                source.users += 1
+                results.append(source)
+                if value.name in frame.gradients and value.name in frame.reused:
+                    frame.change(source.bytes, source.category, -1)
+                    source.category = GRADIENTS
+                    frame.change(source.bytes, source.category, 1)
                 continue
             results.append(Handle(bytes_, GRADIENTS if value.name in frame.gradients else ACTIVATIONS, True))
             frame.change(bytes_, results[-1].category, 1)

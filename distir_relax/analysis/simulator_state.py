@@ -37,6 +37,7 @@ class Frame:
     gradients: frozenset[str]
     stream_of: Mapping[str, int]
     copies: Copies
+    reused: Mapping[str, int]
     clocks: list[int]
     classes: int
     effects: dict[tuple[int, tuple[bool, ...]], OpEffect]

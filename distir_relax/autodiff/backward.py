@@ -43,17 +43,26 @@ def gradients(
         if not indices or all(grad is None for grad in grads):
             continue
         g.location, g.hint = op.location, f"{op.operands[min(indices)].name}.grad"
-        step = call(op, grads, indices) if op.callee and call is not None else _step(g, op, grads, indices)
-        for operand, grad in zip(op.operands, step, strict=True):
+        is_call = op.callee and call is not None
+        so_far = grad_of.get(op.operands[0].name) if not is_call and _accumulates(op) else None
+        step = call(op, grads, indices) if is_call and call is not None else _step(g, op, grads, indices, so_far)
+        for number, (operand, grad) in enumerate(zip(op.operands, step, strict=True)):
             if grad is not None:
                 g.hint = f"{operand.name}.grad"
-                partial_grad = grad_of.get(operand.name)
+                partial_grad = grad_of.get(operand.name) if number or so_far is None else None
                 grad_of[operand.name] = grad if partial_grad is None else g.emit("add", partial_grad, grad)
     g.hint = ""
     return {name: grad_of[name] for name in wrt if name in grad_of}
 
 
-def _step(g: Builder, op: Op, grads: tuple[Value | None, ...], indices: frozenset[int]) -> tuple[Value | None, ...]:
+def _accumulates(op: Op) -> bool:
+    gradient = lookup(op.name, op.location).gradient
+    return gradient is not None and gradient.accumulates
+
+
+def _step(
+    g: Builder, op: Op, grads: tuple[Value | None, ...], indices: frozenset[int], so_far: Value | None
+) -> tuple[Value | None, ...]:
     gradient = lookup(op.name, op.location).gradient
     if gradient is None:
         raise UnsupportedOpError(
@@ -61,4 +70,4 @@ def _step(g: Builder, op: Op, grads: tuple[Value | None, ...], indices: frozense
             op.location,
             "give its entry a gradient (CONTRIBUTING.md shows how), or leave what depends on it out of the loss",
         )
-    return backward_step(gradient, Backward(g, op, grads, indices))
+    return backward_step(gradient, Backward(g, op, grads, indices, so_far))

@@ -24,6 +24,7 @@ from distir_relax.ir import Inline, Module, Pass
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import (
     AccumulateInCalls,
+    FuseActivations,
     FuseLocal,
     JoinProducts,
     Microbatches,
@@ -161,6 +162,7 @@ def _strategy_passes(
         passes += [HoistPositions()] if parts is not None else []
         passes += cut
     if training is not None:
+        passes.append(FuseActivations())
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
         passes += of_options(PassPoint.GRADIENTS)
     if parts is not None:

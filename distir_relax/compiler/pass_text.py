@@ -27,6 +27,7 @@ from distir_relax.ir import Inline, Pass, pass_name
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
+    FuseActivations,
     FuseLocal,
     JoinProducts,
     Microbatches,
@@ -66,9 +67,9 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 
 for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
-    ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, Differentiate,
-    ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions,
-    PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
+    ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseActivations,
+    Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate,
+    DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -64,7 +64,8 @@ def _elementwise() -> list[Sample]:
         found.append((name, [of("int64", 3, 5), of("int64", 5)], {}))
     for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
         found.append((name, [of("int64", 4, 5), of("int64", 5)], {}))
-    found += [(name, [f32(3, 5), f32(3, 5)], {}) for name in ("relu_grad", "gelu_grad", "nn.binary_cross_entropy")]
+    names = ("relu_grad", "gelu_grad", "gelu_tanh_grad", "silu_grad", "nn.binary_cross_entropy")
+    found += [(name, [f32(3, 5), f32(3, 5)], {}) for name in names]
     return [
         *found,
         ("squared_error_grad", [f32(3, 5), f32(3, 5)], {"scale": 0.25}),

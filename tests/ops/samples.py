@@ -135,6 +135,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "constant": [of(value=2.5, dtype="float32"), of(value=float("-inf"), dtype="float64")],
     "relu_grad": [of("f64[4,5]", "f64[4,5]")],
     "gelu_grad": [of("f64[4,5]", "f64[4,5]")],
+    "gelu_tanh_grad": [of("f64[4,5]", "f64[4,5]")],
+    "silu_grad": [of("f64[4,5]", "f64[4,5]")],
     "squared_error_grad": [of("f64[4,5]", "f64[4,5]", scale=0.25)],
     "sgd": [of("f64[4,5]", "f64[4,5]", rate=0.1)],
     "moving_average": [

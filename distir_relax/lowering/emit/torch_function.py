@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from distir_relax.ir import TASK, Function, Module, Op, Value, callees_first, fresh_name, value_names
 from distir_relax.ir.symbols import op_symbols
 from distir_relax.layout import Symbol, is_symbolic, symbols_within
-from distir_relax.ops import Trait, is_packable, lookup, torch_buffered, torch_expression, torch_in_place, torch_packing
+from distir_relax.ops import (
+    Trait,
+    is_packable,
+    lookup,
+    reused_operands,
+    torch_buffered,
+    torch_expression,
+    torch_in_place,
+    torch_packing,
+    torch_reusing,
+)
 
 # Values with larger storage are deleted after their last use; for smaller ones the extra line is not worth it.
 _LARGE = 1 << 11
@@ -248,6 +258,7 @@ class TorchFunction:
         live = {o.value.name for o in self.function.outputs}
         live |= set(self.stored)
         large = _large_storage(self.function)
+        reused = reused_operands(self.function, fixed)
         lines: list[str] = []
         for number, op in enumerate(ops):
             dead = [
@@ -263,7 +274,7 @@ class TorchFunction:
                 lines += ["comm.end()"] if op.task else []
                 dead = unused
             else:
-                lines += self.op_lines(op)
+                lines += self.op_lines(op, overwritten=reused.get(op.results[0].name) if op.results else None)
                 dead += unused
             if dead:
                 lines.append(f"del {', '.join(self.names[v.name] for v in dead)}")
@@ -288,13 +299,18 @@ class TorchFunction:
             arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
         return self.line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
 
-    def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
-        """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
+    def op_lines(self, op: Op, buffered: bool = False, overwritten: int | None = None) -> list[str]:
+        """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`.
+
+        The result is written to the memory of operand `overwritten`, if that is not None.
+        """
         operands = self.operands(op)
         if buffered:
             code = torch_buffered(op, operands)
         elif op.results[0].name in self.packed:
             code = f"weights[{json.dumps(self.packed[op.results[0].name])}]({operands[0]})"
+        elif overwritten is not None:
+            code = torch_reusing(op, operands, overwritten)
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
         return [self.line(op, code)]

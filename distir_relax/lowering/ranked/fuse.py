@@ -1,18 +1,19 @@
 """Local op fusion: replace several ops with the fused op that is equivalent to them.
 
-Applied to ranks' programs, and to distributed programs before they are simulated. Fused ops and their patterns are
-defined in the op table (`Code.patterns`).
+Applied to ranks' programs, and to distributed programs before they are simulated; activations are fused before a
+program is differentiated. Fused ops and their patterns are defined in the op table (`Code.patterns`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PlacedType, TensorType, count_uses, live_ops, producers
 from distir_relax.ops import Trait, infer, lookup
-from distir_relax.ops.table import Attrs
+from distir_relax.ops.table import Attrs, OpDef
 from distir_relax.ops.table.patterns import Match, fusions, match
 from distir_relax.ops.table.spmd_inference import infer_placed
 
@@ -26,10 +27,30 @@ class FuseLocal:
 
     def run(self, module: Module) -> Module:
         """Fuse ops in every function. Equal ranks stay equal; distributed ops fuse only on equal device sets."""
-        return replace(module, functions=tuple(_fuse(f) for f in module.functions))
+        return replace(module, functions=tuple(_fuse(f, lambda entry: True) for f in module.functions))
 
 
-def _fuse(function: Function) -> Function:
+@dataclass(frozen=True, slots=True)
+class FuseActivations:
+    """Pass: global stage in and out. Fuses elementwise ops, so that the gradient needs the operand of all of them only.
+
+    Otherwise the results of most of them are saved until the backward pass.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "global"
+
+    def run(self, module: Module) -> Module:
+        """Fuse ops in every function."""
+        return replace(module, functions=tuple(_fuse(f, _is_activation) for f in module.functions))
+
+
+def _is_activation(entry: OpDef) -> bool:
+    return Trait.POINTWISE in entry.traits and entry.gradient is not None
+
+
+def _fuse(function: Function, may_be: Callable[[OpDef], bool]) -> Function:
+    """Fuse ops into those that `may_be` fused."""
     uses = count_uses(function)
     producer_of = producers(function)
     fused: dict[str, Op] = {}
@@ -39,6 +60,8 @@ def _fuse(function: Function) -> Function:
         if not op.results or op.results[0].name in removed:
             continue
         for name, pattern in fusions():
+            if not may_be(lookup(name)):
+                continue
             matched = match(pattern, op, producer_of, uses)
             if matched is None or any(o.results[0].name in removed for o in matched.inner):
                 continue

@@ -42,7 +42,6 @@ define_unary(
     gradient="gelu_grad(0, g)",
     native=GELU,
 )
-_TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
 define_unary(
     "nn.gelu_tanh",
     'F.gelu({0}, approximate="tanh")',
@@ -53,15 +52,13 @@ define_unary(
         "multiply(multiply(0, 0.5), add(tanh(multiply("
         "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
     ),
-    gradient=f"multiply(g, add(multiply(0.5, add(1.0, {_TANH})), "
-    f"multiply(multiply(multiply(0, 0.5), subtract(1.0, square({_TANH}))), "
-    "add(0.7978845608028654, multiply(square(0), 0.10703222440890037)))))",
+    gradient="gelu_tanh_grad(0, g)",
 )
 define_unary(
     "nn.silu",
     "F.silu({0})",
     flops=10.0,
-    gradient="multiply(g, add(y, multiply(sigmoid(0), subtract(1.0, y))))",
+    gradient="silu_grad(0, g)",
     native=SILU,
 )
 # `clip` passes gradients at its bounds, torch's hardtanh does not.
@@ -93,6 +90,19 @@ _DENSITY = (
     "R.multiply(R.const(0.3989422804014327, {0}.ty.dtype), "
     "R.exp(R.multiply(R.const(-0.5, {0}.ty.dtype), R.square({0}))))"
 )
+
+
+def _relax_gelu_tanh_grad() -> str:
+    def number(value: float) -> str:
+        return f"R.const({value}, {{0}}.ty.dtype)"
+
+    cube = f"R.multiply(R.multiply(R.square({{0}}), {{0}}), {number(0.044715)})"
+    tanh = f"R.tanh(R.multiply(R.add({{0}}, {cube}), {number(0.7978845608028654)}))"
+    slope = f"R.add({number(0.3989422804014327)}, R.multiply(R.square({{0}}), {number(0.053516112204450186)}))"
+    rest = f"R.multiply(R.multiply({{0}}, {slope}), R.subtract({number(1.0)}, R.square({tanh})))"
+    return f"R.multiply({{1}}, R.add(R.multiply({number(0.5)}, R.add({number(1.0)}, {tanh})), {rest}))"
+
+
 define(
     "gelu_grad",
     Semantics(infer=same_types, torch="torch.ops.aten.gelu_backward({1}, {0})", linear=(operands(1),)),
@@ -108,6 +118,44 @@ define(
         "multiply(multiply(g, 1), multiply(multiply(0.3989422804014327, exp(multiply(-0.5, square(0)))), "
         "subtract(2.0, square(0))))",
         "gelu_grad(0, g)",
+    ),
+    traits={Trait.POINTWISE},
+)
+
+_TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
+# Half of the derivative of the argument of the hyperbolic tangent.
+_SLOPE = "add(0.3989422804014327, multiply(square(0), 0.053516112204450186))"
+define(
+    "gelu_tanh_grad",
+    Semantics(
+        infer=same_types,
+        torch='torch.ops.aten.gelu_backward({1}, {0}, approximate="tanh")',
+        linear=(operands(1),),
+    ),
+    Split(pointwise_rule),
+    cost=Cost(flops=flops_per_result(20.0)),
+    code=Code(relax=_relax_gelu_tanh_grad()),
+    gradient=gradient_of(
+        f"multiply(multiply(multiply(g, 1), subtract(1.0, square({_TANH}))), add(multiply({_SLOPE}, 2.0), "
+        f"subtract(multiply(square(0), 0.10703222440890037), "
+        f"multiply(multiply(0, {_TANH}), multiply(square({_SLOPE}), 4.0)))))",
+        "gelu_tanh_grad(0, g)",
+    ),
+    traits={Trait.POINTWISE},
+)
+define(
+    "silu_grad",
+    Semantics(infer=same_types, torch="torch.ops.aten.silu_backward({1}, {0})", linear=(operands(1),)),
+    Split(pointwise_rule),
+    cost=Cost(flops=flops_per_result(14.0)),
+    code=Code(
+        relax="R.multiply({1}, R.multiply(R.sigmoid({0}), R.add(R.const(1.0, {0}.ty.dtype), R.multiply({0}, "
+        "R.subtract(R.const(1.0, {0}.ty.dtype), R.sigmoid({0}))))))"
+    ),
+    gradient=gradient_of(
+        "multiply(multiply(multiply(g, 1), multiply(sigmoid(0), subtract(1.0, sigmoid(0)))), "
+        "add(2.0, multiply(0, subtract(1.0, multiply(sigmoid(0), 2.0)))))",
+        "silu_grad(0, g)",
     ),
     traits={Trait.POINTWISE},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ def define_unary(
         ),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops)),
-        code=Code(relax=relax, patterns=patterns, native=native),
+        code=Code(relax=relax, patterns=patterns, native=native, reusing=_reusing(torch, infer)),
         gradient=NO_GRADIENT if steps else gradient_of(gradient) if gradient else None,
         traits={Trait.POINTWISE},
     )
@@ -103,10 +104,34 @@ def define_binary(
         name,
         Semantics(infer=infer, torch=torch, linear=linear, sizes=sizes and pointwise_sizes(sizes)),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
-        code=Code(relax=relax, numbers=operands(0, 1) if numbers and is_operator else operands(), native=native),
+        code=Code(
+            relax=relax,
+            numbers=operands(0, 1) if numbers and is_operator else operands(),
+            native=native,
+            reusing=_reusing(torch, infer),
+        ),
         gradient=NO_GRADIENT if steps else gradient_of(*gradients) if gradients else None,
         traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
     )
+
+
+_WITH_OUT = {
+    "-{0}": "torch.neg({0}, out={out})",
+    "{0} + {1}": "torch.add({0}, {1}, out={out})",
+    "{0} - {1}": "torch.sub({0}, {1}, out={out})",
+    "{0} * {1}": "torch.mul({0}, {1}, out={out})",
+    "{0} / {1}": "torch.div({0}, {1}, out={out})",
+}
+
+
+def _reusing(torch: str, infer: Infer) -> str:
+    """Return `Code.reusing` of an op by its torch expression; empty if torch does not write it to given memory."""
+    if infer is not infer_common:
+        return ""
+    if torch in _WITH_OUT:
+        return _WITH_OUT[torch]
+    call = re.fullmatch(r"(torch\.\w+)\(\{0\}(, \{1\})?\)", torch)
+    return f"{torch[:-1]}, out={{out}})" if call else ""
 
 
 def aten_binary(name: str, *spellings: str, floating: bool = False) -> None:

@@ -17,11 +17,13 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Gradient,
     OnnxOperands,
     Order,
     Rule,
     Semantics,
     Split,
+    Trait,
     Types,
     aten,
     axis_in,
@@ -65,7 +67,7 @@ def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _gather_gradient(b: Backward) -> Value:
-    """Return for each element the sum of the gradients of its lookups."""
+    """Return for each element the sum of the gradients of its lookups, and of what it has so far."""
     shape, axis, index, grad = b.x().tensor.shape, b.attrs["axis"], b.x(1), b.grad
     missing = tuple(0 if d == axis else n - m for d, (n, m) in enumerate(zip(shape, index.tensor.shape, strict=True)))
     if any(missing):
@@ -73,7 +75,8 @@ def _gather_gradient(b: Backward) -> Value:
         none = (0,) * len(shape)
         index = b.emit("pad", index, low=none, high=missing, value=0)
         grad = b.emit("pad", grad, low=none, high=missing, value=0.0)
-    return b.emit("scatter_elements", b.zeros(b.x()), index, grad, axis=axis, reduction="add")  # type: ignore[no-any-return]
+    so_far = b.zeros(b.x()) if b.so_far is None else b.so_far
+    return b.emit("scatter_elements", so_far, index, grad, axis=axis, reduction="add")  # type: ignore[no-any-return]
 
 
 define(
@@ -88,7 +91,7 @@ define(
     ),
     cost=LOOK_UP,
     code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
-    gradient=gradient_of(_gather_gradient),
+    gradient=Gradient((_gather_gradient,), accumulates=True),
 )
 
 
@@ -138,6 +141,8 @@ define(
         relax=lambda attrs: "R.index_tensor({0}, [" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "])"
     ),
     gradient=gradient_of(_index_gradient),
+    # Tensors without dims as indices give a view.
+    traits={Trait.MAY_SHARE},
 )
 
 

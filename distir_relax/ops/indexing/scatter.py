@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import PerRank, Size, TensorType, Value
+from distir_relax.layout import is_always
 from distir_relax.ops.indexing.index_bounds import check_range
 from distir_relax.ops.indexing.segment_sum import drop_extra_row, local_row_ids, sum_segments
 from distir_relax.ops.indexing.take import nonnegative_operand, to_nonnegative
@@ -81,10 +82,23 @@ def _scatter_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 def _split_scatter(x: Expansion) -> tuple[Value, ...]:
     data, index, updates = x.operands
     axis, rank = x.attrs["axis"], len(x.types[0].shape)
+    if x.attrs["reduction"] == "add" and _all_have_some(x.local_size):
+        # What is for other devices adds zero to the first element of this one.
+        row, mine = x.local_rows(index, x.types[1].dtype)
+        none = x.emit("constant", value=0, dtype=x.types[1].dtype)
+        dtype = x.types[2].dtype
+        nothing = x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)
+        rows, added = x.emit("where", mine, row, none), x.emit("where", mine, updates, nothing)
+        return (x.emit("scatter_elements", data, rows, added, **x.attrs),)
     more = tuple(int(d == axis) for d in range(rank))
     wide = x.emit("pad", data, low=(0,) * rank, high=more, value=0)
     rows = local_row_ids(x, index, x.types[1].dtype)
     return (drop_extra_row(x, x.emit("scatter_elements", wide, rows, updates, **x.attrs), axis),)
+
+
+def _all_have_some(size: Size) -> bool:
+    sizes = size.values if isinstance(size, PerRank) else (size,)
+    return all(is_always(0, "<", n) is True for n in sizes)
 
 
 def _torch_scatter(attrs: Attrs) -> str:
@@ -153,7 +167,11 @@ define(
         order=Order(writes=lambda attrs: attrs["reduction"] == "update"),
     ),
     cost=Cost(flops=lambda types, attrs, results: float(types[2].elements)),
-    code=Code(relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})"),
+    code=Code(
+        relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})",
+        reusing=lambda attrs: _torch_scatter(attrs).replace("(", "_(", 1),
+        reusable=operands(0),
+    ),
     gradient=Gradient(all=_scatter_gradient),
 )
 

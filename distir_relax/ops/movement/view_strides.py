@@ -6,10 +6,9 @@ returns the strides of the result. They determine which reshapes copy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from distir_relax.ops.table import Attrs
+from distir_relax.ops.table import Attrs, contiguous
 
 Sizes = Sequence[int]
 
@@ -62,8 +61,3 @@ def sliced(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int,
 def split(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
     """Return the strides of the operand, which the parts share."""
     return tuple(strides)
-
-
-def contiguous(shape: Sizes) -> tuple[int, ...]:
-    """Return the strides of a row-major contiguous tensor."""
-    return tuple(math.prod(max(n, 1) for n in shape[dim + 1 :]) for dim in range(len(shape)))

@@ -35,17 +35,21 @@ def _cross_entropy(
         options = (weight, reduction, ignore_index, smoothing)
         return cast(g, _cross_entropy(g, cast(g, x, "float32"), target, *options), x.tensor.dtype)
     axis = _class_dim(x)
-    shifted, normalizer = _log_softmax_parts(g, x, axis)
+    shifted = _shifted(g, x, axis)
     if "float" in target.tensor.dtype:
         target = promote(g, target, x)[0]
         if smoothing:
             scaled = g.emit("multiply", target, like(g, x, 1 - smoothing))
             target = g.emit("add", scaled, like(g, x, smoothing / x.tensor.shape[axis]))
+        normalizer = _normalizer(g, shifted, axis)
         rows = _weighted_sum(g, shifted, normalizer, _class_weights(g, weight, x, axis, target), axis)
         count = like(g, x, x.tensor.elements // max(1, x.tensor.shape[axis]))
         return _normalize(g, rows, count, reduction)
     labels = _Labels(g, x, target, weight, ignore_index)
-    losses = labels.weighted(g.emit("subtract", normalizer, labels.select(shifted)))
+    # Before the exponentials, which are then written in the place of the logits.
+    selected = labels.select(shifted)
+    normalizer = _normalizer(g, shifted, axis)
+    losses = labels.weighted(g.emit("subtract", normalizer, selected))
     if not smoothing:
         return _normalize(g, losses, labels.total(), reduction)
     classes = _weighted_sum(g, shifted, normalizer, _class_weights(g, weight, x, axis), axis)
@@ -117,13 +121,16 @@ def _class_dim(x: Value) -> int:
     return int(len(x.tensor.shape) > 1)
 
 
-def _log_softmax_parts(g: Builder, x: Value, axis: int) -> tuple[Any, Any]:
-    """Return `x` minus the maximum of its row, and the logarithm of the sum of the exponentials of that."""
+def _shifted(g: Builder, x: Value, axis: int) -> Any:
+    """Return `x` minus the maximum of its row."""
     # The loss does not depend on the subtracted value, so the maximum needs no gradient.
     largest = g.emit("stop_gradient", g.emit("max", x, axis=(axis,), keepdims=True))
-    shifted = g.emit("subtract", x, largest)
-    total = g.emit("sum", g.emit("exp", shifted), axis=(axis,), keepdims=False)
-    return shifted, g.emit("log", total)
+    return g.emit("subtract", x, largest)
+
+
+def _normalizer(g: Builder, shifted: Value, axis: int) -> Any:
+    """Return the logarithm of the sum of the exponentials of a row."""
+    return g.emit("log", g.emit("sum", g.emit("exp", shifted), axis=(axis,), keepdims=False))
 
 
 def _class_weights(g: Builder, weight: Value | None, x: Value, axis: int, target: Value | None = None) -> Any:

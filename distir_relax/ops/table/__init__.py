@@ -47,6 +47,7 @@ from distir_relax.ops.table.expression import (
     torch_kind,
     torch_native,
     torch_packing,
+    torch_reusing,
 )
 from distir_relax.ops.table.gradient import Backward, backward_step
 from distir_relax.ops.table.helpers import (
@@ -54,6 +55,7 @@ from distir_relax.ops.table.helpers import (
     axis_of,
     broadcast_to,
     cast,
+    contiguous,
     dtype_name,
     filled,
     joined,
@@ -81,6 +83,7 @@ from distir_relax.ops.table.rule import (
     unsplit_axis_rule,
 )
 from distir_relax.ops.table.size_array import SizeArray, pointwise_sizes, reduced_sizes, size_array
+from distir_relax.ops.table.storage_reuse import reused_operands
 from distir_relax.ops.table.table import (
     TABLE,
     Table,
@@ -169,6 +172,7 @@ __all__ = [
     "check",
     "checked_axis",
     "complex_aten",
+    "contiguous",
     "define",
     "dim_names",
     "dtype_name",
@@ -209,6 +213,7 @@ __all__ = [
     "relax_spellings",
     "reshape_to",
     "resized",
+    "reused_operands",
     "same_type",
     "same_types",
     "size_array",
@@ -220,5 +225,6 @@ __all__ = [
     "torch_kind",
     "torch_native",
     "torch_packing",
+    "torch_reusing",
     "unsplit_axis_rule",
 ]

@@ -93,6 +93,8 @@ class Trait(Enum):
     """The identity if it has one operand and does not change its type."""
     VIEW = "view"
     """The result shares the storage of operand 0: no copy, no memory."""
+    MAY_SHARE = "may share"
+    """The result may be, or share the storage of, one of its operands."""
     MOVES = "moves"
     """Only moves elements: those of its results are elements of its operands, some repeated or left out."""
     ZERO_IF_EMPTY = "zero if empty"
@@ -311,6 +313,11 @@ class Code:
     operand 0 once, and its results theirs."""
     in_place: Expression = ""
     """The torch expression that writes the result into operand 0, which is dead afterwards, and returns it."""
+    reusing: Expression = ""
+    """The torch expression that writes the result into the memory of an operand of its type, ``{out}``, and returns it.
+    The operand is dead afterwards (`distir_relax.ops.table.storage_reuse`)."""
+    reusable: frozenset[int] | None = None
+    """The operands that `reusing` can overwrite; by default all."""
     strides: Strides | None = None
     """For a view, the strides of a result, or None for a copy."""
     unrepeated: tuple[int, ...] = ()
@@ -356,6 +363,9 @@ class Gradient:
     operand without gradient. If the operand was broadcast, the gradient may be larger and is summed."""
     all: AllGradients | None = None
     """Instead: a function that returns the gradients of all operands."""
+    accumulates: bool = False
+    """Whether the gradient of operand 0 includes `Backward.so_far`, to which it may be cheaper to add a few elements
+    than to add a tensor that has them."""
 
 
 NO_GRADIENT = Gradient()

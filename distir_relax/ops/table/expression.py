@@ -39,6 +39,12 @@ def torch_in_place(op: Op, operands: Sequence[str]) -> str:
     return _fill(lookup(op.name, op.location).code.in_place, op.attrs, operands, op.location)
 
 
+def torch_reusing(op: Op, operands: Sequence[str], number: int) -> str:
+    """Return the torch code that computes `op` in the memory of operand `number` (`Code.reusing`) and returns it."""
+    form = _template(lookup(op.name, op.location).code.reusing, op.attrs).replace("{out}", operands[number])
+    return _fill(form, op.attrs, operands, op.location)
+
+
 def torch_packing(op: Op, operands: Sequence[str], rows: int) -> str:
     """Return the torch code that packs the weights of a local `op` (`Code.packed`); "" if it has no such form."""
     form = _packed_form(op)

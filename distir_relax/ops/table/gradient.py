@@ -32,13 +32,14 @@ class Backward:
     """The backward step of `op`, with `g` to emit its ops.
 
     `grads` are the gradients of its results, at least one; None for a result without users. `wrt` are the operands
-    whose gradients are requested.
+    whose gradients are requested. `so_far` is the gradient of operand 0 due to others, if the `Gradient` accumulates.
     """
 
     g: Builder
     op: Op
     grads: tuple[Value | None, ...]
     wrt: frozenset[int]
+    so_far: Value | None = None
     _emitted: dict[str, Value] = field(default_factory=dict)
 
     @property

@@ -61,6 +61,11 @@ def promote(g: Builder, *items: Any, floating: bool = False) -> list[Any]:
     return [_as_dtype(g, item, dtype) for item in items]
 
 
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose elements are in memory in the order of its dims, in elements."""
+    return tuple(math.prod(max(n, 1) for n in shape[dim + 1 :]) for dim in range(len(shape)))
+
+
 def joined(dtypes: Sequence[str]) -> str:
     """Return the smallest dtype that can represent all of these."""
     dtype = max(dtypes, key=_PROMOTION.index)
