@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.torch.module_state import object_tensors
 from distir_relax.runtime import step
 from distir_relax.runtime.outputs import collect_output
 
@@ -109,6 +111,15 @@ def test_tensors_of_objects_are_state(registered: bool, strategy: str) -> None:
         for _ in range(3):
             x = torch.randn(ROWS, WIDTH)
             torch.testing.assert_close(plan(x), model(x))
+
+
+def test_python_modules_are_not_searched_for_state() -> None:
+    """A model may keep `torch` in an attribute, whose namespace would take longer than the export."""
+    library = ModuleType("library")
+    model = nn.Identity()
+    model.libraries, model.held = {"one": library}, [torch.ones(2)]
+    library.table = torch.ones(3)  # type: ignore[attr-defined]
+    assert [path for path, _ in object_tensors(model)] == ["held.0"]
 
 
 def test_state_stays_on_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

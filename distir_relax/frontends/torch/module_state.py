@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
@@ -177,7 +178,8 @@ def object_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 def _tensors_in(value: Any, path: str, visited: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    if id(value) in visited or depth > _DEPTH or isinstance(value, (torch.nn.Module, type)):
+    # Python modules, such as `torch` itself, belong to no model.
+    if id(value) in visited or depth > _DEPTH or isinstance(value, (torch.nn.Module, type, ModuleType)):
         return
     visited.add(id(value))
     if isinstance(value, torch.Tensor):
