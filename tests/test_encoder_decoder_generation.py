@@ -132,6 +132,7 @@ def test_a_saved_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_a_launch_and_a_session_of_processes(tmp_path: Path) -> None:
     path = tmp_path / "m.dist"
     compiled("t5", "1/1/2/1").plan.save(path, backends=("torch",))

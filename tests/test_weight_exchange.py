@@ -115,6 +115,7 @@ def test_experts_and_buffers(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_sessions_and_servers_on_processes(models: Path) -> None:
     other = tokens_of(models / "two")
     with dr.launch(models / "refer.dist", weights=models / "two") as session:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.runtime.processes import python
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,9 +15,7 @@ EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples" / "
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_runs(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / name)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
+def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = python(ROOT / name, limit=240)
     assert done.returncode == 0, done.stderr

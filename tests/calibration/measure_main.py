@@ -16,6 +16,8 @@ def few(dtype: str, scale: int) -> list[microbenchmarks.OpSample]:
 
 if __name__ == "__main__":
     measurements.op_samples = few
+    # Enough for several copies: how long they take is not looked at.
+    measure._COLD_BYTES = 2e6
     measure.payloads = lambda scale: (3, 3_100)
     world = join_world()
     assert world is not None

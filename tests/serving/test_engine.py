@@ -389,6 +389,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 @pytest.mark.parametrize(
     ("name", "launcher"), [("two", "mpirun"), ("stages", "mpirun"), ("stages", "torchrun"), ("five", "mpirun")]
 )
@@ -405,6 +406,7 @@ def test_ranks_that_are_processes_give_the_same_tokens(saved: Path, name: str, l
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_stages_are_idle_while_the_others_compute(saved: Path) -> None:
     """With one request, of two stages at most one computes at any time."""
     with start_engine(read_bundle(saved / "stages.dist"), EngineOptions(max_requests=1)) as engine:
@@ -416,6 +418,7 @@ def test_stages_are_idle_while_the_others_compute(saved: Path) -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_a_killed_rank_ends_the_engine(saved: Path) -> None:
     engine = start_engine(read_bundle(saved / "two.dist"))
     request = engine.submit([1, 2, 3], 40)
