@@ -25,6 +25,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.calibration.memory_peak import step_peak
 from distir_relax.frontends.torch.loss_module import call_arguments
 from distir_relax.runtime.join import joined_world
+from distir_relax.runtime.launch import find_mpirun, mpirun_command
 from distir_relax.runtime.machine import limit_threads
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.training.batches import numbers
@@ -64,11 +65,11 @@ def peaks(programs: list[Program]) -> Iterator[tuple[Program, list[int], list[in
             chosen = [program for program in programs if program.ranks == ranks]
             folders = [Path(name) / f"{ranks}-{number}" for number in range(len(chosen))]
             predicted = [_write(program, folder) for program, folder in zip(chosen, folders, strict=True)]
-            command = [Path(sys.executable).with_name("mpirun"), "-n", str(ranks), "--oversubscribe"]
-            options = ["--allow-run-as-root", "--bind-to", "none", sys.executable, "-m", "benchmarks.peak_memory"]
+            program = [sys.executable, "-m", "benchmarks.peak_memory", "--rank", *map(str, folders)]
             # As `distir calibrate` measures: convolutions of one element take other ways with several threads.
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run([*command, *options, "--rank", *folders], check=True, cwd=ROOT, env=environment)
+            command = mpirun_command(find_mpirun(), ranks, program, "1")
+            subprocess.run(command, check=True, cwd=ROOT, env=environment)
             for program, folder, expected in zip(chosen, folders, predicted, strict=True):
                 yield program, expected, json.loads((folder / "peaks.json").read_text())
 

@@ -11,7 +11,7 @@ from distir_relax.ops import TABLE, lookup
 from distir_relax.ops.table import gradient_of
 from tests.training_models import KINDS, Drawn, check, draw, fails, shrink
 
-COUNT, CHUNK = 24, 12
+COUNT, CHUNK = 12, 12
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))

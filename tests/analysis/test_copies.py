@@ -79,6 +79,7 @@ NAMES = {"mlp zero=3 on 3", "resnet trained", "large output tensor", "plain rnn 
 
 @pytest.mark.mpirun
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("quick_launches")
 def test_peaks_are_those_of_real_ranks() -> None:
     """Copies of collectives along inner dims, of convolutions and reshapes; outputs assembled on rank 0; deletion of
     small values and of views of large storage."""

@@ -28,7 +28,9 @@ def environment() -> dict[str, str]:
         if not name.startswith(_OF_LAUNCHERS)
     }  # fmt: skip
     path = os.pathsep.join(filter(None, [str(ROOT), str(_HERE), clean.get("PYTHONPATH", "")]))
-    return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    # Ranks of Open MPI that wait leave the core to the others, and to the tests of another worker.
+    more = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    return {**clean, **more, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1"}
 
 
 def start(command: list[str], limit: int = LIMIT, **variables: str) -> subprocess.CompletedProcess[str]:

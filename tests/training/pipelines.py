@@ -16,7 +16,7 @@ import distir_relax as dr
 from tests.families import LENGTH, WORDS, Loss
 from tests.imported_once import ImportedTraining
 
-STEPS, ROWS = 10, 7
+STEPS, ROWS = 5, 7
 Trained = tuple[list[float], dict[str, torch.Tensor]]
 """Losses, and parameters by name."""
 

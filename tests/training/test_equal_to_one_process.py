@@ -1,6 +1,6 @@
 """Training under mpirun: losses and all parameters are those of torch on one process.
 
-Twelve steps of each family of models, and ten of a pipeline in the order of every schedule. In float64, to 1e-8; but
+Six steps of each family of models, and five of a pipeline in the order of every schedule. In float64, to 1e-8; but
 for the mixture of experts, whose products torch has in float32 alone. Norms of Llama, which transformers computes in
 float32 whatever the model's dtype, are torch's own here.
 """
@@ -20,7 +20,7 @@ from tests.families import FAMILIES, WORDS, Family
 from tests.runtime.processes import mpirun
 from tests.training import pipelines
 
-STEPS = 12
+STEPS = 6
 ADAM = dr.AdamW(lr=1e-3), lambda p: torch.optim.AdamW(p, lr=1e-3)
 SGD = dr.SGD(lr=0.02, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9)
 
