@@ -52,6 +52,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.fixture(autouse=True)
+def exported_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal models are exported once in a process, but for the tests of the import itself."""
+    if "frontends" not in request.path.parts:
+        from tests import exported_once
+
+        monkeypatch.setattr(exported_once.importer, "_export", exported_once.export)
+
+
 @pytest.fixture
 def quick_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of launches that this process and its forks start are forks: `tests.runtime.processes.interpreter`."""
