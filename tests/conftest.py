@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+LARGE = 60
+"""Number of tests of a large file, all of which are short."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that start launches into one group, which one worker of pytest-xdist runs, and begin with it.
 
     A launch has several ranks: two at a time would be slow enough to run into their time limits. Others that share
-    what is made once, for a file or by the name of the mark ``shares``, are a group too, or each worker would make it.
-    Tests of no group come last: they fill the time of a worker whose groups are done.
+    what is made once, for a file or by the name of the mark ``shares``, are a group too, or each worker would make it;
+    so are all tests of a small file, which share exports. Tests of large files have no group and come last: they fill
+    the time of a worker whose groups are done.
     """
-    order = {}
+    order, sizes = {}, Counter(item.path for item in items)
     for item in items:
         if item.get_closest_marker("mpirun"):
             item.add_marker(pytest.mark.xdist_group("mpirun"))
@@ -34,10 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif mark := item.get_closest_marker("shares"):
             item.add_marker(pytest.mark.xdist_group(mark.args[0]))
             order[item] = 1
-        elif _shares_with_its_file(item):
+        elif (is_needed := _shares_with_its_file(item)) or sizes[item.path] < LARGE:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-            order[item] = 1
-    items.sort(key=lambda item: order.get(item, 2))
+            order[item] = 1 if is_needed else 2
+    items.sort(key=lambda item: order.get(item, 3))
 
 
 @pytest.hookimpl(trylast=True)

@@ -51,6 +51,7 @@ def test_a_compiled_kernel_is_kept_on_disk_and_loads_without_the_modules_of_tvm(
 
 
 THREADS = """
+import os
 import torch
 from distir_relax.kernels.native import panel_product, threads
 if {by_tvm}:
