@@ -16,7 +16,7 @@ from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, merge_passes
 from distir_relax.calibration.microbenchmarks import op_samples, payloads
-from distir_relax.calibration.programs import program_makers
+from distir_relax.calibration.programs import ProgramSample, program_makers
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.network import collective_seconds
@@ -104,7 +104,7 @@ def test_validate_calibrates_in_turn_with_the_runs(
         return made_up(ranks)
 
     monkeypatch.setattr(validate, "measure_ranks", measured)
-    monkeypatch.setattr(calibrate, "programs", some_programs)
+    monkeypatch.setattr(calibrate, "programs", few_programs)
     found = validate.validate([str(bundle)], None, steps=2, passes=2)
     assert taken == [(2, "cpu", 1), (2, "cpu", 1)]
     assert found.calibration is not None
@@ -118,6 +118,11 @@ def test_validate_calibrates_in_turn_with_the_runs(
     assert load_profile(tmp_path / "made-up.toml").devices == 2
 
 
+def few_programs(dtype: str, scale: int, ranks: int) -> tuple[ProgramSample, ...]:
+    """Every second of those whose fit `test_fit.py` looks at."""
+    return some_programs(dtype, scale, ranks)[::2]
+
+
 def made_up(ranks: int) -> Measurements:
     """What a machine like `TRUE` would take for everything that is measured."""
     kinds = [CollectiveSample(name, 2, 4 * n) for name in ("all_reduce", "all_gather", "send") for n in payloads(1)]
@@ -125,7 +130,7 @@ def made_up(ranks: int) -> Measurements:
         FIRST,
         ranks=ranks,
         ops={"float32": [[seconds(TRUE, sample)] for sample in op_samples("float32", 1)]},
-        programs={"float32": [[simulate_module(s.module, TRUE).makespan] for s in some_programs("float32", 1, ranks)]},
+        programs={"float32": [[simulate_module(s.module, TRUE).makespan] for s in few_programs("float32", 1, ranks)]},
         alone=[],
         collectives=kinds,
         collective_times=[[collective_seconds(TRUE, k.collective, (0, 1), [k.bytes] * 2)] for k in kinds],

@@ -33,8 +33,9 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         thread.start()
         inside.set()
         yield
-        # One that comes late comes here.
-        time.sleep(1)
+        # One that comes late comes here, once a sleep has ended.
+        for _ in range(1000):
+            time.sleep(1e-3)
     except KeyboardInterrupt:
         pass
     thread.join()
