@@ -118,8 +118,9 @@ def _is_new(op: Op, entry: OpDef) -> bool:
 
 
 def _shape(value: Value) -> tuple[int, ...]:
-    """Return the shape of a value on its first device."""
-    return value.type.local(0).shape if isinstance(value.type, PlacedType) else value.tensor.shape
+    """Return the shape of a value on its first device, typically if it is symbolic."""
+    type_ = value.type.local(0) if isinstance(value.type, PlacedType) else value.tensor
+    return type_.typical.shape
 
 
 def _elements(value: Value) -> int | tuple[int, ...]:
