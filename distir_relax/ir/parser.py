@@ -53,11 +53,11 @@ _LEAST_NUMBER, _MOST_NUMBER = -(2**63), 2**63 - 1
 
 _LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t\r]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
+    r"""[ \t\r]*(?:(?P<newline>\n)|(?P<comment>\#[^\n]*)
     |(?P<string>"(?:[^"\\]|\\.)*")
     |(?P<number>-?(?:inf\b|nan\b|[0-9]+\.(?!\.)[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+))
     |(?P<value>%[\w.]+)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
-    |(?P<dots>\.\.)|(?P<operator>//|[*+-])|(?P<relation>[<>=!]=|[<>])|(?P<mark>[()\[\]{}:,=|@])""",
+    |(?P<dots>\.\.)|(?P<operator>//|[*+-])|(?P<relation>[<>=!]=|[<>])|(?P<mark>[()\[\]{}:,=|@])|\Z)""",
     re.VERBOSE,
 )
 
@@ -79,15 +79,17 @@ def _is_size(item: Attribute) -> TypeGuard[int]:
 def _tokenize(text: str, source: str) -> list[_Token]:
     tokens: list[_Token] = []
     line, position = 1, 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if not match:
-            raise ParseError(f"cannot read {text[position : position + 20]!r}", where=f"{source}:{line}")
-        kind = match.lastgroup or ""
-        if kind not in ("space", "newline"):
-            tokens.append(_Token(kind, match.group(), line))
-        line += kind == "newline"
+    for match in _TOKEN.finditer(text):
+        if match.start() != position:
+            break
         position = match.end()
+        kind = match.lastgroup or ""
+        if kind == "newline":
+            line += 1
+        elif kind:
+            tokens.append(_Token(kind, match[kind], line))
+    if position < len(text):
+        raise ParseError(f"cannot read {text[position : position + 20]!r}", where=f"{source}:{line}")
     tokens.append(_Token("end", "the end of the text", line))
     return tokens
 
@@ -100,6 +102,8 @@ class _Parser:
     position: int = 0
     values: dict[str, Value] = field(default_factory=dict)
     symbols: dict[str, Symbol] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    """Types by their text, whose sizes may be by device."""
 
     def module(self) -> Module:
         self.expect("module")
@@ -282,15 +286,24 @@ class _Parser:
         if head not in _LONG_DTYPE:
             self.fail(f"a dtype, one of {', '.join(_LONG_DTYPE)}", head)
         self.expect("[")
-        sizes: list[Size] = []
-        while not self.accept("]"):
-            sizes.append(self.size(0))
-            self.accept(",")
+        end = self.position
+        while self.tokens[end].text != "]" and self.tokens[end].kind != "end":
+            end += 1
+        text = head + " ".join(token.text for token in self.tokens[self.position : end])
+        if text in self.types:
+            kind = self.types[text]
+            self.position = end + 1
+        else:
+            sizes: list[Size] = []
+            while not self.accept("]"):
+                sizes.append(self.size(0))
+                self.accept(",")
+            kind = self.types[text] = TensorType(tuple(sizes), _LONG_DTYPE[head])  # type: ignore[arg-type]
         if not self.accept("@"):
-            if any(isinstance(n, PerRank) for n in sizes):
+            if any(isinstance(n, PerRank) for n in kind.shape):
                 self.fail("devices, such as @ {0,1}, after sizes by device", "none")
-            return TensorType(tuple(sizes), _LONG_DTYPE[head])  # type: ignore[arg-type]
-        return PlacedType(tuple(sizes), _LONG_DTYPE[head], self.devices())
+            return kind
+        return PlacedType(kind.shape, kind.dtype, self.devices())
 
     def dtensor(self) -> DTensorType:
         shape = self.shape("a shape such as (4, 8)")
