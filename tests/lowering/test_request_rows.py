@@ -23,6 +23,8 @@ module @global {
     %flat: f32[new, 6] = reshape(%x) {shape=(new, 6)}
     %all: f32[6*new] = reshape(%x) {shape=(6*new,)}
     %shifted: f32[1, new, 6] = add(%x, %shift)
+    %own: f32[6] = sum(%x) {axes=(0, 1), keepdims=False}
+    %shifted_2: f32[1, new, 6] = add(%x, %own)
     %twice: f32[6] = add(%shift, %shift)
     %total: f32[1, 6] = sum(%x) {axes=(1,), keepdims=False}
     %spread: f32[1, new, 6] = add(%x, %total)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from distir_relax.ir import Attribute, Function, Op, TensorType, Value
@@ -43,6 +44,8 @@ def row_ops(function: Function, fixed: Collection[str]) -> RowOps:
     shared = set(fixed)
     joined: dict[str, Rows] = {}
     once = set[str]()
+    # Layers repeat each other's ops.
+    parallel: dict[object, bool] = {}
     for item in function.inputs:
         if item.role == "input" and (rows := rows_of(item.value.tensor)):
             joined[item.value.name] = rows
@@ -50,7 +53,7 @@ def row_ops(function: Function, fixed: Collection[str]) -> RowOps:
         names = [v.name for v in op.results]
         if all(v.name in shared for v in op.operands) and not op_symbols(op):
             shared.update(names)
-        elif _is_parallel(op, shared):
+        elif _remembered(op, shared, parallel):
             joined |= {v.name: rows for v in op.results if (rows := rows_of(v.tensor))}
         else:
             continue
@@ -58,6 +61,7 @@ def row_ops(function: Function, fixed: Collection[str]) -> RowOps:
     return RowOps(frozenset(shared), joined, frozenset(once))
 
 
+@lru_cache(maxsize=1 << 12)
 def rows_of(kind: TensorType) -> Rows | None:
     """Return the only dim of a type that depends on a call's positions, if its size is their number."""
     along = [(dim, size) for dim, size in enumerate(kind.shape) if symbols_within((size,))]
@@ -66,6 +70,15 @@ def rows_of(kind: TensorType) -> Rows | None:
     (dim, size), = along  # fmt: skip
     symbols = {symbol.name: symbol for symbol in symbols_within((size,))}
     return next(((dim, name) for name in ROWS if name in symbols and size == size_of(symbols[name])), None)
+
+
+def _remembered(op: Op, shared: Collection[str], parallel: dict[object, bool]) -> bool:
+    """Return `_is_parallel`, as for an earlier op that differs in names only."""
+    operands = tuple((v.type, v.name in shared) for v in op.operands)
+    key = (op.name, operands, tuple(v.type for v in op.results), tuple(op.attrs.items()))
+    if key not in parallel:
+        parallel[key] = _is_parallel(op, shared)
+    return parallel[key]
 
 
 def _is_parallel(op: Op, shared: Collection[str]) -> bool:

@@ -32,8 +32,8 @@ def to_torch_requests(
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
-    module = _unrepeated(module)
-    return _Program(module, module.function(entry), name, ranks, states, growing, clocked).text()
+    module = _unrepeated(replace(module, functions=(module.function(entry),)))
+    return _Program(module, module.main, name, ranks, states, growing, clocked).text()
 
 
 def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[ClockedOp]]:

@@ -95,7 +95,6 @@ class TorchFunction:
     """Those of them that `prepare_sizes` returns."""
     masks: set[str] = field(default_factory=set)
     """Those of them that may be None instead, if all their elements are true (`Code.none_if_true`)."""
-    body: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for item in self.function.inputs:
@@ -113,7 +112,10 @@ class TorchFunction:
             sized_values(self.function, self.fixed, self.mutated) if self.name == "main" and self.symbols else set()
         )
         self.prepare_sizes = self._prepare_sizes(self.sized)
-        self.body = self._body(self.fixed | self.sized)
+        for op in self._remaining():
+            for value in op.results:
+                if value.name not in self.names:
+                    self._name(value)
 
     @property
     def prepare_name(self) -> str:
@@ -141,7 +143,7 @@ class TorchFunction:
             + f"def {self.name}({', '.join(['comm', *weights, *self.symbols, *arguments])}):\n"
             + ("" if self.clocked is None or self.name != "main" else "    clock(-1)\n")
             + unpack
-            + "".join(f"    {line}\n" for line in self.body)
+            + "".join(f"    {line}\n" for line in self._body())
             + f"    return {result}\n"
         )
 
@@ -252,19 +254,24 @@ class TorchFunction:
         begin, end = (f"{callee.prepare}(comm, {{", "})") if callee.prepare else ("{", "}")
         return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
 
-    def _body(self, fixed: set[str]) -> list[str]:
-        ops = [op for op in self.function.ops if op.results[0].name not in fixed and not self.is_number(op)]
+    def _remaining(self) -> list[Op]:
+        """Return the ops that every call runs."""
+        early = self.fixed | self.sized
+        return [op for op in self.function.ops if op.results[0].name not in early and not self.is_number(op)]
+
+    def _body(self) -> list[str]:
+        ops, early = self._remaining(), self.fixed | self.sized
         last = {v.name: number for number, op in enumerate(ops) for v in op.operands}
         live = {o.value.name for o in self.function.outputs}
         live |= set(self.stored)
         large = _large_storage(self.function)
-        reused = reused_operands(self.function, fixed)
+        reused = reused_operands(self.function, early)
         lines: list[str] = []
         for number, op in enumerate(ops):
             dead = [
                 v
                 for v in dict.fromkeys(op.operands)
-                if last[v.name] == number and v.name not in fixed and v.name not in live and v.name in large
+                if last[v.name] == number and v.name not in early and v.name not in live and v.name in large
             ]
             unused = [v for v in op.results if v.name not in last and v.name not in live and v.name in large]
             if op.callee:
@@ -380,8 +387,9 @@ class TorchFunction:
 
     def is_number(self, op: Op) -> bool:
         """Whether an op is a number that the code of its users contains."""
-        used = {o.value.name for o in self.function.outputs}
-        return Trait.SCALAR in lookup(op.name).traits and op.results[0].name not in used
+        return Trait.SCALAR in lookup(op.name).traits and all(
+            o.value.name != op.results[0].name for o in self.function.outputs
+        )
 
     def _name(self, value: Value) -> str:
         """Make a Python identifier from a value's name."""
