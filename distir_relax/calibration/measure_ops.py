@@ -87,7 +87,7 @@ def _run_requests(bundle: Bundle, world: World | None, device: str, steps: int, 
         else world.communicator(manifest.mesh, device)
     )
     entry = read_stage(bundle, "ranked").ranks[comm.rank]
-    ranks = RankRequests(bundle, emit_request_programs(bundle, {entry: ops}), comm)
+    ranks = RankRequests(bundle, emit_request_programs(bundle, [entry], {entry: ops}), comm)
     turns, length = range(_WARM_UP + steps), tokens + _WARM_UP + steps + 1
 
     def read_prompts(turn: int) -> None:

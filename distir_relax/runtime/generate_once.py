@@ -75,7 +75,10 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], 
             program, prompt = prepared[0]
             return {name: x.numpy() for name, x in program.inputs(prompt.ids, 0, prompt.encoder).items()}
 
-        session, _ = load_rank(world, options.bundle, options.backend, options.device, check, weights=options.weights)
+        session, _ = load_rank(
+            world, options.bundle, options.backend, options.device, check, weights=options.weights,
+            load_sequences=load_sequence_programs,
+        )  # fmt: skip
         ((program, prompt),) = prepared
         feed = program.by_rank(session, world, options.sampling, prompt.encoder)
         return _shown(options, feed, prompt, show, world.size, world.kind)

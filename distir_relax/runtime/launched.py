@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from distir_relax.bundle import Bundle, check_weights, read_bundle
 from distir_relax.errors import DistIRError
+from distir_relax.runtime.backends import LoadSequences
 from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
@@ -43,12 +44,13 @@ def ending_launch(world: World) -> Iterator[None]:
 def load_rank(
     world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs],
     verified: Sequence[object] = (), loads: bool = True, weights: str | Path | None = None,
+    load_sequences: LoadSequences | None = None,
 ) -> tuple[RankSession, _Inputs]:  # fmt: skip
     """Load a bundle on one rank of a launch, and the result of `inputs` for it; every rank calls this.
 
     One rank of a node hashes the weights and verifies the programs, unless the bundle is the one `verified`
     (`Verified.to_json`). `weights` are as for `read_bundle`. Unless it `loads`, the program and its weights are not
-    read, and not verified.
+    read, and not verified. `load_sequences` is as for a `Session`.
 
     All ranks agree that each can read the bundle and its inputs, that their number is the mesh's, and that they hold
     the same programs. Raises `Agreed` for an error of any of them.
@@ -65,7 +67,7 @@ def load_rank(
         prepared = inputs(bundle)
     shake_hands(world, bundle, prepared)
     with agreed(world):
-        session = RankSession(world, bundle, backend, device, is_verified)
+        session = RankSession(world, bundle, backend, device, is_verified, load_sequences)
         if loads:
             session.load()
     return session, prepared

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
-from distir_relax.runtime.backends import RankProgram, load_program
+from distir_relax.runtime.backends import LoadSequences, RankProgram, load_program
 from distir_relax.runtime.call_shapes import Call, CallShapes
+from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
@@ -30,12 +31,13 @@ class RankSession:
     """One rank of a launch, with its program and weights loaded. Every rank of `world` creates and calls one.
 
     It reports its waiting to `world`, whose stall detection ends a launch that hangs. The programs of a bundle of files
-    are verified, unless they are `verified` already.
+    are verified, unless they are `verified` already. `load_sequences` is as for a `Session`.
     """
 
     def __init__(
-        self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu", verified: bool = False
-    ) -> None:
+        self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu", verified: bool = False,
+        load_sequences: LoadSequences | None = None,
+    ) -> None:  # fmt: skip
         self.bundle = bundle
         self._verifies = bundle.path is not None and not verified
         self.calls = CallShapes(bundle.manifest)
@@ -48,15 +50,26 @@ class RankSession:
         self._program: RankProgram | None = None
         self._encoder: RankProgram | None = None
         self._backend = backend
+        self._load_sequences = load_sequences
         self.seconds = 0.0
 
     def load(self) -> None:
-        """Load the program and this rank's slices of the weights. Raises BundleError or RunError on this rank alone."""
+        """Load the program and this rank's slices of the weights; every rank calls this.
+
+        Raises BundleError or RunError on this rank alone, or `Agreed`.
+        """
         comm = self.communicator
-        # One rank of a node verifies the programs of all ranks.
-        if self._verifies and self._world.local_rank == 0:
-            verify_programs(self.bundle)
-        self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
+        programs: list[RankProgram] = []
+        if self._backend == "torch" and self._load_sequences is not None:
+            # Others wait, because they emit programs of the text that is verified.
+            with agreed(self._world):
+                self._verify()
+            programs = self._load_sequences(self.bundle, [comm], self._collect)
+        else:
+            self._verify()
+        self._program = (
+            programs[0] if programs else load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
+        )
         if self.bundle.encoder is not None:
             self._encoder = load_program(self._backend, self.bundle.encoder, comm.rank, comm, comm.device)
 
@@ -140,6 +153,17 @@ class RankSession:
     def save_pieces(self, file: StateFile) -> None:
         """Write this rank's shards into a file of the global tensors that the program updates."""
         save_pieces(self.bundle.manifest, self._loaded(), self.communicator.rank, file)
+
+    def _verify(self) -> None:
+        """Verify the programs of all ranks, if they are not; one rank of a node does."""
+        if self._verifies and self._world.local_rank == 0:
+            verify_programs(self.bundle)
+
+    def _collect(self, value: Callable[[], Any]) -> list[Any]:
+        """See `Collect`."""
+        with agreed(self._world):
+            mine = value()
+        return self._world.exchange(mine)
 
     def _loaded(self) -> RankProgram:
         if self._program is None:

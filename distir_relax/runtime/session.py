@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
-from distir_relax.runtime.backends import RankProgram, load_program
+from distir_relax.runtime.backends import LoadSequences, RankProgram, load_program
 from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
@@ -27,16 +27,11 @@ if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.arrays import Array
-    from distir_relax.runtime.communicator import Communicator
 
 # Seconds that ranks have to return after their run has failed, and after the user has interrupted it.
 _GRACE = 5.0
 _GRACE_INTERRUPTED = 1.0
 _TORN = "its last run failed and left its state between two steps"
-
-
-LoadSequences: TypeAlias = "Callable[[Bundle, Sequence[Communicator]], list[RankProgram]]"
-"""Returns programs that continue sequences, one for each communicator, if a bundle can have them."""
 
 
 class SessionClosed(RunError):

@@ -71,8 +71,8 @@ def verify_programs(bundle: Bundle) -> None:
             )
 
 
-def read_stage(bundle: Bundle, stage: str) -> Module:
-    """Return the program of a bundle at a stage, verified again, since files may have been modified.
+def read_stage(bundle: Bundle, stage: str, verified: bool = False) -> Module:
+    """Return the program of a bundle at a stage; unless `verified`, verify it, since files may have been modified.
 
     Raises BundleError when the bundle has no text of it, or one that is no valid program.
     """
@@ -83,7 +83,8 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
     text = bundle.stage(stage)
     try:
         module = parse(text, where)
-        verify(module, check)
+        if not verified:
+            verify(module, check)
     except DistIRError as wrong:
         raise BundleError(f"not a program of the {stage} stage: {wrong}", where) from None
     if module.stage != stage:

@@ -13,6 +13,7 @@ import distir_relax as dr
 from distir_relax.kernels.bound_step import BoundStep, CannotBind
 from distir_relax.runtime.requests import Slot, ThreadRequests
 from distir_relax.runtime.requests.bound_steps import BoundSteps
+from distir_relax.runtime.requests.request_program import emit_request_programs
 from tests.imported_once import compile_language_model
 from tests.incremental.language_models import VOCABULARY, language_model
 
@@ -84,6 +85,15 @@ def test_low_precision_is_that_of_unbound_steps(
     assert bound == [3] * 7
     tolerance = 2e-2 if precision == "bf16" else 1e-5
     torch.testing.assert_close(found[0], found[1], rtol=tolerance, atol=tolerance)
+
+
+def test_the_text_for_one_rank_is_that_for_all() -> None:
+    model = language_model("gpt2")
+    bundle = compile_language_model(model, strategy="1/3/1/1", tail="pad", max_length=64).plan.bundle()
+    texts = emit_request_programs(bundle)
+    assert list(texts) == ["main_0", "main_1", "main_2"]
+    for name in texts:
+        assert emit_request_programs(bundle, [name]) == {name: texts[name]}
 
 
 def test_a_step_that_cannot_be_bound_runs_op_by_op() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from distir_relax.report.explain import explain
 from distir_relax.runtime.requests import Slot, ThreadRequests
 from distir_relax.strategies.head_division import HeadDivision, divide_heads
 from tests.incremental.language_models import VOCABULARY, with_large_weights
+from tests.runtime import sequences_main
+from tests.runtime.processes import mpirun
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 LENGTH = 29
@@ -99,6 +103,26 @@ def test_tokens_are_those_of_one_rank(strategy: str, precision: str) -> None:
         tokens.append(compiled.generate(prompts, max_new_tokens=7))
     assert heads_of(compiled.plan, ".k_proj.weight.scales") == ((0, 1), (1, 2))
     assert tokens[0].tolist() == tokens[1].tolist()
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(90)
+def test_processes_give_the_tokens_of_the_model(tmp_path: Path) -> None:
+    """By steps of requests, where all ranks can; else all run the program of the batch."""
+    made = model("Llama", 9, 3)
+    compiled = generation("Llama", 9, 3, "1/2/1/1", max_batch=2)
+    assert heads_of(compiled.plan, "layers.0.self_attn.k_proj.weight") == ((0, 1), (1, 2))
+    path = compiled.plan.save(tmp_path / "m.dist", ("torch",))
+    done = mpirun(2, Path(sequences_main.__file__), path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    ids = torch.tensor(sequences_main.PROMPTS)
+    options = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 0}
+    with torch.no_grad():
+        expected = made.generate(ids, max_new_tokens=9, do_sample=False, **options)[:, ids.shape[1] :].tolist()
+    assert found["all"] == [[["SequenceProgram", 1]] * 2, expected]
+    assert found["one cannot"] == [[["TorchProgram", 0]] * 2, expected]
+    assert found["one fails"] == ["no room (on rank 1 of 2)"] * 2
 
 
 def test_a_forward_of_the_model_has_its_logits_and_explains_its_heads(tmp_path: Any) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from distir_relax.bundle import BACKENDS, Bundle
 from distir_relax.errors import RunError
@@ -52,6 +52,27 @@ class Load(Protocol):
 
         Reads only this rank's slices of the weights. Raises BundleError when the bundle was not
         compiled for this backend, RunError when the backend cannot run here.
+        """
+        ...
+
+
+Collect: TypeAlias = "Callable[[Callable[[], Any]], list[Any]]"
+"""Calls a function on each process of a launch, and returns the results (of JSON's types) of all on each of them.
+
+If it raises a `DistIRError` on one of them, all raise that.
+"""
+
+
+class LoadSequences(Protocol):
+    """Loader of other programs of the torch backend for a bundle that continues sequences."""
+
+    def __call__(
+        self, bundle: Bundle, communicators: Sequence[Communicator], collect: Collect = ...
+    ) -> list[RankProgram]:
+        """Load those of the ranks of this process, which have these communicators.
+
+        The result is empty if some process of the launch cannot run them: all call this alike, and `collect` is theirs;
+        by default this is the only process.
         """
         ...
 

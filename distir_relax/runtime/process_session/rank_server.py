@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -25,6 +26,7 @@ from distir_relax.runtime.process_session.shared_memory import Segment
 from distir_relax.runtime.process_session.tensor_frames import pack, unpack
 from distir_relax.runtime.requests import RankRequests
 from distir_relax.runtime.requests.request_program import emit_request_programs
+from distir_relax.runtime.requests.sequence_program import load_sequence_programs
 from distir_relax.runtime.stall_detection import StallDetector
 from distir_relax.runtime.verification import Verified
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
@@ -33,6 +35,8 @@ from distir_relax.runtime.world import World
 
 def main(folder: str) -> None:
     """Connect to the driver that listens in `folder`, and serve until it asks this rank to end, or has ended."""
+    # Until torch is loaded: passes over its many objects free nothing, and take a tenth of that time.
+    gc.disable()
     connection = _connect(folder)
     options = connection.receive()
     # Standard output is the driver's user's.
@@ -40,10 +44,10 @@ def main(folder: str) -> None:
         os.dup2(options.files[0], stream)
     os.close(options.files[0])
     threading.Thread(target=_end_with_driver, args=(connection.socket,), name="distir-driver", daemon=True).start()
-    imported = threading.Thread(target=importlib.import_module, args=("torch",), name="distir-import", daemon=True)
+    imported = threading.Thread(target=_import, name="distir-import", daemon=True)
     if detect() == "mpi":
-        # Open MPI waits for a second while it initializes, in C: torch is loaded meanwhile. Under torchrun the main
-        # thread loads it at once, and parts of one package must not be loaded by two threads.
+        # Open MPI waits for a second while it initializes, in C: modules are loaded meanwhile. Under torchrun the main
+        # thread loads torch at once, and parts of one package must not be loaded by two threads.
         imported.start()
     try:
         _serve(connection, options.header, imported)
@@ -54,6 +58,12 @@ def main(folder: str) -> None:
     connection.send({"error": error_to_json(error)})
     # The driver ends the launch.
     threading.Event().wait()
+
+
+def _import() -> None:
+    """Load torch, and what verifies and emits programs."""
+    importlib.import_module("torch")
+    importlib.import_module("distir_relax.lowering.emit.torch")
 
 
 def _connect(folder: str) -> Connection:
@@ -74,6 +84,8 @@ def _serve(connection: Connection, options: Mapping[str, Any], imported: threadi
     assert world is not None, "a launcher starts this program"
     if imported.ident is not None:
         imported.join()
+    gc.freeze()
+    gc.enable()
     connection.send({"kind": "joined"})
     world.report = lambda error: connection.send({"fatal": error_to_json(error)})
     detector = StallDetector(world, options["timeout"])
@@ -81,12 +93,14 @@ def _serve(connection: Connection, options: Mapping[str, Any], imported: threadi
     with Watchdog(options["timeout"] or DEFAULT_TIMEOUT, detector.poll):
         session, _ = load_rank(
             world, Path(options["bundle"]), options["backend"], options["device"], lambda bundle: {},
-            options["verified"], not options["requests"], options["weights"],
+            options["verified"], not options["requests"], options["weights"], load_sequence_programs,
         )  # fmt: skip
         requests = None
         if options["requests"]:
             with agreed(world):
-                requests = RankRequests(session.bundle, emit_request_programs(session.bundle), session.communicator)
+                entry = session.bundle.manifest.program_of(world.rank).name
+                texts = emit_request_programs(session.bundle, [entry])
+                requests = RankRequests(session.bundle, texts, session.communicator)
         connection.send({"kind": "ready", "verified": Verified.of(session.bundle).to_json()})
         _Server(connection, world, detector, Served(world, session, requests)).run()
     world.exit()

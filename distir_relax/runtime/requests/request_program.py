@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -52,27 +53,36 @@ class RequestProgram:
             return outputs
 
 
-def emit_request_programs(bundle: Bundle, clocked: Mapping[str, list[ClockedOp]] = _NONE) -> dict[str, str]:
-    """Return the text of the program of each rank entry, by name.
+def emit_request_programs(
+    bundle: Bundle, entries: Collection[str] | None = None, clocked: Mapping[str, list[ClockedOp]] = _NONE,
+    verified: bool = False,
+) -> dict[str, str]:  # fmt: skip
+    """Return the text of the program of each rank entry, or of those called `entries`, by name.
 
-    Those that are in `clocked` record when their ops end, which are appended there.
+    Those that are in `clocked` record when their ops end, which are appended there. The text of the ranked stage is
+    verified, unless it is `verified` already.
+
     Raises `RunError` for a bundle whose program does not continue sequences, or has no text.
     """
+    from distir_relax.ir import gc_disabled
     from distir_relax.layout import assuming
     from distir_relax.lowering.emit.torch import to_torch_requests
     from distir_relax.lowering.emit.torch_requests import single_sequence
 
     manifest = bundle.manifest
     LanguageProgram.for_requests(manifest)
-    ranked = read_stage(bundle, "ranked")
-    with assuming(ranked.guards):
-        single = single_sequence(ranked)
-        states = {state.tensor.name: state.output for state in manifest.states}
-        growing = {state.tensor.name: state.dim for state in manifest.states if state.grows}
-        return {
-            entry: to_torch_requests(single, entry, manifest.name, states, growing, clocked.get(entry))
-            for entry in dict.fromkeys(single.ranks)
-        }
+    with gc_disabled():
+        ranked = read_stage(bundle, "ranked", verified)
+        wanted = [entry for entry in dict.fromkeys(ranked.ranks) if entries is None or entry in entries]
+        functions = tuple(f for f in ranked.functions if f.name in wanted or f.name not in ranked.ranks)
+        with assuming(ranked.guards):
+            single = single_sequence(replace(ranked, functions=functions))
+            states = {state.tensor.name: state.output for state in manifest.states}
+            growing = {state.tensor.name: state.dim for state in manifest.states if state.grows}
+            return {
+                entry: to_torch_requests(single, entry, manifest.name, states, growing, clocked.get(entry))
+                for entry in wanted
+            }
 
 
 def runs_once(text: str) -> bool:

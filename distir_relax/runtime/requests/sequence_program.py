@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import STAGE_FILES, Bundle
 from distir_relax.kernels.requests import Request
-from distir_relax.runtime.backends import RankProgram
+from distir_relax.runtime.backends import Collect, RankProgram
 from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests.page_memory import is_available
 from distir_relax.runtime.requests.request_program import (
@@ -29,13 +29,26 @@ if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
 
 
-def load_sequence_programs(bundle: Bundle, communicators: Sequence[Communicator]) -> list[RankProgram]:
-    """Return the programs of the ranks that have these communicators; none for a bundle that cannot have them."""
-    if not all(_can_continue(bundle, comm.device) for comm in communicators):
-        return []
-    texts = emit_request_programs(bundle)
+def load_sequence_programs(
+    bundle: Bundle, communicators: Sequence[Communicator], collect: Collect = lambda value: [value()]
+) -> list[RankProgram]:
+    """Return the programs of the ranks of this process; none for a bundle that cannot have them.
+
+    The ranks have these `communicators`. In a launch `collect` collects from all processes, which choose alike.
+    """
+    texts: dict[str, str] = {}
+
+    def prepare() -> list[bool]:
+        is_possible = all(_can_continue(bundle, comm.device) for comm in communicators)
+        if is_possible:
+            entries = {bundle.manifest.program_of(comm.rank).name for comm in communicators}
+            # Sessions verify what they load.
+            texts.update(emit_request_programs(bundle, entries, verified=True))
+        return [is_possible, any(runs_once(text) for text in texts.values())]
+
+    choices = collect(prepare)
     # Other programs run some ops for each sequence, where that of the batch runs them once.
-    if not any(runs_once(text) for text in texts.values()):
+    if not all(is_possible for is_possible, _ in choices) or not any(runs for _, runs in choices):
         return []
     return [SequenceProgram(bundle, texts, comm) for comm in communicators]
 
