@@ -17,7 +17,7 @@ from distir_relax.runtime.generation import GREEDY, LanguageProgram, generated_t
 from distir_relax.runtime.handshake import Agreed
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.launched import load_rank
-from distir_relax.runtime.requests import sequence_program
+from distir_relax.runtime.requests import request_program, sequence_program
 from distir_relax.runtime.world import World
 
 PROMPTS = [[3, 7, 9, 1], [2, 2, 8, 5]]
@@ -33,8 +33,11 @@ def main(path: Path) -> None:
         found["one cannot"] = _run(world, path)
         if world.rank == 1:
             sequence_program.is_available = lambda: True
-            sequence_program.emit_request_programs = _fail
+            request_program.load_weights = _fail
         found["one fails"] = _run(world, path)
+        if world.rank == 1:
+            sequence_program.emit_request_programs = _fail
+        found["one fails early"] = _run(world, path)
         if world.rank == 0:
             print(json.dumps(found))
     world.exit()

@@ -42,9 +42,15 @@ class Slot:
 
 
 class RankRequests:
-    """The program and the states of the requests of one rank. `texts` are the result of `emit_request_programs`."""
+    """The program and the states of the requests of one rank; all ranks make theirs together.
+
+    `texts` are the result of `emit_request_programs`.
+    """
 
     def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
+        if comm.device == "cpu":
+            # Also a rank whose own program is not bound; before a rank may fail on its own.
+            comm.share_memory()
         self._comm = comm
         self._manifest = bundle.manifest
         self._language = LanguageProgram.for_requests(bundle.manifest)

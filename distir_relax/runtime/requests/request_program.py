@@ -97,9 +97,6 @@ def load_request_program(
     name = bundle.manifest.program_of(rank).name
     module = load_text(texts[name], f"{name}.requests", f"<{bundle.manifest.name}/{name}.requests.py>")
     weights = prepare_weights(module, comm, load_weights(bundle, rank, comm.device))
-    if comm.device == "cpu":
-        # Also a rank whose own program is not bound.
-        comm.share_memory()
     if comm.device == "cpu" and hasattr(module, "load_kernels"):
         # Here, rather than in the first step that needs them, which others would wait for.
         module.load_kernels()
