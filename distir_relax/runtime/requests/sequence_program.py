@@ -50,9 +50,7 @@ def load_sequence_programs(
     # Other programs run some ops for each sequence, where that of the batch runs them once.
     if not all(is_possible for is_possible, _ in choices) or not any(runs for _, runs in choices):
         return []
-    for comm in communicators:
-        # Here, where all processes go on: a rank may fail on its own later.
-        comm.share_memory()
+    # Ranks share memory from the first step on, which is not bound.
     return [SequenceProgram(bundle, texts, comm) for comm in communicators]
 
 
