@@ -1,4 +1,7 @@
-"""Elementwise ops: gated activations, and any as parts of a step that is bound."""
+"""Elementwise ops: activations, their gradients, gated ones, and any as parts of a step that is bound.
+
+Torch's activations take several times as long as a copy of their operand, those of native kernels about as long.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.kernels.native import (
     GELU,
+    GELU_GRAD,
     GELU_TANH,
+    GELU_TANH_GRAD,
     SILU,
+    SILU_GRAD,
     elementwise,
     is_small,
     stored_name,
@@ -23,9 +29,53 @@ if TYPE_CHECKING:
     from distir_relax.kernels.bound_step import BoundStep, Kind
 
 
+_LEAST = 1 << 15
+"""Elements of the smallest tensors whose activations a native kernel computes."""
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x sigmoid(x)``."""
+    result = _of_many(SILU, x)
+    if result is None:
+        import torch.nn.functional as F
+
+        result = F.silu(x)
+    return result
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Return ``x`` times the probability of less than it; as torch, with ``approximate="tanh"`` nearly so."""
+    result = _of_many(GELU if approximate == "none" else GELU_TANH, x)
+    if result is None:
+        import torch.nn.functional as F
+
+        result = F.gelu(x, approximate=approximate)
+    return result
+
+
+def silu_grad(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of `x` from that of ``silu(x)``, of its shape and dtype."""
+    result = _of_many(SILU_GRAD, x, grad)
+    if result is None:
+        import torch
+
+        result = torch.ops.aten.silu_backward(grad, x)
+    return result
+
+
+def gelu_grad(x: torch.Tensor, grad: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Return the gradient of `x` from that of ``gelu(x)``, of its shape and dtype."""
+    result = _of_many(GELU_GRAD if approximate == "none" else GELU_TANH_GRAD, x, grad)
+    if result is None:
+        import torch
+
+        result = torch.ops.aten.gelu_backward(grad, x, approximate=approximate)
+    return result
+
+
 def silu_multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``silu(x) * y``, of equal shapes and dtypes."""
-    result = _times_next(SILU, x, y)
+    result = _native(times_next(SILU), x, y)
     if result is None:
         import torch.nn.functional as F
 
@@ -35,7 +85,7 @@ def silu_multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def gelu_multiply(x: torch.Tensor, y: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """Return ``gelu(x) * y``, of equal shapes and dtypes."""
-    result = _times_next(GELU if approximate == "none" else GELU_TANH, x, y)
+    result = _native(times_next(GELU if approximate == "none" else GELU_TANH), x, y)
     if result is None:
         import torch.nn.functional as F
 
@@ -64,19 +114,31 @@ def bind(
     return y
 
 
-def _times_next(activation: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
-    """Return a native `activation` of `x` times `y`; None if there is no kernel for them."""
+def _of_many(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
+    """As `_native`, where it is worth the compilation of a kernel."""
+    return _native(expression, *operands) if operands[0].numel() >= _LEAST else None
+
+
+def _native(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
+    """Return a native `expression` of operands of one shape and dtype; None if there is no kernel for them."""
+    x = operands[0]
     dtype, shape = stored_name(x.dtype), x.shape
-    strides = [_row_stride(z, shape) for z in (x, y)]
-    if not dtype or not x.is_cpu or y.shape != shape or y.dtype != x.dtype or None in strides or not x.numel():
+    if not dtype or not x.is_cpu or not x.numel():
         return None
+    places: list[int] = []
+    for y in operands:
+        stride = _row_stride(y, shape)
+        # Kernels have no gradients for torch.
+        if stride is None or y.shape != shape or y.dtype != x.dtype or y.requires_grad:
+            return None
+        places += (y.data_ptr(), stride)
     threads = threads_for(x)
-    kernel = elementwise(times_next(activation), 2, dtype, threads > 1)
+    kernel = elementwise(expression, len(operands), dtype, threads > 1)
     if kernel is None:
         return None
     result = x.new_empty(shape)
     rows, columns = _rows(shape)
-    kernel(x.data_ptr(), strides[0], y.data_ptr(), strides[1], result.data_ptr(), columns, rows, columns, threads)
+    kernel(*places, result.data_ptr(), columns, rows, columns, threads)
     return result
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from distir_relax.kernels import elementwise
 from distir_relax.kernels.elementwise import gelu_multiply, silu_multiply
 from distir_relax.kernels.native import MOST_ELEMENTS, is_small, threads_for
 from distir_relax.kernels.native.load import native
@@ -223,6 +224,41 @@ def test_rotary_of_other_layouts() -> None:
         torch.testing.assert_close(rotary(x, cos, sin), rotated(x, cos, sin), rtol=1e-6, atol=1e-6)
     cos, sin = angle[0].cos(), angle[0].sin()
     torch.testing.assert_close(rotary(x[0], cos, sin), rotated(x[0], cos, sin))
+
+
+ACTIVATIONS = {
+    "silu": (elementwise.silu, torch.nn.functional.silu),
+    "gelu": (elementwise.gelu, torch.nn.functional.gelu),
+    "gelu_tanh": (partial(elementwise.gelu, approximate="tanh"), partial(torch.nn.functional.gelu, approximate="tanh")),
+    "silu_grad": (elementwise.silu_grad, lambda x, g: torch.ops.aten.silu_backward(g, x)),
+    "gelu_grad": (elementwise.gelu_grad, lambda x, g: torch.ops.aten.gelu_backward(g, x)),
+    "gelu_tanh_grad": (
+        partial(elementwise.gelu_grad, approximate="tanh"),
+        lambda x, g: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_activations_and_their_gradients(name: str, dtype: torch.dtype) -> None:
+    computed, reference = ACTIVATIONS[name]
+    generator = torch.Generator().manual_seed(0)
+    # Halves of rows, other layouts, and few elements, which are left to torch.
+    x, g = (torch.randn((3, 101, 254), generator=generator) * 3).to(dtype).split(127, -1)
+    x[0, 0, :5] = torch.tensor([30.0, -30.0, 0.0, 300.0, -300.0])
+    operands = (x, g) if name.endswith("grad") else (x,)
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float64: 1e-12}[dtype]
+    for some in (operands, [t.mT for t in operands], [t.contiguous() for t in operands], [t[:1] for t in operands]):
+        exact = reference(*(t.double() for t in some))
+        found = computed(*some)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=2e-5)
+    x[1, 1, 1] = math.nan
+    assert computed(*operands).isnan().nonzero().tolist() == [[1, 1, 1]]
+    if dtype == torch.float32 and len(operands) == 1:
+        # What autograd has to see is torch's.
+        assert computed(x.contiguous().requires_grad_()).requires_grad
 
 
 GATED = {

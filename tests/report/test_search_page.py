@@ -33,7 +33,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def search() -> Search:
     """Of which a third does not fit."""
-    search = found(864_680.0)
+    search = found(836_700.0)
     assert 0.3 < len(search.too_large) / len(search.outcomes) < 0.36
     return search
 

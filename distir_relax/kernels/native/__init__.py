@@ -2,7 +2,16 @@
 
 from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
 from distir_relax.kernels.native.dot import has_dot
-from distir_relax.kernels.native.elementwise import GELU, GELU_TANH, SILU, elementwise, times_next
+from distir_relax.kernels.native.elementwise import (
+    GELU,
+    GELU_GRAD,
+    GELU_TANH,
+    GELU_TANH_GRAD,
+    SILU,
+    SILU_GRAD,
+    elementwise,
+    times_next,
+)
 from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.four_products import has_four_products
 from distir_relax.kernels.native.layer_norm import layer_norm
@@ -17,12 +26,15 @@ from distir_relax.kernels.native.waits import NUMBERS_OF_WAITS, clock_address
 __all__ = [
     "AREA",
     "GELU",
+    "GELU_GRAD",
     "GELU_TANH",
+    "GELU_TANH_GRAD",
     "MOST_ELEMENTS",
     "NUMBERS_OF_BLOCK",
     "NUMBERS_OF_WAITS",
     "PANEL",
     "SILU",
+    "SILU_GRAD",
     "STORED",
     "Kernel",
     "attend_requests",

@@ -12,9 +12,18 @@ from distir_relax.kernels.native.script import LANES, at_address, indented, kern
 
 SILU = "{0} * sigmoid({0})"
 GELU = "T.float32(0.5) * {0} * (T.float32(1) + erf(T.float32(0.7071067811865476) * {0}))"
-GELU_TANH = (
-    "T.float32(0.5) * {0} * (T.float32(1) + tanh(T.float32(0.7978845608028654) * "
-    "({0} + T.float32(0.044715) * {0} * {0} * {0})))"
+# (1 + tanh(u)) / 2 is sigmoid(2 u), without the cancellation.
+_ARGUMENT = "T.float32(1.5957691216057308) * ({0} + T.float32(0.044715) * {0} * {0} * {0})"
+GELU_TANH = f"{{0}} * sigmoid({_ARGUMENT})"
+# Gradients: of operand 0, the gradient of the result is operand 1.
+SILU_GRAD = "{1} * sigmoid({0}) * (T.float32(1) + {0} * (T.float32(1) - sigmoid({0})))"
+GELU_GRAD = (
+    "{1} * (T.float32(0.5) * (T.float32(1) + erf(T.float32(0.7071067811865476) * {0})) + "
+    "T.float32(0.3989422804014327) * {0} * exp(T.float32(-0.5) * {0} * {0}))"
+)
+GELU_TANH_GRAD = (
+    f"{{1}} * sigmoid({_ARGUMENT}) * (T.float32(1) + {{0}} * (T.float32(1) - sigmoid({_ARGUMENT})) * "
+    "(T.float32(1.5957691216057308) + T.float32(0.21406444881780073) * {0} * {0}))"
 )
 _MOST = "T.int64(1 << 48)"
 

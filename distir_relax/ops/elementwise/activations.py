@@ -37,14 +37,14 @@ define_unary(
 )
 define_unary(
     "nn.gelu",
-    "F.gelu({0})",
+    "elementwise.gelu({0})",
     flops=12.0,
     gradient="gelu_grad(0, g)",
     native=GELU,
 )
 define_unary(
     "nn.gelu_tanh",
-    'F.gelu({0}, approximate="tanh")',
+    'elementwise.gelu({0}, approximate="tanh")',
     flops=12.0,
     native=GELU_TANH,
     # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -56,7 +56,7 @@ define_unary(
 )
 define_unary(
     "nn.silu",
-    "F.silu({0})",
+    "elementwise.silu({0})",
     flops=10.0,
     gradient="silu_grad(0, g)",
     native=SILU,
@@ -105,7 +105,7 @@ def _relax_gelu_tanh_grad() -> str:
 
 define(
     "gelu_grad",
-    Semantics(infer=same_types, torch="torch.ops.aten.gelu_backward({1}, {0})", linear=(operands(1),)),
+    Semantics(infer=same_types, torch="elementwise.gelu_grad({0}, {1})", linear=(operands(1),)),
     Split(pointwise_rule),
     cost=Cost(flops=flops_per_result(16.0)),
     # The normal distribution function, and x times its density.
@@ -129,7 +129,7 @@ define(
     "gelu_tanh_grad",
     Semantics(
         infer=same_types,
-        torch='torch.ops.aten.gelu_backward({1}, {0}, approximate="tanh")',
+        torch='elementwise.gelu_grad({0}, {1}, approximate="tanh")',
         linear=(operands(1),),
     ),
     Split(pointwise_rule),
@@ -145,7 +145,7 @@ define(
 )
 define(
     "silu_grad",
-    Semantics(infer=same_types, torch="torch.ops.aten.silu_backward({1}, {0})", linear=(operands(1),)),
+    Semantics(infer=same_types, torch="elementwise.silu_grad({0}, {1})", linear=(operands(1),)),
     Split(pointwise_rule),
     cost=Cost(flops=flops_per_result(14.0)),
     code=Code(
