@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Manifest
 from distir_relax.calibration.microbenchmarks import OpSample, payloads
 from distir_relax.ir import Op, Value
-from distir_relax.kernels import updates
 from distir_relax.kernels.packing import pack_joined, pack_linear
 from distir_relax.layout import DeviceMesh
-from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing
+from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing, torch_scope
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.training.batches import numbers
 from distir_relax.runtime.world import World
@@ -57,7 +56,6 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
     The timed runs take `limit` seconds together, or one run each.
     """
     import torch
-    import torch.nn.functional as F
 
     generator = torch.Generator(device=device).manual_seed(0)
     variants = [[_draw(kind, device, generator) for kind in sample.operands]]
@@ -69,8 +67,7 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
             for i in uncached:
                 variants[-1][i] = variants[0][i].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, "updates": updates}
-    scope |= {"pack_linear": pack_linear, "pack_joined": pack_joined}
+    scope = torch_scope() | {"pack_linear": pack_linear, "pack_joined": pack_joined}
     values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
     results = tuple(Value(f"y{i}", kind) for i, kind in enumerate(sample.results))
     op = Op(sample.op, values, results, sample.attrs)

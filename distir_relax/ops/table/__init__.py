@@ -48,6 +48,7 @@ from distir_relax.ops.table.expression import (
     torch_native,
     torch_packing,
     torch_reusing,
+    torch_scope,
 )
 from distir_relax.ops.table.gradient import Backward, backward_step
 from distir_relax.ops.table.helpers import (
@@ -226,5 +227,6 @@ __all__ = [
     "torch_native",
     "torch_packing",
     "torch_reusing",
+    "torch_scope",
     "unsplit_axis_rule",
 ]

@@ -132,13 +132,8 @@ def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None
     _fill(lookup(name).semantics.torch, {"step": 0, "peer": 0, **attrs}, ["x"] * operands)
 
 
-def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tuple[torch.Tensor, ...]:
-    """Run `op` on tensors by its reference semantics. An op of the communicator runs on `comm`, a rank's own.
-
-    Without one, results without operands are on the CPU.
-
-    Raises `RunError` with the op's location if torch rejects the operands.
-    """
+def torch_scope() -> dict[str, Any]:
+    """Return what the names in torch expressions stand for, besides operands and the communicator."""
     import torch
     import torch.nn.functional as F
 
@@ -156,17 +151,26 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
         scans,
         sequence,
         tvm_extern,
+        updates,
     )
 
-    names = [f"a{i}" for i in range(len(operands))]
-    scope: dict[str, Any] = {
-        **{"torch": torch, "F": F, "comm": comm or _ON_CPU, "attention": attention},
-        "elementwise": elementwise,
-        **{"tvm_extern": tvm_extern, "indices": indices, "norms": norms, "positions": positions, "random": random},
-        "quantized": quantized,
-        **{"recurrent": recurrent, "resample": resample, "routing": routing, "sequence": sequence, "scans": scans},
-        **dict(zip(names, operands, strict=True)),
+    return {
+        **{"torch": torch, "F": F, "attention": attention, "elementwise": elementwise, "indices": indices},
+        **{"norms": norms, "positions": positions, "quantized": quantized, "random": random, "recurrent": recurrent},
+        **{"resample": resample, "routing": routing, "scans": scans, "sequence": sequence, "tvm_extern": tvm_extern},
+        "updates": updates,
     }
+
+
+def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tuple[torch.Tensor, ...]:
+    """Run `op` on tensors by its reference semantics. An op of the communicator runs on `comm`, a rank's own.
+
+    Without one, results without operands are on the CPU.
+
+    Raises `RunError` with the op's location if torch rejects the operands.
+    """
+    names = [f"a{i}" for i in range(len(operands))]
+    scope = {**torch_scope(), "comm": comm or _ON_CPU, **dict(zip(names, operands, strict=True))}
     try:
         result = eval(_compiled(torch_expression(op, names)), scope)
     except _EXPRESSION_ERRORS as error:
