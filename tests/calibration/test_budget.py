@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_measurements import FIRST, TRUE, made_up, some_programs
+from test_measurements import FIRST, TRUE, few_programs, made_up
 from typer.testing import CliRunner
 
 from distir_relax.calibration import calibrate, measurements
@@ -165,7 +165,7 @@ def measured(noise: float) -> Measurements:
 
 def test_a_fit_that_is_far_off_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "op_samples", few)
-    monkeypatch.setattr(calibrate, "programs", some_programs)
+    monkeypatch.setattr(calibrate, "programs", few_programs)
     output = tmp_path / "cpu.toml"
 
     def run(noise: float, *options: str) -> Any:
