@@ -20,6 +20,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from distir_relax.kernels.processor import processor_field, processor_flags
+
 HERE = Path(__file__).parent
 OUT, PEERS = Path("build/bench"), Path("build/peers")
 OURS = ("ours", "distir-relax")
@@ -50,14 +52,7 @@ def main() -> int:
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     for name in () if options.draw else options.only:
-        command = [
-            sys.executable,
-            *COMMANDS[name],
-            "--rounds",
-            str(options.rounds),
-            "--json",
-            str(results(name)),
-        ]
+        command = [sys.executable, *COMMANDS[name], f"--rounds={options.rounds}", f"--json={results(name)}"]
         if name == "generation":
             for peer in ("vllm", "others"):
                 command += [f"--{peer}", str(PEERS / peer)] if (PEERS / peer).exists() else []
@@ -87,13 +82,9 @@ def results(name: str) -> Path:
 
 def machine() -> str:
     """The processor, and its number of cores."""
-    name = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
-        flags = next((line for line in lines if line.startswith("flags")), "")
-        kinds = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
-        name += " with " + next((kind for flag, kind in kinds.items() if flag in flags), "SSE")
+    kinds = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    kind = next((kind for flag, kind in kinds.items() if flag in processor_flags()), "")
+    name = (processor_field("model name") or platform.processor()) + (f" with {kind}" if kind else "")
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
