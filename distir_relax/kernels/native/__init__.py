@@ -21,7 +21,7 @@ from distir_relax.kernels.native.quantized_product import PANEL, quantized_produ
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
 from distir_relax.kernels.native.shared_sum import AREA, shared_sum
-from distir_relax.kernels.native.waits import NUMBERS_OF_WAITS, clock_address
+from distir_relax.kernels.native.waits import NUMBERS_OF_WAITS, c_function
 
 __all__ = [
     "AREA",
@@ -38,7 +38,7 @@ __all__ = [
     "STORED",
     "Kernel",
     "attend_requests",
-    "clock_address",
+    "c_function",
     "elementwise",
     "has_dot",
     "has_four_products",

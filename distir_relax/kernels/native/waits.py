@@ -56,7 +56,7 @@ define internal i32 @end_wait(i64 %address, i64 %step, i64 %clock) {{
 
 
 def begin_wait(address: Any, step: Any, clock: Any) -> Any:
-    """Return the call that records at an address that a step begins to wait; `clock` is `clock_address`."""
+    """Return the call that records at an address that a step begins to wait; `clock` reads the clock."""
     from tvm import tirx
 
     return tirx.call_extern("int32", _BEGIN, address, step, clock)
@@ -75,8 +75,8 @@ def with_waits(text: str) -> str:
 
 
 @cache
-def clock_address() -> int:
-    """Return the address of the C function that reads the clock."""
-    address = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value
+def c_function(name: str) -> int:
+    """Return the address of a function of the C library, which a kernel calls: `begin_wait` calls ``clock_gettime``."""
+    address = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
     assert address is not None
     return address

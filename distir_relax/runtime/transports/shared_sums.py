@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distir_relax.kernels.native import AREA, STORED, Kernel, clock_address, shared_sum, stored_name
+from distir_relax.kernels.native import AREA, STORED, Kernel, c_function, shared_sum, stored_name
 from distir_relax.runtime.native_waits import NativeWaits
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class SharedSums:
         self._next_call = array("q", [1])
         self._ignored = NativeWaits()
         """What callers that record their waiting themselves do not read."""
-        self._yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
     @classmethod
     def of(cls, group: Any) -> SharedSums | None:
@@ -87,7 +86,7 @@ class SharedSums:
     def _arguments(self, x: torch.Tensor, out: torch.Tensor, number: int, waits: NativeWaits) -> list[int]:
         next_call, _ = self._next_call.buffer_info()
         places = [x.data_ptr(), out.data_ptr(), x.numel(), self._rank, next_call, number, waits.address]
-        return [*places, self._yield, clock_address(), *self._areas]
+        return [*places, c_function("sched_yield"), c_function("clock_gettime"), *self._areas]
 
 
 class _Place(NamedTuple):
