@@ -52,7 +52,7 @@ class _Pickler(pickle.Pickler):
         return repr((numbers, kind))
 
     def reducer_override(self, thing: Any) -> Any:
-        """A function within another is its code and what it takes from around it."""
+        """A function within another is its code and the values around it that it uses."""
         if not isinstance(thing, FunctionType) or "<locals>" not in thing.__qualname__:
             return NotImplemented
         around = [cell.cell_contents for cell in thing.__closure__ or ()]

@@ -42,7 +42,7 @@ def load_sequence_programs(
         is_possible = all(_can_continue(bundle, comm.device) for comm in communicators)
         if is_possible:
             entries = {bundle.manifest.program_of(comm.rank).name for comm in communicators}
-            # Sessions verify what they load.
+            # Sessions verify their programs.
             texts.update(emit_request_programs(bundle, entries, verified=True))
         return [is_possible, any(runs_once(text) for text in texts.values())]
 
