@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distir_relax.ir import Function, Op
-from distir_relax.ops import Trait, contiguous, lookup
+from distir_relax.ops import contiguous, lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,6 @@ class Copies:
 
 
 NO_COPIES = Copies(frozenset(), {})
-
-
-_KEEP_ORDER = {Trait.POINTWISE, Trait.KEEPS_ORDER}
 
 
 def layout_copies(function: Function) -> Copies:
@@ -47,7 +44,7 @@ def layout_copies(function: Function) -> Copies:
         operand_strides = strides.get(first.name)
         rule = entry.code.strides
         if rule is None:
-            if operand_strides is not None and not entry.traits.isdisjoint(_KEEP_ORDER):
+            if operand_strides is not None and entry.keeps_order:
                 _keep_order(op, operand_strides, strides)
             continue
         shape = first.placed.local(0).shape

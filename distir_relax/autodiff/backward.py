@@ -43,9 +43,8 @@ def gradients(
         if not indices or all(grad is None for grad in grads):
             continue
         g.location, g.hint = op.location, f"{op.operands[min(indices)].name}.grad"
-        is_call = op.callee and call is not None
-        so_far = grad_of.get(op.operands[0].name) if not is_call and _accumulates(op) else None
-        step = call(op, grads, indices) if is_call and call is not None else _step(g, op, grads, indices, so_far)
+        so_far = grad_of.get(op.operands[0].name) if not op.callee and _accumulates(op) else None
+        step = call(op, grads, indices) if op.callee and call is not None else _step(g, op, grads, indices, so_far)
         for number, (operand, grad) in enumerate(zip(op.operands, step, strict=True)):
             if grad is not None:
                 g.hint = f"{operand.name}.grad"

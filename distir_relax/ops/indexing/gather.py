@@ -67,7 +67,7 @@ def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _gather_gradient(b: Backward) -> Value:
-    """Return for each element the sum of the gradients of its lookups, and of what it has so far."""
+    """Return for each element the sum of the gradients of its lookups, and of its gradient so far."""
     shape, axis, index, grad = b.x().tensor.shape, b.attrs["axis"], b.x(1), b.grad
     missing = tuple(0 if d == axis else n - m for d, (n, m) in enumerate(zip(shape, index.tensor.shape, strict=True)))
     if any(missing):

@@ -83,7 +83,7 @@ def _split_scatter(x: Expansion) -> tuple[Value, ...]:
     data, index, updates = x.operands
     axis, rank = x.attrs["axis"], len(x.types[0].shape)
     if x.attrs["reduction"] == "add" and _all_have_some(x.local_size):
-        # What is for other devices adds zero to the first element of this one.
+        # Updates for other devices add zero to the first element of this one.
         row, mine = x.local_rows(index, x.types[1].dtype)
         none = x.emit("constant", value=0, dtype=x.types[1].dtype)
         dtype = x.types[2].dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from distir_relax.ir import Function, Op, PlacedType, TensorType, Value
 from distir_relax.layout import Collective
@@ -36,14 +36,16 @@ def reused_operands(function: Function, kept: Collection[str] = ()) -> dict[str,
         entry = lookup(op.name, op.location)
         if entry.code.reusing:
             names = [storage[value.name] for value in op.operands]
-            for i, name in enumerate(names):
-                same = [v.name for v, other in zip(op.operands, names, strict=True) if other == name]
-                # An elementwise op reads an element of the same operand before it writes it.
-                is_only_one = len(same) == 1 or (len(set(same)) == 1 and Trait.POINTWISE in entry.traits)
-                is_laid_out = _decides_order(op, i) or {op.operands[0].name, op.operands[i].name} <= plain
-                if last[name] == number and is_only_one and is_laid_out and _fits(op, i, entry, new.get(name)):
-                    reused[op.results[0].name] = i
-                    break
+            free = (
+                i
+                for i, name in enumerate(names)
+                if last[name] == number
+                and _fits(op, i, entry, new.get(name))
+                and _is_alone(op, i, entry, names)
+                and (_decides_order(op, i) or {op.operands[0].name, op.operands[i].name} <= plain)
+            )
+            if (operand := next(free, None)) is not None:
+                reused[op.results[0].name] = operand
         if _is_new(op, entry):
             own = (value for value in op.results if storage[value.name] == value.name)
             new.update((v.name, _elements(v)) for v in own if v.name not in visible and v.name not in kept)
@@ -58,7 +60,7 @@ _KEEP_VISIBLE = {
 
 
 def _storage(function: Function) -> dict[str, str]:
-    """Return the value whose storage each value is in: itself, or what it is a view of."""
+    """Return the value whose storage each value is in: itself, or the one that it is a view of."""
     storage = {item.value.name: item.value.name for item in function.inputs}
     for op in function.ops:
         shares = not op.callee and bool(op.operands) and _shares_storage(op)
@@ -72,7 +74,7 @@ def _plain(function: Function) -> set[str]:
     plain = {item.value.name for item in function.inputs}
     for op in function.ops:
         entry = None if op.callee else lookup(op.name, op.location)
-        keeps = entry is not None and (entry.shares_storage or not entry.traits.isdisjoint(_KEEP_ORDER))
+        keeps = entry is not None and (entry.shares_storage or entry.keeps_order)
         if not keeps or (all(v.name in plain for v in op.operands) and _is_whole(op)):
             plain.update(v.name for v in op.results)
     return plain
@@ -85,9 +87,6 @@ def _is_whole(op: Op) -> bool:
         return True
     shape, *results = (_shape(v) for v in (op.operands[0], *op.results))
     return all(rule(shape, contiguous(shape), op.attrs, new) == contiguous(new) for new in results)
-
-
-_KEEP_ORDER = {Trait.POINTWISE, Trait.KEEPS_ORDER}
 
 
 def _decides_order(op: Op, number: int) -> bool:
@@ -111,6 +110,13 @@ def _fits(op: Op, number: int, entry: OpDef, elements: int | tuple[int, ...] | N
     return elements is not None and operand.type == op.results[0].type and _elements(operand) == elements
 
 
+def _is_alone(op: Op, number: int, entry: OpDef, storage: Sequence[str]) -> bool:
+    """Return whether no other operand is in the storage of one; `storage` has that of each."""
+    same = [v.name for v, name in zip(op.operands, storage, strict=True) if name == storage[number]]
+    # An elementwise op reads an element of the same operand before it writes it.
+    return len(same) == 1 or (len(set(same)) == 1 and Trait.POINTWISE in entry.traits)
+
+
 def _is_new(op: Op, entry: OpDef) -> bool:
     """Return whether the results of an op are in memory of their own: a gather in a group of one may be its operand."""
     is_sum = entry.cost.collective is Collective.ALL_REDUCE
@@ -127,9 +133,7 @@ def _elements(value: Value) -> int | tuple[int, ...]:
     """Return the number of elements of a value, that of each device if they differ."""
     type_ = value.type
     if isinstance(type_, PlacedType):
-        counts = {type_.local(i).elements for i in range(len(type_.devices))}
-        if len(counts) > 1:
-            return tuple(type_.local(i).elements for i in range(len(type_.devices)))
-        return counts.pop()
+        counts = tuple(type_.local(i).elements for i in range(len(type_.devices)))
+        return counts if len(set(counts)) > 1 else counts[0]
     assert isinstance(type_, TensorType), "the distributed or the ranked stage"
     return type_.elements
