@@ -28,13 +28,14 @@ pytestmark = pytest.mark.shares("outlined models")
 
 
 def llama(layers: int = 3) -> Case:
-    """Three heads of keys and values for six of queries; an inner width of 127."""
+    """Three heads of keys and values for six of queries; an inner width of 127, cut at multiples of 32."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
         num_hidden_layers=layers, hidden_size=48, intermediate_size=127, num_attention_heads=6, num_key_value_heads=3,
         vocab_size=97,
     )  # fmt: skip
-    shardings = {"*.self_attn.[qkv]_proj.weight": "S[0]", "*.mlp.gate_proj.weight": "S[0]", "lm_head.weight": "S[0]"}
+    shardings = {"*.self_attn.[qkv]_proj.weight": "S[0]", "*.mlp.gate_proj.weight": "S[0: /32]"}
+    shardings["lm_head.weight"] = "S[0: /16]"
     model = transformers.LlamaForCausalLM(config).eval()
     return Case(model, (torch.randint(0, 97, (2, 13)),), {"use_cache": False}, shardings)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import lcm
 
 from distir_relax.errors import PlacementError
 from distir_relax.layout import Cut, Placement, Segment, Shard
@@ -73,11 +74,30 @@ def _proportional_symbolic(size: int, shares: Sequence[float]) -> tuple[int, ...
     return tuple(b - a for a, b in pairwise(ends))
 
 
-def partition_rule(placement: Shard) -> Divide:
-    """Return the partition of a split without sizes: even, in blocks, or proportional to its shares."""
-    if placement.shares:
-        return lambda size, ranks: proportional(size, placement.shares)
-    return chunked if placement.chunk else balanced
+def in_multiples(size: int, multiple: int, divide: Callable[[int], tuple[int, ...]]) -> tuple[int, ...]:
+    """Return sizes of shards that begin at multiples: `divide` gives the numbers of `multiple` of each.
+
+    50257 in two by 64 are 25152, 25105.
+    """
+    ends = accumulate(divide((size + multiple - 1) // multiple), initial=0)
+    return tuple(b - a for a, b in pairwise([minimum(size, multiple * end) for end in ends]))
+
+
+def partition_rule(placement: Shard, inner: int = 1) -> Divide:
+    """Return the partition of a split without sizes: even, in blocks, or proportional to its shares.
+
+    It divides units of `inner` elements each, which stay whole. Shards begin at multiples of elements, if requested,
+    unless `inner` is symbolic.
+    """
+    if placement.chunk:
+        return chunked
+    is_free = placement.multiple == 1 or is_symbolic(inner)
+    multiple = 1 if is_free else lcm(placement.multiple, inner) // inner
+
+    def divide(size: int, ranks: int) -> tuple[int, ...]:
+        return proportional(size, placement.shares) if placement.shares else balanced(size, ranks)
+
+    return divide if multiple == 1 else lambda size, ranks: in_multiples(size, multiple, lambda n: divide(n, ranks))
 
 
 _SHARE_UNITS = 60

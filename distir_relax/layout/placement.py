@@ -5,6 +5,7 @@
 ``S[dim]``         sharded along ``dim``, with a cut chosen later
 ``S[dim: a|b]``    sharded along ``dim``: ``a`` elements on index 0 along the axis, ``b`` on index 1
 ``S[dim: 2:1]``    sharded along ``dim`` in proportion: twice as much on index 0 as on index 1
+``S[dim: /64]``     sharded along ``dim`` at multiples of 64 elements; ``S[dim: 2:1/64]`` in proportion, too
 ``S[dim: chunk]``  sharded along ``dim`` into blocks of ``ceil(n / ranks)``, as in torch and TVM
 ``I[op]``          intermediate: each device has a term of a pending reduction (partial sum)
 ``Routed[dim]``    each device has all rows of ``dim``, only those of its own groups valid (data-dependent)
@@ -44,25 +45,31 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Sharded along `dim`. `cut` has the sizes; None leaves them to propagation, `chunk` requests ceil-sized blocks,
-    `shares` sizes in proportion."""
+    """Sharded along `dim`. `cut` has the sizes; None leaves them to propagation.
+
+    Without sizes, `chunk` requests ceil-sized blocks, `shares` sizes in proportion, and `multiple` shards that begin at
+    multiples of so many elements.
+    """
 
     dim: int
     cut: Cut | None = None
     chunk: bool = False
     shares: tuple[float, ...] = ()
+    multiple: int = 1
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.dim, self.cut, self.chunk, self.shares)))
+        object.__setattr__(self, "_hash", hash((self.dim, self.cut, self.chunk, self.shares, self.multiple)))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __str__(self) -> str:
-        shares = ":".join(f"{share:.6g}" for share in self.shares)
-        how = f": {self.cut}" if self.cut else ": chunk" if self.chunk else f": {shares}" if shares else ""
-        return f"S[{self.dim}{how}]"
+        if self.cut:
+            return f"S[{self.dim}: {self.cut}]"
+        how = "chunk" if self.chunk else ":".join(f"{share:.6g}" for share in self.shares)
+        how += f"/{self.multiple}" if self.multiple > 1 else ""
+        return f"S[{self.dim}: {how}]" if how else f"S[{self.dim}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +123,9 @@ def parse_placement(text: str, symbols: Sequence[Symbol] = ()) -> Placement:
         how, dim = (match["how"] or "").strip(), _number(match["dim"] or match["torch"], text)
         if how == "chunk":
             return Shard(dim, chunk=True)
-        if ":" in how:
-            return Shard(dim, shares=_parse_shares(how, text))
+        if match := _IN_MULTIPLES.fullmatch(how):
+            shares = _parse_shares(match["shares"], text) if match["shares"] else ()
+            return Shard(dim, shares=shares, multiple=_parse_multiple(match["multiple"], text))
         return Shard(dim, _parse_cut(how, text, symbols) if how else None)
     if match := _AT.fullmatch(stripped):
         return At(_number(match["index"], text))
@@ -148,6 +156,7 @@ _SHARD = re.compile(r"S\[\s*(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]+))?\]|(?:S|Shard)
 _AT = re.compile(r"At\[\s*(?P<index>\d+)\s*\]")
 _ROUTED = re.compile(r"Routed\[\s*(?P<dim>\d+)\s*\]")
 _PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
+_IN_MULTIPLES = re.compile(r"(?P<shares>[^:/|]+(:[^:/|]+)+)?\s*(/(?P<multiple>[^:/|]*))?")
 _SHARE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?(e[+-]?[0-9]{1,2})?")
 _REPEATED = re.compile(r"(?:(?P<repeat>[\w ]+|\(.*\))\s*\*\s*)?\((?P<sizes>.*)\)", re.ASCII)
 
@@ -208,6 +217,18 @@ def _parse_shares(text: str, spec: str) -> tuple[float, ...]:
             hint="write S[0: 2:1], numbers between 1e-6 and 1e6",
         )
     return shares
+
+
+def _parse_multiple(text: str | None, spec: str) -> int:
+    if text is None:
+        return 1
+    number = text.strip()
+    if not (number.isascii() and number.isdecimal() and len(number) <= 9 and int(number)):
+        raise PlacementError(
+            f"{spec[:60]!r} is not a placement: cannot read {text[:30]!r}",
+            hint="write S[0: /64], so that shards begin at multiples of 64 elements",
+        )
+    return int(number)
 
 
 def _number(text: str, spec: str) -> int:

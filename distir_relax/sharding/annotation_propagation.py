@@ -86,7 +86,7 @@ class _Search:
     annotations: dict[str, Op] = field(default_factory=dict)
     """The first annotation of each input."""
     partition_rules: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
-    """The rule, in blocks or by shares, of classes along an axis whose annotation has no sizes."""
+    """The rule, in blocks, by shares or at multiples, of classes along an axis whose annotation has no sizes."""
 
     def __post_init__(self) -> None:
         values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
@@ -139,12 +139,13 @@ class _Search:
         assert isinstance(placement, Shard)
         ranks, size = self.mesh.shape[axis], self.factoring.size(slot)
         owner = self.factoring.classes[slot]
+        rule = partition_rule(placement, self.factoring.around(slot)[1])
         if placement.cut is None:
-            units = Cut.of(*partition_rule(placement)(size, ranks))
+            units = Cut.of(*rule(size, ranks))
         else:
             units = cut_in_units(placement.cut, *self._extent(slot), where)
         is_sized = placement.cut is not None
-        is_explicit = is_sized or placement.chunk or bool(placement.shares)
+        is_explicit = is_sized or placement.chunk or bool(placement.shares) or placement.multiple > 1
         sized_at = self.sized_by.get((axis, owner))
         if is_explicit and sized_at is not None and self.targets.units[axis][owner] != units:
             raise AnnotationError(
@@ -158,7 +159,7 @@ class _Search:
             self.sized_by[axis, owner] = where
             self.partition_rules.pop((axis, owner), None)
             if not is_sized:
-                self.partition_rules[axis, owner] = partition_rule(placement)
+                self.partition_rules[axis, owner] = rule
 
     def _extent(self, slot: Slot) -> tuple[int, int, int]:
         outer, inner = self.factoring.around(slot)

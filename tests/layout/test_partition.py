@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distir_relax.errors import PlacementError
-from distir_relax.layout import Cut, Segment, Shard, block_bounds, local_intervals
+from distir_relax.layout import Cut, Segment, Shard, block_bounds, local_intervals, parse_placement
 from distir_relax.layout.partition import (
     balanced,
     chunked,
     cut_in_elements,
     cut_in_units,
     is_nested,
+    partition_rule,
     proportional,
     refine_cut,
 )
@@ -105,6 +106,38 @@ def test_no_other_sizes_are_done_sooner(size: int, shares: list[float], most: li
     assert found in ways
     last = [max(n / share for n, share in zip(sizes, shares, strict=True)) for sizes in (found, *ways)]
     assert last[0] <= min(last) + 1e-9
+
+
+@SETTINGS
+@given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 70), st.sampled_from(("", "2:1:0.5:3:1")))
+def test_shards_begin_at_multiples(size: int, ranks: int, multiple: int, shares: str) -> None:
+    """The whole multiples are divided as units are; the end of the dim is on the last device that has elements."""
+    how = ":".join(shares.split(":")[:ranks]) if ranks > 1 else ""
+    placement = parse_placement(f"S[0: {how}/{multiple}]")
+    assert isinstance(placement, Shard)
+    assert parse_placement(str(placement)) == placement
+    sizes = partition_rule(placement)(size, ranks)
+    assert (sum(sizes), len(sizes)) == (size, ranks)
+    assert all(n % multiple == 0 for n in sizes[: max((i for i, n in enumerate(sizes) if n), default=0)])
+    units = -(-size // multiple)
+    expected = proportional(units, placement.shares) if placement.shares else balanced(units, ranks)
+    assert tuple(-(-n // multiple) for n in sizes) == expected
+
+
+def test_multiples_of_units() -> None:
+    """50257 by 64; units of 48 elements stay whole, and every fourth begins at a multiple of 64."""
+    by_64 = Shard(0, multiple=64)
+    assert partition_rule(by_64)(50257, 2) == (25152, 25105)
+    assert partition_rule(by_64)(50257, 5) == (10112, 10048, 10048, 10048, 10001)
+    assert partition_rule(by_64, inner=48)(13, 3) == (8, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["S[0: /0]", "S[0: /x]", "S[0: 2:1/]", "S[0: /64/2]", "S[0: /-64]", "S[0: /1234567890]"]
+)
+def test_multiples_that_are_none(text: str) -> None:
+    with pytest.raises(PlacementError, match="is not a placement"):
+        parse_placement(text)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 5, 7])

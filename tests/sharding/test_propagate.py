@@ -76,6 +76,20 @@ def test_user_sizes_and_chunks() -> None:
     assert layouts(propagate(rfc_module(7, "S[1: chunk]"), 5))["B"] == "S[0: 2|2|2|1|0]"
     assert layouts(propagate(rfc_module(7, "S[1]"), 5))["B"] == "S[0: 2|2|1|1|1]"
     assert layouts(propagate(rfc_module(2, "S[1]"), 5))["B"] == "S[0: 1|1|0|0|0]"
+    assert layouts(propagate(rfc_module(127, "S[1: /32]"), 3))["B"] == "S[0: 64|32|31]"
+    assert layouts(propagate(rfc_module(127, "S[1: 3:1/32]"), 2))["B"] == "S[0: 96|31]"
+
+
+@pytest.mark.parametrize(("multiple", "sizes"), [(4, "12|12|3|0"), (6, "12|6|6|3"), (8, "24|3|0|0")])
+def test_multiples_of_elements_keep_heads_whole(multiple: int, sizes: str) -> None:
+    """9 heads of 3 elements on 4 ranks."""
+    builder, y = attention_block(9, 3)
+    annotation = builder.ops[0]
+    builder.ops[0] = type(annotation)(
+        annotation.name, annotation.operands, annotation.results, {"placements": f"S[1: /{multiple}]"}, "model.py:3"
+    )
+    found = layouts(propagate(Module("global", (builder.function("main", [("y", y)]),)), 4))
+    assert found["o"] == f"S[0: {sizes}]"
 
 
 def test_sizes_that_tear_a_head_apart() -> None:
