@@ -568,16 +568,22 @@ def _join_family(
     for first, members in sorted(Counter(constant % inner for constant in constants).items()):
         if 2 * members < divisor // inner:
             continue
-        parts = [_product(others, numerator + constant, divisor) for constant in range(first, divisor, inner)]
+        numerators = [numerator + constant for constant in range(first, divisor, inner)]
+        parts = [_product(others, n, divisor) for n in numerators]
         counts = [terms.get(part, 0) for part in parts]
         number = Counter(counts)
         shift = min(count for count in number if number[count] == max(number.values()))
         if shift == 0 or sum(count != 0 for count in counts) < sum(count != shift for count in counts):
             continue
-        for part in parts:
-            terms[part] = terms.get(part, 0) - shift
         factor: Size = SymbolicSize(((others, 1),)) if others else 1
-        for monomial, coefficient in _terms(factor * (shift * floor_divide(numerator + first, inner))):
+        added = shift * floor_divide(numerator + first, inner)
+        for part, n in zip(parts, numerators, strict=True):
+            # A part that is not among the terms may be a number: (min(n, 2) + 1) // 2 is 1.
+            if isinstance(value := floor_divide(n, divisor), SymbolicSize):
+                terms[part] = terms.get(part, 0) - shift
+            else:
+                added -= shift * value
+        for monomial, coefficient in _terms(factor * added):
             terms[monomial] = terms.get(monomial, 0) + coefficient
         return _polynomial(terms)
     return None

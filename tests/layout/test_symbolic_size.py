@@ -6,7 +6,7 @@ import random
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distir_relax.errors import DistIRError
@@ -48,6 +48,7 @@ def random_text(rng: random.Random, depth: int) -> str:
 
 
 @settings(max_examples=150, deadline=None)
+@example(8781)
 @given(st.integers(0, 2**32))
 def test_an_expression_has_the_values_of_integers(seed: int) -> None:
     """Normal form, text and its inverse, bounds and decisions, for all values of both symbols."""
