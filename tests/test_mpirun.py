@@ -44,7 +44,7 @@ def saved_on(
 def run_arguments(folder: Path, backend: str = "torch") -> list[object]:
     return [
         "run", folder / "plan.dist", "--input", folder / "in.npz", "--output", folder / "out.npz", "--backend", backend,
-        "--timeout", "60",
+        "--timeout", "60", "--repeat", "6",
     ]  # fmt: skip
 
 

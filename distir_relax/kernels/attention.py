@@ -12,12 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from distir_relax.kernels.native import NUMBERS_OF_BLOCK, STORED, attend_requests, has_dot, rows_of_block, stored_name
+from distir_relax.kernels.native import (
+    MOST_ELEMENTS,
+    NUMBERS_OF_BLOCK,
+    STORED,
+    attend_requests,
+    has_dot,
+    rows_of_block,
+    stored_name,
+)
 from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.kernels.bound_step import BoundStep
     from distir_relax.kernels.native.load import Kernel
     from distir_relax.kernels.requests import Request
 
@@ -69,6 +78,67 @@ def attend(
         y = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale)
         return y.reshape(q.shape[0], heads, 1, v.shape[3])
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def bind_attend(
+    step: BoundStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    repeats: tuple[int, ...] = (), causal: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Add `attend` to a step; return its result.
+
+    If `causal`, which takes no mask, row `i` attends to the keys up to `i`. A mask that is a constant is read now.
+    """
+    import torch
+
+    batch, heads, rows, _ = q.shape
+    tokens, value_width = k.shape[2], v.shape[3]
+    if causal:
+        mask = torch.ones(rows, tokens, dtype=torch.bool).tril()
+        step.keep(mask)
+    of_heads = repeats or (equal_repeats(heads, k.shape[1]) if k.shape[1] else ())
+    limits = _limits_by_batch(mask, batch, rows, tokens) if rows == tokens and not step.computes(mask) else None
+    parts = [part for x in (q, k, v) if (part := _rows_of_batch(x)) is not None]
+    kernel = kernel_for(q, k, v, of_heads) if limits and len(parts) == 3 and q.numel() <= MOST_ELEMENTS else None
+    kind = ((batch, heads, rows, value_width), q.dtype)
+    if kernel is None or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+        if mask is None:
+            return step.python(lambda q, k, v: attend(q, k, v, None, scale, repeats), (q, k, v), kind)
+        return step.python(lambda q, k, v, m: attend(q, k, v, m, scale, repeats), (q, k, v, mask), kind)
+    y = step.empty((batch, rows, heads, value_width), q.dtype).transpose(1, 2)
+    most = rows_of_block(of_heads)
+    # Keys and values are new, and where the kernel would append them.
+    caches = array("q", [n for i in range(batch) for x in (k, v) for n in (x[i].data_ptr(), *x.stride()[1:3])])
+    blocks = array("q")
+    for i, row in ((i, row) for i in range(batch) for row in range(0, rows, most)):
+        blocks.extend((i, i * rows + row, min(most, rows - row), i * rows, 0))
+    numbers = array("q", limits or ())
+    arguments = kernel_places(*parts, y.transpose(1, 2).reshape(1, batch * rows, heads, value_width).transpose(1, 2))
+    step.keep(caches, blocks, numbers)
+    step.add(
+        kernel, caches.buffer_info()[0], blocks.buffer_info()[0], len(blocks) // NUMBERS_OF_BLOCK,
+        numbers.buffer_info()[0], *arguments, scale, torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def _rows_of_batch(x: torch.Tensor) -> torch.Tensor | None:
+    """Return (batch, heads, rows, width) as one of (1, heads, batch * rows, width); None if that has no strides."""
+    batch, heads, rows, width = x.shape
+    if batch > 1 and x.stride(0) != rows * x.stride(2):
+        return None
+    return x.as_strided((1, heads, batch * rows, width), (0, *x.stride()[1:]))
+
+
+def _limits_by_batch(mask: torch.Tensor | None, batch: int, rows: int, tokens: int) -> list[int] | None:
+    """Return the first position that each row of a batch attends to, and the one after the last, as `limits_of`."""
+    import torch
+
+    if mask is None:
+        return [0, tokens] * batch * rows
+    if mask.dtype != torch.bool or not 2 <= mask.dim() <= 4 or (mask.dim() > 2 and mask.shape[-3] != 1):
+        return None
+    of_all = mask.reshape(-1, *mask.shape[-2:]).expand(batch, rows, tokens)
+    return _limits_of_rows(of_all.reshape(-1, tokens))
 
 
 def load_kernel(repeats: tuple[int, ...], width: int, value_width: int, dtype: str) -> Kernel | None:
@@ -219,9 +289,17 @@ def limits_of(request: Request, mask: torch.Tensor | None) -> list[int] | None:
         return [0, tokens] * request.new
     if mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-1] != tokens or mask.numel() > request.new * tokens:
         return None
-    rows = mask.reshape(-1, tokens).byte()
+    found = _limits_of_rows(mask.reshape(-1, tokens))
+    return None if found is None else found * (2 * request.new // len(found))
+
+
+def _limits_of_rows(mask: torch.Tensor) -> list[int] | None:
+    """Return the first position that is true in each row, and the one after the last; None if it leaves some out."""
+    import torch
+
+    rows, tokens = mask.byte(), mask.shape[1]
     first, last = rows.argmax(1), tokens - rows.flip(1).argmax(1)
     if not bool(((last - first == rows.sum(1)) & rows.any(1)).all()):
         return None
-    found: list[int] = torch.stack([first, last], 1).expand(request.new, 2).flatten().tolist()
+    found: list[int] = torch.stack([first, last], 1).flatten().tolist()
     return found

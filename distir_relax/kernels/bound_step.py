@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,10 +49,39 @@ class BoundStep:
         self.memory = Memory()
         self._parts: list[CallList | Callable[[], None]] = []
         self._counted: dict[Callable[..., None], tuple[int, ...]] = {}
+        self._times: Counter[int] = Counter()
+        self._kept: list[object] = []
+
+    @property
+    def native_calls(self) -> int:
+        """The number of calls of native kernels."""
+        return sum(len(part) for part in self._parts if isinstance(part, CallList))
+
+    @property
+    def python_calls(self) -> int:
+        """The number of calls of functions of Python."""
+        return sum(not isinstance(part, CallList) for part in self._parts)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor in the step's memory, which others take after its last use."""
         return self.memory.empty(shape, dtype)
+
+    def input(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the step with the elements of `x`, which others are copied to before it runs."""
+        return self.empty(x.shape, x.dtype).copy_(x)
+
+    def computes(self, x: torch.Tensor | None) -> bool:
+        """Return whether `x` is an input or a result of the step, rather than a constant, or none."""
+        return x is not None and self.memory.contains(x.data_ptr())
+
+    def keep(self, *objects: object) -> None:
+        """Let objects live as long as the step, because kernels use their memory."""
+        self._kept += objects
+
+    def times(self, number: int) -> int:
+        """Return how often this was called with `number` before, such as by the calls of a function with that step."""
+        self._times[number] += 1
+        return self._times[number] - 1
 
     def add(self, kernel: Kernel, *arguments: int | float) -> None:
         """Add the call of a native kernel with numbers and addresses."""
@@ -177,6 +207,11 @@ class Memory:
         slot = (ctypes.c_char * size).from_address(self._blocks[number][0].data_ptr() + start)
         weakref.finalize(slot, self._free, number, start, start + size)
         return torch.frombuffer(slot, dtype=dtype, count=count).view(tuple(shape))
+
+    def contains(self, address: int) -> bool:
+        """Return whether an address is one of this memory."""
+        starts = ((block.data_ptr(), block.nbytes) for block, _ in self._blocks)
+        return any(start <= address < start + size for start, size in starts)
 
     def _take(self, size: int) -> tuple[int, int]:
         """Return the block and the offset of free memory, the smallest interval that is large enough."""

@@ -37,6 +37,7 @@ from distir_relax.runtime.arrays import (
     with_sizes,
 )
 from distir_relax.runtime.collective_check import NUMBERS, check_peer_step
+from distir_relax.runtime.native_waits import in_call
 from distir_relax.runtime.point_to_point import Messages, Step
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Communicator(Messages):
         """
         index, n, _ = self._place(axis)
         if n > 1 and op == "sum" and number is not None and x.numel() and x.is_contiguous():
-            result = self._bind_sum(step, x, index, number)
+            result = self._bind_sum(step, x, index, in_call(number, step.times(number)))
             if result is not None:
                 step.count(self._count_native_sums, 1, int(_all_reduce_volume(n, bytes_of(x))))
                 return result

@@ -82,14 +82,14 @@ class Progress:
     @property
     def current(self) -> Point | None:
         """The communication in which the rank waits."""
-        if self._current is None and (step := self._native.step) is not None:
-            return Point(step, "all_reduce")
+        if self._current is None and (native := self._native.step) is not None:
+            return _all_reduce(native)
         return self._current
 
     @property
     def last(self) -> Point | None:
         """The last communication that has finished."""
-        return self._last if (step := self._native.last) is None else Point(step, "all_reduce")
+        return self._last if (native := self._native.last) is None else _all_reduce(native)
 
     @property
     def waited(self) -> float:
@@ -122,3 +122,8 @@ class Progress:
             return 0.0
         since = self.since if self._current is not None else max(self.since, self._native.since)
         return time.monotonic() - since
+
+
+def _all_reduce(native: tuple[int, int]) -> Point:
+    step, time = native
+    return Point(step, "all_reduce", time)

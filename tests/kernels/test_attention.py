@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
 
 from distir_relax.kernels import attention
-from distir_relax.kernels.attention import RequestsAttention, attend, unless_all_true
+from distir_relax.kernels.attention import RequestsAttention, attend, bind_attend, unless_all_true
+from distir_relax.kernels.bound_step import BoundStep
 from distir_relax.kernels.native import has_dot
 from distir_relax.kernels.requests import Request, States
 
@@ -46,6 +48,43 @@ def test_attention(heads: int, groups: int, repeats: tuple[int, ...], rows: int,
     y = attend(q, k, v, added, 0.3, repeats)
     assert y.shape == (2, heads, rows, 5)
     torch.testing.assert_close(y.double(), exact(q, k, v, mask, 0.3, repeats), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("heads", "groups", "repeats"), [(9, 3, ()), (3, 3, ()), (6, 3, (3, 1, 2)), (0, 0, ())])
+@pytest.mark.parametrize(("batch", "rows", "tokens"), [(1, 1, 1), (3, 7, 7), (2, 130, 130), (2, 3, 7)])
+def test_attention_of_a_bound_step(
+    batch: int, rows: int, tokens: int, heads: int, groups: int, repeats: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Masks that are constants of each form, and one that the step computes; rows and heads in either order."""
+    generator = torch.Generator().manual_seed(rows)
+
+    lower = torch.ones(rows, tokens, dtype=torch.bool).tril()
+    holes = torch.rand(batch, 1, rows, tokens, generator=generator) < 0.5
+    holes[..., 0] = True
+    window = (lower & ~lower.tril(-3)).expand(batch, 1, rows, tokens)
+    row = torch.ones(1, tokens, dtype=torch.bool)
+    added = torch.randn(rows, tokens, generator=generator).to(dtype)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    masks = {"none": None, "lower": lower, "holes": holes, "window": window, "row": row, "added": added}
+    for name, turned in product((*masks, "causal", "computed"), (True, False)):
+        step = BoundStep()
+        sizes = [(heads, rows), (groups, tokens), (groups, tokens)]
+        orders = [(batch, m, n, 8) if turned else (batch, n, m, 8) for n, m in sizes]
+        given = [step.empty(order, dtype).transpose(1, 2 if turned else 1) for order in orders]
+        read = step.input(lower) if name == "computed" else masks.get(name)
+        y = bind_attend(step, *given, read, 0.3, repeats, name == "causal")
+        is_consecutive = name in ("none", "lower", "window", "row", "causal", *("holes",) * (tokens == 1))
+        is_native = is_consecutive and rows == tokens and heads and dtype != torch.float64
+        assert step.native_calls == (is_native and (turned or batch == 1))
+        for _ in range(2):
+            for x in given:
+                x.copy_(torch.randn(x.shape, generator=generator))
+            if name == "computed" and read is not None:
+                read.copy_(window[0, 0] if rows == tokens else lower)
+            step.run()
+            expected = attend(*given, lower if name == "causal" else read, 0.3, repeats)
+            torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_mask_that_is_all_true_is_none() -> None:

@@ -34,6 +34,8 @@ def check_bound(comm: Communicator) -> None:
     step = BoundStep()
     given = [drawn(comm.rank, n, torch.float32) for n in numbers]
     results = [comm.bind_all_reduce(step, x, "tp", "sum", 9 + i) for i, x in enumerate(given)]
+    # A function that is called again.
+    again = comm.bind_all_reduce(step, given[0], "tp", "sum", 9)
     seen = []
 
     def look() -> None:
@@ -58,10 +60,11 @@ def check_bound(comm: Communicator) -> None:
             for part in parts[1:]:
                 expected = expected + part
             torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
-        assert comm.progress.last == Point(8 + len(numbers), "all_reduce")
+        torch.testing.assert_close(again, results[0], rtol=0, atol=0)
+        assert comm.progress.last == Point(9, "all_reduce", 1)
         assert comm.progress.current is None
-        assert comm.traffic.calls == {"all_reduce": len(numbers)}
-        sent = 4 * sum(COUNTS) * 2 * (comm.world_size - 1) / comm.world_size
+        assert comm.traffic.calls == {"all_reduce": len(numbers) + 1}
+        sent = 4 * (sum(COUNTS) + COUNTS[0]) * 2 * (comm.world_size - 1) / comm.world_size
         assert abs(comm.traffic.total_bytes - sent) < len(numbers)
         if run == 1 and comm.rank:
             watcher.join()

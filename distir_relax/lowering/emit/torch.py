@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.repeated_operands import without_repeats
-from distir_relax.lowering.emit.torch_bound import all_outputs, bind_text
+from distir_relax.lowering.emit.torch_bound import bind_function
+from distir_relax.lowering.emit.torch_bound_requests import all_outputs, bind_text
 from distir_relax.lowering.emit.torch_function import Callee, ClockedOp, TorchFunction, fixed_values, mutated_values
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
@@ -59,6 +60,17 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     for rank, function in enumerate(module.ranks):
         ranks_of.setdefault(function, []).append(rank)
     return {entry: _Program(module, module.function(entry), name, ranks).text() for entry, ranks in ranks_of.items()}
+
+
+def to_torch_bound(module: Module, entry: str, name: str) -> str:
+    """Return the text of the module that binds a step of the program `entry` (`kernels.bound_step`).
+
+    It defines ``bind(comm, weights, step, *sizes, *inputs) -> tuple``, with the inputs and outputs of the ``main`` of
+    `to_torch`, and ``SIZES``, the names of the sizes. It is empty if some op cannot be part of such a step.
+    """
+    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
+    module = _unrepeated(module)
+    return _Program(module, module.function(entry), name, ranks).bind_text()
 
 
 def _unrepeated(module: Module) -> Module:
@@ -126,6 +138,34 @@ class _Program:
     """Values of each function that it or its callees update in place, and the producers' operands of those."""
 
     def text(self) -> str:
+        """Return the text of the module."""
+        functions = self._functions()
+        texts = [f.text() if self.states is None else self._of_requests(f) for f in functions]
+        symbols = functions[-1].symbols
+        return (
+            self._head()
+            + _imports(texts)
+            + (f"SIZES = {_tuple(symbols)}\n\n" if symbols else "")
+            + self._steps([self.main, *(f.function for f in functions[:-1])])
+            + "\n\n".join(texts)
+        )
+
+    def bind_text(self) -> str:
+        """Return the text of the module that binds a step."""
+        functions = self._functions()
+        texts = [bind_function(f) for f in functions]
+        sizes = f"SIZES = {_tuple(functions[-1].all_symbols)}\n\n\n"
+        return self._head() + _imports(texts) + sizes + "\n\n".join(texts) if all(texts) else ""
+
+    def _head(self) -> str:
+        return (
+            f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} '
+            f'{", ".join(map(str, self.ranks))} of {len(self.module.ranks)}. Written by distir-relax."""\n\n'
+            "import torch\nimport torch.nn.functional as F\n\n"
+        )
+
+    def _functions(self) -> list[TorchFunction]:
+        """Return the code of all functions, callees first."""
         self.names[self.main.name] = "main"
         self._visit(self.main, "")
         self.mutated = mutated_values(self.module)
@@ -137,7 +177,7 @@ class _Program:
         stored = self._stored(inner)
         callees: dict[str, Callee] = {}
         symbols = set(module_symbols(self.module))
-        texts = []
+        functions = []
         for function in (*inner, self.main):
             fixed = stored[function.name] - self.mutated[function.name]
             emitted = TorchFunction(
@@ -152,25 +192,16 @@ class _Program:
                 by_call=self.states is None,
             )
             callees[function.name] = emitted.callee()
-            texts.append(
-                emitted.text() if self.states is None else self._of_requests(emitted, fixed, set(used_names) | symbols)
-            )
-        ranks = ", ".join(map(str, self.ranks))
-        return (
-            f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} {ranks} of '
-            f'{len(self.module.ranks)}. Written by distir-relax."""\n\n'
-            "import torch\nimport torch.nn.functional as F\n\n"
-            + _imports(texts)
-            + (f"SIZES = {_tuple(emitted.symbols)}\n\n" if emitted.symbols else "")
-            + self._steps([self.main, *inner])
-            + "\n\n".join(texts)
-        )
+            functions.append(emitted)
+        return functions
 
-    def _of_requests(self, emitted: TorchFunction, fixed: set[str], taken: set[str]) -> str:
+    def _of_requests(self, emitted: TorchFunction) -> str:
         """Generate a step of several requests, and its form that is bound, if it has one."""
         assert self.states is not None
         text = RequestsFunction(emitted, self.states, self.growing).text()
         decoding = all_outputs(self.module).function(self.main.name)
+        fixed = set(emitted.stored) - set(emitted.mutated)
+        taken = _RESERVED | set(module_symbols(self.module))
         bound = TorchFunction(
             decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, self.clocked, by_call=False
         )

@@ -1,193 +1,107 @@
-"""Torch code that binds a step of several requests with one new token each (`kernels.bound_step`).
-
-Such a step takes so little time that Python and allocations between ops are a good part of it. `bind` is run once for
-each number of requests: then the step is a list of native calls with prepared arguments.
-"""
+"""Torch code that binds a step (`kernels.bound_step`): it adds the ops of functions to one that is prepared once."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from distir_relax.ir import Function, Module, Op, Value, fresh_name
-from distir_relax.ir.symbols import module_symbols, specialize
-from distir_relax.layout import size_of
-from distir_relax.lowering.emit.cached_operands import cached_operands, with_new_elements
-from distir_relax.lowering.emit.request_rows import RowOps, row_ops, rows_of
+from distir_relax.ir import TASK, Op, Value, fresh_name
 from distir_relax.lowering.emit.torch_function import TorchFunction
-from distir_relax.ops import (
-    Trait,
-    lookup,
-    torch_bound,
-    torch_cached,
-    torch_expression,
-    torch_in_place,
-    torch_kind,
-    torch_native,
-)
-
-
-def all_outputs(module: Module) -> Module:
-    """Return a program of one sequence with outputs for all new positions; slices that are the whole are left out."""
-    new = module_symbols(module).get("new")
-    if new is None:
-        return module
-    module = specialize(module, {"last": size_of(new)})
-    return replace(module, functions=tuple(map(_without_identities, module.functions)))
-
-
-def _without_identities(function: Function) -> Function:
-    names: dict[str, Value] = {}
-    ops: list[Op] = []
-    for op in function.ops:
-        op = replace(op, operands=tuple(names.get(v.name, v) for v in op.operands))
-        if lookup(op.name, op.location).is_identity(op.operands, op.results):
-            names[op.results[0].name] = op.operands[0]
-        else:
-            ops.append(op)
-    outputs = tuple(replace(o, value=names.get(o.value.name, o.value)) for o in function.outputs)
-    return replace(function, ops=tuple(ops), outputs=outputs)
-
-
-def bind_text(emitted: TorchFunction, states: Mapping[str, str], growing: Mapping[str, int]) -> str:
-    """Return the function ``bind(comm, weights, step, attending, new, *inputs) -> tuple`` of outputs.
-
-    `emitted` is the code of a program of `all_outputs`; `states` and `growing` are as for `to_torch_requests`. The text
-    is empty if some op has to run for each request.
-    """
-    try:
-        return _Binding(emitted, states, growing).text()
-    except _RunsForEach:
-        return ""
-
-
-class _RunsForEach(Exception):
-    """An op that several requests cannot share."""
+from distir_relax.ops import Trait, lookup, torch_bound, torch_expression, torch_in_place, torch_kind, torch_native
 
 
 @dataclass(frozen=True, slots=True)
-class _Statement:
-    """Lines of `bind`, and the values that they read."""
+class Statement:
+    """Lines of a function that binds, and the values that they read."""
 
     lines: Sequence[str]
     reads: Sequence[Value]
 
 
-class _Binding:
-    def __init__(self, emitted: TorchFunction, states: Mapping[str, str], growing: Mapping[str, int]) -> None:
-        self.emitted = emitted
-        function = emitted.function
-        self.rows: RowOps = row_ops(function, emitted.fixed)
-        self.caches = cached_operands(function, states, growing)
-        self.sized = {name: number for number, name in enumerate(emitted.sized_results)}
-        self.inputs = [i.value for i in function.inputs if i.value.name not in {*emitted.stored, *states}]
-        self.outputs = [o.value for o in function.outputs if o.name not in states.values()]
-        replaced = {v.name for caches in self.caches.values() for c in caches for op in c.replaced for v in op.results}
-        absent = replaced | emitted.fixed | emitted.sized
-        self.ops = [op for op in function.ops if op.results[0].name not in absent and not emitted.is_number(op)]
-        self.variables = {v.name for v in self.inputs}
-        computed = {v.name for op in self.ops for v in op.results}
-        if any(o.value.name in computed for o in function.outputs if o.name in states.values()):
-            raise _RunsForEach
+def bind_function(emitted: TorchFunction) -> str:
+    """Return the Python function that adds a function's ops to a step; empty if some op cannot be part of one.
 
-    def text(self) -> str:
-        """Return the function."""
-        statements = [statement for op in self.ops for statement in self._statements(op)]
-        if any(v.name not in self.variables for v in self.outputs):
-            raise _RunsForEach
-        names = self.emitted.names
-        arguments = ["comm", "weights", "step", "attending", "new", *(names[v.name] for v in self.inputs)]
-        results = [names[v.name] for v in self.outputs]
-        return (
-            f"\n\ndef bind({', '.join(arguments)}):\n"
-            + ("" if self.emitted.clocked is None else "    step.do(lambda: clock(-1))\n")
-            + "".join(f"    {line}\n" for line in self._lines(statements))
-            + f"    return ({', '.join(results)}{',' * (len(results) == 1)})\n"
-        )
+    It has the results and the arguments of the function itself, but `step` and all symbols after the weights. Its name
+    is ``bind`` for ``main``, ``bind_`` and the name for others.
+    """
+    ops = emitted.remaining_ops()
+    if not all(op.callee or only_computes(emitted, op) for op in ops):
+        return ""
+    statements = [_call(emitted, op) if op.callee else _computed(emitted, op) for op in ops]
+    arguments = emitted.arguments()
+    inputs = {v.name for v in arguments}
+    variables = inputs | {v.name for op in ops for v in op.results}
+    kept = {o.value.name for o in emitted.function.outputs} | (inputs if emitted.name == "main" else set())
+    lines = freed(emitted, statements, variables - kept)
+    return emitted.definition(bind_name(emitted.name), ["step", *emitted.all_symbols], lines)
 
-    def _statements(self, op: Op) -> list[_Statement]:
-        """Return the statements of an op, with those of values that depend on sizes if it is the first to read them."""
-        is_cached = op.results[0].name in self.caches
-        if not is_cached and (op.results[0].name not in self.rows.once or not self._only_computes(op)):
-            raise _RunsForEach
-        masks = self._masks(op) if is_cached else {}
-        reads = [v for v in self._operands(op) if v.name not in masks and v.name not in self.emitted.numbers]
-        statements = []
-        for value in reads:
-            if value.name in self.sized and value.name not in self.variables:
-                statements.append(_Statement([self._of_sizes(value)], ()))
-                self.variables.add(value.name)
-            elif value.name not in self.variables and value.name not in self.emitted.fixed:
-                raise _RunsForEach
-        code = self._cached(op, masks) if is_cached else self._code(op)
-        self.variables |= {v.name for v in op.results}
-        clocks = [f"step.do(lambda: {line})" for line in self.emitted.clock_lines(op)]
-        return [*statements, _Statement([self.emitted.line(op, code), *clocks], reads)]
 
-    def _lines(self, statements: Sequence[_Statement]) -> list[str]:
-        """Return the lines; values are deleted after their last use, so that their memory is free."""
-        last = {v.name: number for number, statement in enumerate(statements) for v in statement.reads}
-        ends = self.variables - {v.name for v in (*self.inputs, *self.outputs)}
-        lines: list[str] = []
-        for number, statement in enumerate(statements):
-            lines += statement.lines
-            names = dict.fromkeys(v.name for v in statement.reads if last[v.name] == number and v.name in ends)
-            lines += [f"del {', '.join(self.emitted.names[name] for name in names)}"] if names else []
-        return lines
+def bind_name(name: str) -> str:
+    """Return the name of the Python function that binds the one called `name`."""
+    return "bind" if name == "main" else f"bind_{name}"
 
-    def _operands(self, op: Op) -> list[Value]:
-        return with_new_elements(op, self.caches.get(op.results[0].name, ()))
 
-    def _masks(self, op: Op) -> dict[str, str]:
-        """Return the number among the values that depend on sizes, as text, of each operand of a request's own."""
-        numbers = {0, *lookup(op.name, op.location).code.cached_operands}
-        own = [value.name for number, value in enumerate(op.operands) if number not in numbers]
-        if not self.sized.keys() >= set(own):
-            raise _RunsForEach
-        return {name: str(self.sized[name]) for name in own}
+def only_computes(emitted: TorchFunction, op: Op) -> bool:
+    """Return whether an op changes no operand, and no part of it goes on later, unless a step knows how."""
+    entry = lookup(op.name, op.location)
+    may_start = Trait.STARTS not in entry.traits or bool(entry.code.bound)
+    return may_start and not torch_in_place(op, emitted.operands(op))
 
-    def _only_computes(self, op: Op) -> bool:
-        """Return whether an op changes no operand, and no part of it goes on later, unless a step knows how."""
-        entry = lookup(op.name, op.location)
-        may_start = Trait.STARTS not in entry.traits or bool(entry.code.bound)
-        return may_start and not torch_in_place(op, self.emitted.operands(op))
 
-    def _of_sizes(self, value: Value) -> str:
-        rows = None if value.name in self.rows.shared else rows_of(value.tensor)
-        kind = torch_kind(value.tensor)
-        name = self.emitted.names[value.name]
-        return f"{name} = attending.of_sizes({self.sized[value.name]}, {rows[0] if rows else None}, {kind})"
+def step_code(emitted: TorchFunction, op: Op) -> str:
+    """Return the expression that adds an op, which is not a call, to the step, and gives its results."""
+    entry = lookup(op.name, op.location)
+    operands = emitted.operands(op)
+    if packed := emitted.packed.get(op.results[0].name):
+        return f"weights[{json.dumps(packed)}].bind(step, {operands[0]})"
+    if code := torch_bound(op, operands):
+        return code
+    # A mask of sizes may be None.
+    constants = {*emitted.numbers.values(), *(emitted.names[name] for name in emitted.masks)}
+    tensors = [code for code in dict.fromkeys(operands) if code not in constants]
+    # The parameters of the function have the names of variables; the others are weights.
+    used = {code for code in tensors if code.isidentifier()}
+    names = {code: code if code in used else fresh_name("weight", used) for code in tensors}
+    parameters = f" {', '.join(names.values())}" if names else ""
+    function = f"lambda{parameters}: {torch_expression(op, [names.get(code, code) for code in operands])}"
+    if Trait.VIEW in entry.traits and len(tensors) == 1:
+        return f"step.view({function}, {tensors[0]})"
+    given = f"({', '.join(tensors)}{',' * (len(tensors) == 1)})"
+    results = [torch_kind(v.tensor) for v in op.results]
+    places = {code: f"{{{n}}}" for n, code in enumerate(tensors)}
+    native = torch_native(op, [places.get(code) or _constant(code) for code in operands])
+    if native:
+        return f"elementwise.bind(step, {json.dumps(native)}, {function}, {given}, {results[0]})"
+    return f"step.{'python' if len(results) == 1 else 'several'}({', '.join([function, given, *results])})"
 
-    def _cached(self, op: Op, masks: Mapping[str, str]) -> str:
-        operands = [masks.get(v.name) or self.emitted.names[v.name] for v in self._operands(op)]
-        return torch_cached(op, operands, tuple(cache.arguments for cache in self.caches[op.results[0].name]))
 
-    def _code(self, op: Op) -> str:
-        """Return the expression that adds an op to the step, and gives its results."""
-        emitted, entry = self.emitted, lookup(op.name, op.location)
-        operands = emitted.operands(op)
-        if packed := emitted.packed.get(op.results[0].name):
-            return f"weights[{json.dumps(packed)}].bind(step, {operands[0]})"
-        if code := torch_bound(op, operands):
-            return code
-        numbers = set(emitted.numbers.values())
-        tensors = [code for code in dict.fromkeys(operands) if code not in numbers]
-        # The parameters of the function have the names of variables; the others are weights.
-        used = {code for code in tensors if code.isidentifier()}
-        names = {code: code if code in used else fresh_name("weight", used) for code in tensors}
-        parameters = f" {', '.join(names.values())}" if names else ""
-        function = f"lambda{parameters}: {torch_expression(op, [names.get(code, code) for code in operands])}"
-        if Trait.VIEW in entry.traits and len(tensors) == 1:
-            return f"step.view({function}, {tensors[0]})"
-        given = f"({', '.join(tensors)}{',' * (len(tensors) == 1)})"
-        results = [torch_kind(v.tensor) for v in op.results]
-        places = {code: f"{{{n}}}" for n, code in enumerate(tensors)}
-        native = torch_native(op, [places.get(code) or _constant(code) for code in operands])
-        if native:
-            return f"elementwise.bind(step, {json.dumps(native)}, {function}, {given}, {results[0]})"
-        return f"step.{'python' if len(results) == 1 else 'several'}({', '.join([function, given, *results])})"
+def freed(emitted: TorchFunction, statements: Sequence[Statement], ends: Collection[str]) -> list[str]:
+    """Return the lines of statements; values that are among `ends` are deleted after their last use.
+
+    Then their memory is free for others.
+    """
+    last = {v.name: number for number, statement in enumerate(statements) for v in statement.reads}
+    lines: list[str] = []
+    for number, statement in enumerate(statements):
+        lines += statement.lines
+        names = dict.fromkeys(v.name for v in statement.reads if last[v.name] == number and v.name in ends)
+        lines += [f"del {', '.join(emitted.names[name] for name in names)}"] if names else []
+    return lines
+
+
+def _computed(emitted: TorchFunction, op: Op) -> Statement:
+    return Statement([emitted.line(op, step_code(emitted, op))], [*op.operands, *op.results])
+
+
+def _call(emitted: TorchFunction, op: Op) -> Statement:
+    callee = emitted.callees[op.callee]
+    line = emitted.call(op, bind_name(callee.name), ["step", *callee.all_symbols])
+    stage, kind, microbatch = (op.attrs.get(key) for key in TASK)
+    begin, end = f"lambda: comm.begin({stage}, {json.dumps(kind)}, {microbatch})", "comm.end"
+    lines = [f"step.do({begin})", line, f"step.do({end})"] if op.task else [line]
+    return Statement(lines, [*op.operands, *op.results])
 
 
 def _constant(code: str) -> str:

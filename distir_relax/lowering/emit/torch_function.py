@@ -35,7 +35,8 @@ class Callee:
 
     `name` and `prepare` are the names of its Python functions (`prepare` is empty if there is none); `weights` maps the
     numbers of inputs that come with its weights to their names there; `arguments` are the numbers of the others, which
-    are passed `as_list` if there are many. Values of the `symbols` come before them.
+    are passed `as_list` if there are many. Values of the `symbols` come before them; `all_symbols` are those of types,
+    too.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Callee:
     arguments: Sequence[int]
     as_list: bool
     symbols: Sequence[str] = ()
+    all_symbols: Sequence[str] = ()
 
     @property
     def takes_weights(self) -> bool:
@@ -112,10 +114,17 @@ class TorchFunction:
             sized_values(self.function, self.fixed, self.mutated) if self.name == "main" and self.symbols else set()
         )
         self.prepare_sizes = self._prepare_sizes(self.sized)
-        for op in self._remaining():
+        for op in self.remaining_ops():
             for value in op.results:
                 if value.name not in self.names:
                     self._name(value)
+
+    @property
+    def all_symbols(self) -> list[str]:
+        """The `symbols`, and those of the types of results, of the function and its callees."""
+        kinds = [v.tensor.shape for op in self.function.ops for v in op.results]
+        names = {symbol.name for symbol in symbols_within(tuple(kinds))}
+        return sorted(names.union(self.symbols, *(c.all_symbols for c in self._called())))
 
     @property
     def prepare_name(self) -> str:
@@ -124,7 +133,14 @@ class TorchFunction:
 
     def text(self) -> str:
         """Return the Python functions: those that prepare weights and sizes, if needed, and the function itself."""
-        arguments = [self.names[i.value.name] for i in self.function.inputs if i.value.name not in self.stored]
+        return self.prepare + self.prepare_sizes + self.definition(self.name, self.symbols, self._body())
+
+    def definition(self, name: str, sizes: Sequence[str], body: Sequence[str]) -> str:
+        """Return a Python function with the function's inputs and results; `body` are the lines before it returns.
+
+        It takes the communicator, the weights if there are any, `sizes` or what else there is, and then the inputs.
+        """
+        arguments = [self.names[v.name] for v in self.arguments()]
         weights = ["weights"] if self.stored or self.prepare or self.name == "main" else []
         outputs = [self.names[o.value.name] for o in self.function.outputs]
         result = (
@@ -138,14 +154,16 @@ class TorchFunction:
             names = [self.names[name] for name in self.sized_results]
             unpack = f"    {', '.join(names)}{',' * (len(names) == 1)} = of_sizes\n"
         return (
-            self.prepare
-            + self.prepare_sizes
-            + f"def {self.name}({', '.join(['comm', *weights, *self.symbols, *arguments])}):\n"
+            f"def {name}({', '.join(['comm', *weights, *sizes, *arguments])}):\n"
             + ("" if self.clocked is None or self.name != "main" else "    clock(-1)\n")
             + unpack
-            + "".join(f"    {line}\n" for line in self._body())
+            + "".join(f"    {line}\n" for line in body)
             + f"    return {result}\n"
         )
+
+    def arguments(self) -> list[Value]:
+        """Return the inputs that are not among the weights."""
+        return [i.value for i in self.function.inputs if i.value.name not in self.stored]
 
     def callee(self) -> Callee:
         """Return the function's interface."""
@@ -158,6 +176,7 @@ class TorchFunction:
             arguments,
             _needs_list(arguments),
             self.symbols,
+            self.all_symbols,
         )
 
     def _called(self) -> list[Callee]:
@@ -254,13 +273,13 @@ class TorchFunction:
         begin, end = (f"{callee.prepare}(comm, {{", "})") if callee.prepare else ("{", "}")
         return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
 
-    def _remaining(self) -> list[Op]:
+    def remaining_ops(self) -> list[Op]:
         """Return the ops that every call runs."""
         early = self.fixed | self.sized
         return [op for op in self.function.ops if op.results[0].name not in early and not self.is_number(op)]
 
     def _body(self) -> list[str]:
-        ops, early = self._remaining(), self.fixed | self.sized
+        ops, early = self.remaining_ops(), self.fixed | self.sized
         last = {v.name: number for number, op in enumerate(ops) for v in op.operands}
         live = {o.value.name for o in self.function.outputs}
         live |= set(self.stored)
@@ -277,7 +296,8 @@ class TorchFunction:
             if op.callee:
                 stage, kind, microbatch = (op.attrs.get(key) for key in TASK)
                 lines += [f"comm.begin({stage}, {json.dumps(kind)}, {microbatch})"] if op.task else []
-                lines.append(self._call(op, dead))
+                callee = self.callees[op.callee]
+                lines.append(self.call(op, callee.name, callee.symbols, dead))
                 lines += ["comm.end()"] if op.task else []
                 dead = unused
             else:
@@ -288,23 +308,26 @@ class TorchFunction:
             lines += [] if op.callee else self.clock_lines(op)
         return lines
 
-    def _call(self, op: Op, dead: Sequence[Value]) -> str:
-        """Generate the line of a call, which takes over the values that are `dead` after it."""
+    def call(self, op: Op, name: str, sizes: Sequence[str], dead: Sequence[Value] = ()) -> str:
+        """Return the line of a call of a Python function with the `definition` of its callee.
+
+        It takes over the values that are `dead` after it.
+        """
         callee = self.callees[op.callee]
         key = json.dumps(self.keys[op.results[0].name])
-        arguments = [*([f"weights[{key}]"] if callee.takes_weights else []), *callee.symbols]
+        arguments = [*([f"weights[{key}]"] if callee.takes_weights else []), *sizes]
         moved = set()
         for number in callee.arguments:
             value = op.operands[number]
-            name = self._use(value)
+            given = self._use(value)
             if value in dead and value not in moved:
                 moved.add(value)
-                name = f"moved({name}, {name} := None)"
-            arguments.append(name)
+                given = f"moved({given}, {given} := None)"
+            arguments.append(given)
         if callee.as_list:
             first = len(arguments) - len(callee.arguments)
             arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
-        return self.line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
+        return self.line(op, f"{name}({', '.join(['comm', *arguments])})")
 
     def op_lines(self, op: Op, buffered: bool = False, overwritten: int | None = None) -> list[str]:
         """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`.

@@ -62,6 +62,16 @@ def _torch(attrs: Attrs) -> str:
     return f"F.scaled_dot_product_attention({{0}}, {k}, {v}, {mask}{causal}scale={{scale}}{grouped})"
 
 
+def _bound(attrs: Attrs) -> str:
+    """Return the code that adds attention to a step; none for a mask that is added to the scores."""
+    if attrs["masked"] and (attrs["causal"] or not attrs["boolean"]):
+        return ""
+    repeats = f", repeats={attrs['repeats']}" if attrs.get("repeats") else ""
+    causal = ", causal=True" if attrs["causal"] else ""
+    mask = "{3}" if attrs["masked"] else "None"
+    return f"attention.bind_attend(step, {{0}}, {{1}}, {{2}}, {mask}, {{scale}}{repeats}{causal})"
+
+
 def _cached(attrs: Attrs) -> str:
     """Return the code for all requests of a step; none for a causal mask, which counts rows from the first."""
     masks = "{3}" if attrs["masked"] else "None"
@@ -171,6 +181,7 @@ define(
     code=Code(
         relax=_relax,
         unrepeated=(1, 2),
+        bound=_bound,
         cached=_cached,
         cached_operands=(1, 2),
         cached_kernel=_cached_kernel,

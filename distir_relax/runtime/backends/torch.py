@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
+from distir_relax.runtime.backends.bound_calls import Bind, BoundCalls, emit_bound
 from distir_relax.runtime.backends.weights import load_weights, memory
 from distir_relax.runtime.watchdog import Steps
 
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.kernels.bound_step import BoundStep
     from distir_relax.runtime.communicator import Communicator
 
 
@@ -31,7 +33,12 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
     weights = prepare_weights(module, comm, weights)
     prepare_sizes = getattr(module, "prepare_sizes", None)
-    return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes)
+    program = TorchProgram(
+        module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes
+    )
+    if device == "cpu" and not bundle.manifest.updates:
+        program.bound = BoundCalls(lambda: _load_bind(bundle, rank, comm, weights))
+    return program
 
 
 def prepare_weights(
@@ -79,6 +86,7 @@ class TorchProgram:
         self._sizes = sizes
         self._prepare_sizes = prepare_sizes
         self._of_sizes: OrderedDict[tuple[int, ...], list[torch.Tensor | None]] = OrderedDict()
+        self.bound: BoundCalls | None = None
 
     @property
     def held(self) -> frozenset[int]:
@@ -91,14 +99,41 @@ class TorchProgram:
 
         values = tuple(sizes[name] for name in self._sizes)
         with torch.inference_mode():
-            if self._prepare_sizes is None:
-                return list(self._main(self._comm, self._weights, *values, *inputs))
-            if values not in self._of_sizes:
-                self._of_sizes[values] = self._prepare_sizes(self._comm, self._weights, *values)
-                if len(self._of_sizes) > _MAX_SIZES:
-                    self._of_sizes.popitem(last=False)
-            self._of_sizes.move_to_end(values)
-            return list(self._main(self._comm, self._weights, *values, self._of_sizes[values], *inputs))
+            if self.bound is not None and (found := self.bound.run(sizes, inputs)) is not None:
+                return found
+            of_sizes = self._prepared_sizes(values)
+            outputs = list(self._main(self._comm, self._weights, *values, *of_sizes, *inputs))
+            if self.bound is not None:
+                self.bound.add(sizes, of_sizes, inputs, outputs)
+            return outputs
+
+    def _prepared_sizes(self, values: tuple[int, ...]) -> list[list[torch.Tensor | None]]:
+        """Return what `main` takes after the sizes: the result of `prepare_sizes`, if there is one."""
+        if self._prepare_sizes is None:
+            return []
+        if values not in self._of_sizes:
+            self._of_sizes[values] = self._prepare_sizes(self._comm, self._weights, *values)
+            if len(self._of_sizes) > _MAX_SIZES:
+                self._of_sizes.popitem(last=False)
+        self._of_sizes.move_to_end(values)
+        return [self._of_sizes[values]]
+
+
+def _load_bind(bundle: Bundle, rank: int, comm: Communicator, weights: dict[str, torch.Tensor]) -> Bind | None:
+    """Return the function that binds a step of a rank's program; None if there is none."""
+    name = bundle.manifest.program_of(rank).name
+    text = emit_bound(bundle, name)
+    if not text:
+        return None
+    module = _load_text(text, f"{name}.bound", f"<{bundle.manifest.name}/{name}.bound.py>")
+
+    def bind(step: BoundStep, sizes: Mapping[str, int], *inputs: Any) -> Sequence[torch.Tensor]:
+        outputs: Sequence[torch.Tensor] = module.bind(
+            comm, weights, step, *(sizes[symbol] for symbol in module.SIZES), *inputs
+        )
+        return outputs
+
+    return bind
 
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
@@ -118,6 +153,13 @@ def load_text(text: str, name: str, file: str, is_file: bool = False) -> types.M
 
     Debuggers and tracebacks show the source by the name of its `file`, even if there is none.
     """
+    module = _load_text(text, name, file, is_file)
+    if not callable(getattr(module, "main", None)):
+        raise BundleError("the program defines no main(comm, weights, ...)", file)
+    return module
+
+
+def _load_text(text: str, name: str, file: str, is_file: bool = False) -> types.ModuleType:
     if not is_file:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     module = types.ModuleType(name)
@@ -126,6 +168,4 @@ def load_text(text: str, name: str, file: str, is_file: bool = False) -> types.M
         exec(compile(text, file, "exec"), module.__dict__)
     except SyntaxError as wrong:
         raise BundleError(f"not a Python program: {wrong.msg}", f"{file}:{wrong.lineno}") from None
-    if not callable(getattr(module, "main", None)):
-        raise BundleError("the program defines no main(comm, weights, ...)", file)
     return module

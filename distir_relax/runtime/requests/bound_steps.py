@@ -71,7 +71,7 @@ class _Bound:
     def __init__(self, bind: Bind, count: int, inputs: Sequence[torch.Tensor]) -> None:
         self._step = BoundStep()
         self._requests = BoundRequests(self._step, count)
-        self._inputs = [x.clone() for x in inputs]
+        self._inputs = [self._step.input(x) for x in inputs]
         self._outputs = bind(self._step, self._requests, count, *self._inputs)
 
     def run(self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
