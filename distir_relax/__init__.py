@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distir_relax.layout import DeviceMesh
     from distir_relax.lowering.program_builder import ProgramBuilder
     from distir_relax.ops import define as define_op
-    from distir_relax.optimizers import SGD, Adam, AdamW, Optimizer
+    from distir_relax.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Groups, Lion, Muon, Optimizer, RMSprop
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.sharding.annotate import annotate_sharding
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "SGD",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
     "Constant",
@@ -42,13 +44,17 @@ __all__ = [
     "DistIRError",
     "Generation",
     "GenerationSimulation",
+    "Groups",
     "Linear",
+    "Lion",
+    "Muon",
     "NothingSplit",
     "Optimizer",
     "Plan",
     "PrecisionComparison",
     "ProcessSession",
     "ProgramBuilder",
+    "RMSprop",
     "Schedule",
     "StepDecay",
     "Strategy",
@@ -74,10 +80,10 @@ __all__ = [
 
 # Imported lazily: a rank that runs a bundle imports this package too, and must not load the compiler.
 _HOMES = {
-    "SGD": "distir_relax.optimizers",
-    "Adam": "distir_relax.optimizers",
-    "AdamW": "distir_relax.optimizers",
-    "Optimizer": "distir_relax.optimizers",
+    **dict.fromkeys(
+        ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer", "RMSprop"),
+        "distir_relax.optimizers",
+    ),
     "Constant": "distir_relax.support.learning_rate",
     "Cosine": "distir_relax.support.learning_rate",
     "Linear": "distir_relax.support.learning_rate",

@@ -266,7 +266,7 @@ class Manifest:
         numbers = {(t.name, t.dtype) for t in (*self.inputs, *self.outputs) if t.shape == ()}
         for what, name, dtypes in (
             ("loss", training.loss, ("float64", "float32", "float16", "bfloat16")),
-            ("rate", training.rate, ("float64", "float32")),
+            *(("learning rate", name, ("float64", "float32")) for name in training.rates),
             ("seed", training.seed, ("int64",)),
         ):
             if name is not None and not any((name, dtype) in numbers for dtype in dtypes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,27 +14,27 @@ from distir_relax.support.learning_rate import Schedule, schedule_from_json, sch
 class TrainingManifest:
     """A training step: the output that is its loss, and the inputs that are not data.
 
-    `rate` is the input for the learning rate, a float64 scalar, set from `schedule` at each step. `seed` is the input,
-    if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of steps made
-    before the bundle was written.
+    `rates` are the inputs for learning rates, float64 scalars, each set by its schedule at each step. `seed` is the
+    input, if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of
+    steps made before the bundle was written.
     """
 
     loss: str
-    schedule: Schedule
-    rate: str = "learning_rate"
+    rates: Mapping[str, Schedule]
     seed: str | None = None
     first_seed: int = 0
     done: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
-        schedule = schedule_to_json(self.schedule)
-        numbers = {"rate": self.rate, "seed": self.seed, "first_seed": self.first_seed, "done": self.done}
-        return {"loss": self.loss, **numbers, "schedule": schedule}
+        rates = {name: schedule_to_json(schedule) for name, schedule in self.rates.items()}
+        numbers = {"seed": self.seed, "first_seed": self.first_seed, "done": self.done}
+        return {"loss": self.loss, **numbers, "rates": rates}
 
     @classmethod
     def from_json(cls, table: Fields) -> TrainingManifest:
         """Parse the result of `to_json`. Raises the table's error for fields that are missing or do not fit."""
-        schedule = schedule_from_json(table.fields("schedule"))
+        rates = table.fields("rates")
+        schedules = {name: schedule_from_json(rates.fields(name)) for name in rates.table}
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
-        return cls(table.text("loss"), schedule, table.text("rate"), seed, first, table.whole("done"))
+        return cls(table.text("loss"), schedules, seed, first, table.whole("done"))

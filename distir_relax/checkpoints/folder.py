@@ -39,14 +39,14 @@ _AGAIN = "choose an older checkpoint of the folder, or begin anew"
 class Position:
     """Position of a run: steps done, samples seen, random seed, and the program's identity.
 
-    `schedule` is its learning rate as JSON, for display; a run uses that of its bundle.
+    `rates` are its learning rates as JSON, for display; a run uses those of its bundle.
     """
 
     step: int
     samples: int
     seed: int
     program: str
-    schedule: Mapping[str, object] = field(default_factory=dict)
+    rates: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,8 @@ def _read(path: Path) -> Saved:
     )
     if (version := table.whole("format")) != _FORMAT:
         raise CheckpointError(f"the checkpoint has format {version}, this version reads format {_FORMAT}", str(file))
-    schedule = table.fields("schedule").table
-    position = Position(
-        table.whole("step"), table.whole("samples"), table.whole("seed"), table.text("program"), schedule
-    )
+    rates = table.fields("rates").table
+    position = Position(table.whole("step"), table.whole("samples"), table.whole("seed"), table.text("program"), rates)
     try:
         return Saved(path, position, FileWeights(path / STATE_FILE, ()))
     except BundleError as wrong:

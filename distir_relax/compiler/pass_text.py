@@ -36,7 +36,7 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import SGD, Adam, AdamW, MasterWeights, Optimize, Optimizer
+from distir_relax.optimizers import OPTIMIZERS, MasterWeights, Optimize, Optimizer
 from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.hoist_positions import HoistPositions
@@ -49,7 +49,7 @@ from distir_relax.strategies.zero import GatherParameters, ShardGradients, Shard
 PASSES: dict[str, type[Pass]] = {}
 """The passes by name."""
 
-_OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+_OPTIMIZERS: dict[str, type[Optimizer]] = {name.lower(): kind for name, kind in OPTIMIZERS.items()}
 
 
 def register_pass(kind: type[Pass]) -> type[Pass]:

@@ -21,9 +21,8 @@ from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
-from distir_relax.optimizers import RATE, AdamW, Optimizer
+from distir_relax.optimizers import OPTIMIZERS, AdamW, Optimizer, rates_of
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.support.learning_rate import as_schedule
 from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.torch_compat import tree_map
 
@@ -73,7 +72,8 @@ class TrainingStep:
         """Return a batch by input names, with the learning rate and the seed of this step."""
         import torch
 
-        inputs = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float64)}
+        rates = {name: schedule(self.steps) for name, schedule in rates_of(self.optimizer).items()}
+        inputs = {**tensors, **{name: torch.tensor(rate, dtype=torch.float64) for name, rate in rates.items()}}
         if takes_seed(self.plan.modules["global"].main):
             inputs[SEED] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
         return inputs
@@ -105,7 +105,7 @@ class TrainingStep:
     def _manifest(self) -> TrainingManifest:
         """Return the part of the manifest for `distir train`."""
         seed = SEED if takes_seed(self.plan.modules["global"].main) else None
-        return TrainingManifest(self._loss, as_schedule(self.optimizer.lr), RATE, seed, self._seed, self.steps)
+        return TrainingManifest(self._loss, rates_of(self.optimizer), seed, self._seed, self.steps)
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,7 +230,7 @@ def _check_optimizer(optimizer: Any) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         raise DistIRError(f"expected an optimizer, found the class {name}", hint=f"call it: {kind.__name__}(lr=1e-3)")
-    ours = kind.__name__ if kind.__name__ in ("SGD", "Adam", "AdamW") else "AdamW"
+    ours = kind.__name__ if kind.__name__ in OPTIMIZERS else "AdamW"
     description = f"the class {name}" if isinstance(optimizer, type) else f"an object of type {name}"
     raise DistIRError(
         f"expected an optimizer of distir_relax, found {description}",

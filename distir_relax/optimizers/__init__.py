@@ -1,9 +1,38 @@
 """Optimizers, and the passes that add their steps to programs with gradients."""
 
+from distir_relax.optimizers.adafactor import Adafactor
+from distir_relax.optimizers.adagrad import Adagrad
 from distir_relax.optimizers.adam import Adam, AdamW
+from distir_relax.optimizers.groups import Groups
+from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
-from distir_relax.optimizers.optimize import RATE, STEP, Optimize
-from distir_relax.optimizers.optimizer import Optimizer
+from distir_relax.optimizers.muon import Muon
+from distir_relax.optimizers.optimize import STEP, Optimize
+from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
+from distir_relax.optimizers.rmsprop import RMSprop
 from distir_relax.optimizers.sgd import SGD
 
-__all__ = ["RATE", "SGD", "STEP", "Adam", "AdamW", "MasterWeights", "Optimize", "Optimizer", "with_state"]
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    kind.__name__: kind for kind in (SGD, Adam, AdamW, Adafactor, Adagrad, Lion, Muon, RMSprop)
+}
+"""The optimizers of single parameters, by name."""
+
+__all__ = [
+    "OPTIMIZERS",
+    "RATE",
+    "SGD",
+    "STEP",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Groups",
+    "Lion",
+    "MasterWeights",
+    "Muon",
+    "Optimize",
+    "Optimizer",
+    "RMSprop",
+    "rates_of",
+    "with_state",
+]

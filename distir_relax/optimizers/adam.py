@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import ClassVar
 
-from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas
 from distir_relax.support.learning_rate import Schedule
 
 
@@ -45,9 +43,7 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
-        if not pair or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in self.betas):
-            raise DistIRError(f"expected two betas from 0 to below 1, found {self.betas!r}", type(self).__name__)
+        check_betas(self.betas, type(self).__name__)
 
     @property
     def keeps(self) -> tuple[str, ...]:

@@ -11,10 +11,9 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
 from distir_relax.ops import Builder, cast, lookup
 from distir_relax.optimizers.clip import clip_gradients
-from distir_relax.optimizers.optimizer import Numbers, Optimizer
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
+from distir_relax.support.learning_rate import as_schedule
 
-RATE = "learning_rate"
-"""The input for the learning rate, a float64 scalar."""
 STEP = "optimizer.step"
 """The state that counts steps, an int64 scalar."""
 GRADIENT = ".grad"
@@ -26,12 +25,13 @@ NEW = ".new"
 class Optimize:
     """Pass within the global stage: outputs ``NAME.grad`` of parameters become updates of the parameters.
 
-    The result has an input `RATE`, the state of the `optimizer` (``NAME.exp_avg``), initially zero (`with_state`), and
-    for each tensor that it updates an output ``NAME.new``, the result of an in-place op; new values from other ops are
-    written back by ``assign``. `trained` are the parameters to update, by default all that have a gradient. With
-    `clip_norm` gradients are scaled down to that global norm if theirs is larger. Raises `DistIRError` for a parameter
-    without a gradient, or of no floating dtype, if there is none to train, and for an optimizer whose `update` omits a
-    new value, returns one of another type, or reads an old value after overwriting it.
+    The result has an input for each learning rate (`rates_of`), the state of the `optimizer` (``NAME.exp_avg``),
+    initially zero (`with_state`), and for each tensor that it updates an output ``NAME.new``, the result of an in-place
+    op; new values from other ops are written back by ``assign``. `trained` are the parameters to update, by default all
+    that have a gradient. With `clip_norm` gradients are scaled down to that global norm if theirs is larger. Raises
+    `DistIRError` for a parameter without a gradient, or of no floating dtype, if there is none to train, for a group
+    without parameters, and for an optimizer whose `update` omits a new value, returns one of another type, or reads an
+    old value after overwriting it.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -72,39 +72,48 @@ class Optimize:
 
     def _step(self, g: Builder, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> list[Output]:
         """Emit the step; return the outputs with new values."""
-        rate = g.input(RATE, TensorType((), "float64"))
+        for pattern in self.optimizer.unused(list(parameters)):
+            shown = ", ".join(list(parameters)[:6])
+            raise DistIRError(
+                f"no trained parameter matches {pattern!r}", type(self.optimizer).__name__, f"there are {shown}"
+            )
+        schedules = rates_of(self.optimizer)
+        rates = [(schedule, g.input(name, TensorType((), "float64"))) for name, schedule in schedules.items()]
         outputs: list[Output] = []
         count: Value | None = None
-        if self.optimizer.counts:
+        if any(part.counts for part in self.optimizer.parts):
             before = g.input(STEP, TensorType((), "int64"), "state")
             after = g.emit("add", before, g.constant(1, "int64"))
             outputs.append(Output(STEP + NEW, g.emit("assign", before, after)))
             count = cast(g, after, "float64")
         if self.clip_norm is not None:
             grads = clip_gradients(g, grads, self.clip_norm)
-        numbers: dict[str, Numbers] = {}
+        numbers: dict[tuple[int, str], Numbers] = {}
         for name, parameter in parameters.items():
-            dtype = parameter.tensor.dtype
-            if dtype not in numbers:
+            optimizer, dtype = self.optimizer.of(name), parameter.tensor.dtype
+            key = id(optimizer), dtype
+            if key not in numbers:
                 g.hint = ""
-                numbers[dtype] = self.optimizer.numbers(g, rate, count, dtype)
-            state = {key: g.input(f"{name}.{key}", parameter.tensor, "state") for key in self.optimizer.keeps}
+                rate = next(value for schedule, value in rates if schedule == as_schedule(optimizer.lr))
+                numbers[key] = optimizer.numbers(g, rate, count if optimizer.counts else None, dtype)
+            kinds = optimizer.states(parameter.tensor)
+            state = {label: g.input(f"{name}.{label}", kind, "state") for label, kind in kinds.items()}
             g.hint = f"{name}{NEW}"
-            gradient = g.emit("negative", grads[name]) if self.optimizer.maximize else grads[name]
+            gradient = g.emit("negative", grads[name]) if optimizer.maximize else grads[name]
             start = len(g.ops)
-            new = self.optimizer.update(g, parameter, gradient, state, numbers[dtype])
+            new = optimizer.update(g, parameter, gradient, state, numbers[key])
             old = {**state, "": parameter}
             self._check_new(name, old, new)
             # Compute all new values before the first is written back: they may depend on old ones.
             outputs += [
-                Output(f"{name}.{key}{NEW}" if key else f"{name}{NEW}", _write_back(g, old[key], value))
-                for key, value in new.items()
+                Output(f"{name}.{label}{NEW}" if label else f"{name}{NEW}", _write_back(g, old[label], value))
+                for label, value in new.items()
             ]
             self._check_order(name, g.ops[start:])
         return outputs
 
     def _where(self, name: str) -> str:
-        return f"{type(self.optimizer).__name__}.update, for the parameter {name!r}"
+        return f"{type(self.optimizer.of(name)).__name__}.update, for the parameter {name!r}"
 
     def _check_order(self, name: str, ops: Sequence[Op]) -> None:
         """Raise `DistIRError` if an old value is read after it was overwritten."""
@@ -128,7 +137,7 @@ class Optimize:
                 raise DistIRError(f"expected a new value of {label[key]}, found none", where)
         for key, value in new.items():
             if key not in old:
-                raise DistIRError(f"gives a new value of {label[key]}, which `keeps` does not name", where)
+                raise DistIRError(f"gives a new value of {label[key]}, which `states` does not name", where)
             if value.tensor != old[key].tensor:
                 raise DistIRError(
                     f"expected a new value of {label[key]} of type {old[key].tensor}, found {value.tensor}", where

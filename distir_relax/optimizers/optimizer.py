@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Value
+from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import Schedule, as_schedule
 
+RATE = "learning_rate"
+"""The input for the learning rate, a float64 scalar; that of further groups is ``learning_rate.1``."""
 Numbers = Mapping[str, Value]
 """The scalars of a step, by name: the same for all parameters of a dtype."""
 
@@ -22,9 +24,9 @@ class Optimizer(ABC):
     """One training step: compute the new values of each parameter and its state from its gradient.
 
     Subclasses are frozen dataclasses with torch's options and defaults. `keeps` are the state tensors of each
-    parameter, initially zero, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``. `counts`
-    is whether the step depends on its number. With `maximize` the loss is maximized: `update` receives the negated
-    gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
+    parameter, initially zero, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``; `states`
+    gives their types. `counts` is whether the step depends on its number. With `maximize` the loss is maximized:
+    `update` receives the negated gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
     """
 
     lr: float | Schedule
@@ -36,6 +38,23 @@ class Optimizer(ABC):
     @abstractmethod
     def keeps(self) -> tuple[str, ...]:
         """Return the names of a parameter's state tensors."""
+
+    def states(self, parameter: TensorType) -> dict[str, TensorType]:
+        """Return the types of a parameter's state tensors by name: those that it `keeps` are like itself."""
+        return dict.fromkeys(self.keeps, parameter)
+
+    @property
+    def parts(self) -> Sequence[Optimizer]:
+        """Return the optimizers of which this one consists: itself, but for `Groups`."""
+        return (self,)
+
+    def of(self, name: str) -> Optimizer:
+        """Return the part that updates the parameter called `name`."""
+        return self
+
+    def unused(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the patterns of groups that match none of these parameters."""
+        return ()
 
     @property
     def counts(self) -> bool:
@@ -84,6 +103,23 @@ class Optimizer(ABC):
                 where,
                 'for example no_decay=("*.bias", "norm*")',
             )
+
+
+def check_betas(betas: Any, where: str, what: str = "two betas") -> None:
+    """Raise `DistIRError` unless `betas` are two numbers from 0 to below 1."""
+    is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if not is_pair or not all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in betas):
+        found = betas if what == "two betas" else betas[0]
+        raise DistIRError(f"expected {what} from 0 to below 1, found {found!r}", where)
+
+
+def rates_of(optimizer: Optimizer) -> dict[str, Schedule]:
+    """Return the inputs for learning rates, by name: one for each schedule of the optimizer's parts."""
+    schedules: list[Schedule] = []
+    for part in optimizer.parts:
+        if (schedule := as_schedule(part.lr)) not in schedules:
+            schedules.append(schedule)
+    return {f"{RATE}.{number}" if number else RATE: schedule for number, schedule in enumerate(schedules)}
 
 
 def add_weight_decay(g: Builder, parameter: Value, gradient: Value, decay: float) -> Any:

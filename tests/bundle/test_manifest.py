@@ -56,9 +56,9 @@ def test_json_round_trip() -> None:
 def of_training(schedule: Schedule, loss: str = "loss", rate: str = "rate", seed: str | None = "seed") -> Manifest:
     """The manifest of a step of training."""
     made = manifest()
-    numbers = (Tensor("rate", "float32", ()), Tensor("seed", "int64", ()))
+    numbers = (*(Tensor(name, "float32", ()) for name in ("rate", "rate.1")), Tensor("seed", "int64", ()))
     outputs = (*made.outputs, Tensor("loss", "float64", ()))
-    training = TrainingManifest(loss, schedule, rate, seed)
+    training = TrainingManifest(loss, {rate: schedule, "rate.1": Constant(0.25)}, seed)
     return replace(made, inputs=(*made.inputs, *numbers), outputs=outputs, training=training)
 
 
@@ -68,7 +68,7 @@ def test_training_round_trip(schedule: Schedule) -> None:
     read = Manifest.from_json(json.loads(json.dumps(made.to_json())))
     assert read == made
     assert read.training is not None
-    assert [read.training.schedule(step) for step in range(9)] == [schedule(step) for step in range(9)]
+    assert [read.training.rates["rate"](step) for step in range(9)] == [schedule(step) for step in range(9)]
 
 
 def test_training_is_checked() -> None:
@@ -84,7 +84,7 @@ def test_training_is_checked() -> None:
         ("warmup", 9, "more steps than there are of warm-up"),
     ):
         broken = json.loads(json.dumps(table))
-        broken["training"]["schedule"][field] = value
+        broken["training"]["rates"]["rate"][field] = value
         with pytest.raises(BundleError, match=words):
             Manifest.from_json(broken)
 

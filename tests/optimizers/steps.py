@@ -15,8 +15,7 @@ from distir_relax.autodiff import Differentiate
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import Module, parse, print_module, verify
 from distir_relax.ops import check
-from distir_relax.optimizers import RATE, Optimize, with_state
-from distir_relax.support.learning_rate import as_schedule
+from distir_relax.optimizers import Optimize, rates_of, with_state
 
 Args = tuple[torch.Tensor, ...]
 
@@ -69,9 +68,10 @@ def training_plan(model: nn.Module, args: Args, step: Optimize, **options: Any) 
 def trained(imported: Any, module: Module, step: Optimize, data: Sequence[Args]) -> list[dict[str, torch.Tensor]]:
     """What all tensors that the program changes are after each step, by name; the loss as ``loss``."""
     tensors = with_state(module, imported.tensors)
-    schedule, found = as_schedule(step.optimizer.lr), []
+    found = []
     for number, args in enumerate(data):
-        rate = {RATE: torch.tensor(schedule(number), dtype=torch.float64)}
+        schedules = rates_of(step.optimizer).items()
+        rate = {name: torch.tensor(schedule(number), dtype=torch.float64) for name, schedule in schedules}
         outputs = interpret(module, {**tensors, **imported.flatten(args, {}), **rate})
         new = updated(outputs)
         tensors |= new

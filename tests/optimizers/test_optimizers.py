@@ -46,7 +46,53 @@ OURS_AND_TORCHS: list[tuple[Any, Callable[..., torch.optim.Optimizer]]] = [
         dr.AdamW(LR, betas=(0.5, 0.6), amsgrad=True),
         lambda p: torch.optim.AdamW(p, LR, betas=(0.5, 0.6), amsgrad=True),
     ),
+    (dr.RMSprop(LR), lambda p: torch.optim.RMSprop(p, LR)),
+    (
+        dr.RMSprop(LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
+        lambda p: torch.optim.RMSprop(p, LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
+    ),
+    (dr.Adagrad(LR), lambda p: torch.optim.Adagrad(p, LR)),
+    (dr.Adagrad(LR, lr_decay=0.3, weight_decay=0.1), lambda p: torch.optim.Adagrad(p, LR, 0.3, 0.1)),
+    (dr.Adafactor(LR), lambda p: torch.optim.Adafactor(p, LR)),
+    (
+        dr.Adafactor(0.5, beta2_decay=-0.5, eps=(1e-2, 0.5), d=1.5, weight_decay=0.1),
+        lambda p: torch.optim.Adafactor(p, 0.5, beta2_decay=-0.5, eps=(1e-2, 0.5), d=1.5, weight_decay=0.1),
+    ),
+    (dr.Lion(LR), lambda p: Lion(p, LR)),
+    (dr.Lion(LR, betas=(0.7, 0.8), weight_decay=0.3), lambda p: Lion(p, LR, (0.7, 0.8), 0.3)),
 ]
+
+
+class Lion(torch.optim.Optimizer):
+    """The paper's algorithm 2."""
+
+    def __init__(
+        self, parameters: Any, lr: float, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.0
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "decay": decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for p in group["params"]:
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                direction = (first * average + (1 - first) * p.grad).sign() + group["decay"] * p
+                average.mul_(second).add_(p.grad, alpha=1 - second)
+                p.sub_(group["lr"] * direction)
+
+
+class Several(torch.optim.Optimizer):
+    """Several of torch's optimizers, each of other parameters."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+        super().__init__([p for part in parts for group in part.param_groups for p in group["params"]], {})
+
+    def step(self) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
 
 
 def assert_same(found: Sequence[dict[str, torch.Tensor]], expected: Sequence[dict[str, torch.Tensor]]) -> None:
@@ -77,6 +123,32 @@ def test_some_parameters_have_no_decay() -> None:
     others = [p for p in model.parameters() if all(p is not d for d in decayed)]
     theirs = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}], LR)
     assert_same(trained(imported, module, step, data), by_torch(model, theirs, data))
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_groups_have_optimizers_of_their_own(adjust: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon for matrices, one of which is tall, and SGD with another rate for a norm; torch's Muon in float64."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
+    torch.manual_seed(0)
+    model, data = Perceptron(), batches(4)
+    groups = {
+        "up.weight": dr.Muon(LR, momentum=0.8, adjust_lr=adjust),
+        "down.weight": dr.Muon(LR, nesterov=False, weight_decay=0.0, ns_steps=3, adjust_lr=adjust),
+        "norm.*": dr.SGD(dr.StepDecay(LR, 2, 0.5), momentum=0.9),
+    }
+    step = Optimize(dr.Groups(dr.AdamW(LR, weight_decay=0.3), groups), clip_norm=0.5)
+    imported, module = training(copy.deepcopy(model), data[0], step)
+    assert [i.value.name for i in module.main.inputs if i.value.name.startswith(RATE)] == [RATE, f"{RATE}.1"]
+    sgd = torch.optim.SGD(model.norm.parameters(), LR, momentum=0.9)
+    rates = iter((LR, LR, LR / 2, LR / 2))
+    sgd.register_step_pre_hook(lambda o, *_: o.param_groups[0].update(lr=next(rates)))
+    theirs = Several(
+        torch.optim.Muon([model.up.weight], LR, momentum=0.8, adjust_lr_fn=adjust),
+        torch.optim.Muon([model.down.weight], LR, nesterov=False, weight_decay=0.0, ns_steps=3, adjust_lr_fn=adjust),
+        torch.optim.AdamW([model.up.bias, model.down.bias], LR, weight_decay=0.3),
+        sgd,
+    )
+    assert_same(trained(imported, module, step, data), by_torch(model, theirs, data, 0.5))
 
 
 def test_a_schedule_is_followed() -> None:
@@ -181,6 +253,10 @@ def test_what_cannot_be_trained_is_said() -> None:
         Optimize(dr.SGD()).run(imported.module)
     with pytest.raises(DistIRError, match=r"no parameter 'up\.wieght' to train"):
         Optimize(dr.SGD(), trained=("up.wieght",)).run(module)
+    with pytest.raises(DistIRError, match=r"no trained parameter matches 'out\.\*'"):
+        training(model, data[0], Optimize(dr.Groups(dr.SGD(), {"out.*": dr.SGD()})))
+    with pytest.raises(DistIRError, match=r"expected a matrix, found 'up\.bias' of shape \(7,\)"):
+        training(model, data[0], Optimize(dr.Muon()))
     with pytest.raises(DistIRError, match="norm above 0"):
         Optimize(dr.SGD(), clip_norm=0).run(module)
 
@@ -195,6 +271,18 @@ def test_what_cannot_be_trained_is_said() -> None:
         (lambda: dr.Cosine(0.1, 10, warmup=10), "more steps than there are of warm-up"),
         (lambda: dr.StepDecay(0.1, 0), "at least one step"),
         (lambda: dr.Linear(-0.1, 10), "a learning rate of at least 0"),
+        (lambda: dr.RMSprop(alpha=1.0), "an alpha from 0 to below 1, found 1.0"),
+        (lambda: dr.Adagrad(lr_decay=-1.0), "lr_decay of at least 0"),
+        (lambda: dr.Adafactor(eps=0.1), "two values of eps"),
+        (lambda: dr.Adafactor(beta2_decay=0.8), "beta2_decay of at most 0"),
+        (lambda: dr.Adafactor(d=0.5), "d of at least 1"),
+        (lambda: dr.Lion(betas=(0.9,)), "two betas from 0 to below 1"),
+        (lambda: dr.Muon(ns_coefficients=(1, 2)), "three ns_coefficients"),
+        (lambda: dr.Muon(ns_steps=100), "ns_steps from 0 to below 100"),
+        (lambda: dr.Muon(adjust_lr="other"), "adjust_lr of original, match_rms_adamw, none"),
+        (lambda: dr.Muon(ns_dtype="int8"), "ns_dtype of bfloat16"),
+        (lambda: dr.Groups(dr.SGD, {}), "expected an optimizer such as"),
+        (lambda: dr.Groups(dr.SGD(), {"*": dr.Groups(dr.SGD())}), r"found Groups\n.*the group '\*'|found Groups"),
     ],
 )
 def test_options_are_checked(make: Callable[[], Any], words: str) -> None:

@@ -73,7 +73,7 @@ def test_losses_are_those_of_torch(bundles: dict[int, Path]) -> None:
     assert schedule is not None
     for number in range(8):
         x, target = data.drawn(number)
-        optimizer.param_groups[0]["lr"] = schedule.schedule(number)
+        optimizer.param_groups[0]["lr"] = schedule.rates["learning_rate"](number)
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), target)
         loss.backward()

@@ -179,7 +179,10 @@ def test_an_optimizer_of_ordinary_ops_trains(strategy: str, backend: str) -> Non
     [
         (lambda g, x, grad, average, rate: {"": grad}, "expected a new value of the state 'average', found none"),
         (lambda g, x, grad, average, rate: {"average": grad}, "expected a new value of the parameter"),
-        (lambda g, x, grad, average, rate: {"": grad, "average": grad, "more": grad}, "'more', which `keeps` does not"),
+        (
+            lambda g, x, grad, average, rate: {"": grad, "average": grad, "more": grad},
+            "'more', which `states` does not",
+        ),
         (lambda g, x, grad, average, rate: {"": grad, "average": rate}, r"of type .*f64\[7,5\], found f64\[\]"),
         # Each takes the other's place, so that one of them would be read after it was overwritten.
         (lambda g, x, grad, average, rate: {"": average, "average": x}, "assign reads the old value"),

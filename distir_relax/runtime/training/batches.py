@@ -49,7 +49,7 @@ class Data(ABC):
 def data_inputs(manifest: Manifest) -> list[Tensor]:
     """Return the user's data inputs, in the manifest's order: all but the learning rate and the seed."""
     training = training_of(manifest)
-    return [tensor for tensor in user_inputs(manifest) if tensor.name not in (training.rate, training.seed)]
+    return [tensor for tensor in user_inputs(manifest) if tensor.name not in (*training.rates, training.seed)]
 
 
 def training_of(manifest: Manifest) -> TrainingManifest:
@@ -160,8 +160,8 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
 
     training = training_of(manifest)
     step += training.done
-    dtype = next(tensor.dtype for tensor in manifest.inputs if tensor.name == training.rate)
-    inputs = {training.rate: torch.tensor(training.schedule(step), dtype=torch_dtype(dtype))}
+    dtypes = {tensor.name: torch_dtype(tensor.dtype) for tensor in manifest.inputs}
+    inputs = {name: torch.tensor(schedule(step), dtype=dtypes[name]) for name, schedule in training.rates.items()}
     if training.seed is not None:
         inputs[training.seed] = torch.tensor(training.first_seed + step, dtype=torch.int64)
     return inputs

@@ -207,8 +207,8 @@ class Training:
 
     def _save(self, folder: Path, step: int, samples: int, seed: int) -> None:
         manifest = self.executor.bundle.manifest
-        schedule = schedule_to_json(training_of(manifest).schedule)
-        path = save(self.executor, folder, Position(step, samples, seed, manifest.name, schedule), self.options.keep)
+        rates = {name: schedule_to_json(schedule) for name, schedule in training_of(manifest).rates.items()}
+        path = save(self.executor, folder, Position(step, samples, seed, manifest.name, rates), self.options.keep)
         self.ended.saved = step
         if path is not None:
             self.listener.saved(path, step)
