@@ -28,7 +28,20 @@ if TYPE_CHECKING:
     from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.generation import search_generation
     from distir_relax.strategy_search.search import search
-    from distir_relax.support.learning_rate import Constant, Cosine, Linear, Schedule, StepDecay
+    from distir_relax.support.learning_rate import (
+        Constant,
+        Cosine,
+        CosineRestarts,
+        Exponential,
+        InverseSqrt,
+        Linear,
+        MultiStep,
+        OneCycle,
+        Polynomial,
+        Schedule,
+        StepDecay,
+        WarmupStableDecay,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,18 +52,24 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "CosineRestarts",
     "DeviceMesh",
     "Dim",
     "DistIRError",
+    "Exponential",
     "Generation",
     "GenerationSimulation",
     "Groups",
+    "InverseSqrt",
     "Linear",
     "Lion",
+    "MultiStep",
     "Muon",
     "NothingSplit",
+    "OneCycle",
     "Optimizer",
     "Plan",
+    "Polynomial",
     "PrecisionComparison",
     "ProcessSession",
     "ProgramBuilder",
@@ -61,6 +80,7 @@ __all__ = [
     "SurpriseGather",
     "Training",
     "TrainingStep",
+    "WarmupStableDecay",
     "annotate_sharding",
     "bind",
     "compare_precision",
@@ -84,11 +104,13 @@ _HOMES = {
         ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer", "RMSprop"),
         "distir_relax.optimizers",
     ),
-    "Constant": "distir_relax.support.learning_rate",
-    "Cosine": "distir_relax.support.learning_rate",
-    "Linear": "distir_relax.support.learning_rate",
-    "Schedule": "distir_relax.support.learning_rate",
-    "StepDecay": "distir_relax.support.learning_rate",
+    **dict.fromkeys(
+        (
+            *("Constant", "Cosine", "CosineRestarts", "Exponential", "InverseSqrt", "Linear", "MultiStep", "OneCycle"),
+            *("Polynomial", "Schedule", "StepDecay", "WarmupStableDecay"),
+        ),
+        "distir_relax.support.learning_rate",
+    ),
     "DeviceMesh": "distir_relax.layout",
     "Dim": "distir_relax.frontends.dynamic_shapes",
     "NothingSplit": "distir_relax.compiler.source",

@@ -21,16 +21,21 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
-    """The same rate at every step. Raises `DistIRError` for a rate below 0."""
+    """The same rate at every step, after a linear warmup over the first `warmup` steps.
+
+    Raises `DistIRError` for numbers below 0.
+    """
 
     lr: float
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
+        _check_count(self.warmup, "warmup", least=0)
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""
-        return self.lr
+        return _risen(self.lr, step, self.warmup) if step < self.warmup else self.lr
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,187 @@ class StepDecay(Schedule):
         return self.lr * self.factor ** (step // self.every)
 
 
+@dataclass(frozen=True, slots=True)
+class MultiStep(Schedule):
+    """The rate multiplied by `factor` at each of the steps `at`: `torch.optim.lr_scheduler.MultiStepLR`.
+
+    Raises `DistIRError` for numbers below 0.
+    """
+
+    lr: float
+    at: tuple[int, ...]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_rate(self.factor, "a factor")
+        for step in self.at:
+            _check_count(step, "a step of at")
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        return self.lr * self.factor ** sum(step >= begin for begin in self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(Schedule):
+    """The rate multiplied by `factor` after each step, after a linear warmup over the first `warmup` steps.
+
+    Raises `DistIRError` for numbers below 0.
+    """
+
+    lr: float
+    factor: float
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_rate(self.factor, "a factor")
+        _check_count(self.warmup, "warmup", least=0)
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        if step < self.warmup:
+            return _risen(self.lr, step, self.warmup)
+        return self.lr * self.factor ** (step - self.warmup)
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial(Schedule):
+    """Decay from `lr` to `least` at step `steps` by a power of the steps that remain, after a linear warmup.
+
+    Raises `DistIRError` as `Cosine` does.
+    """
+
+    lr: float
+    steps: int
+    warmup: int = 0
+    least: float = 0.0
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_fall(self.lr, self.steps, self.warmup, self.least)
+        _check_rate(self.power, "a power")
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        if step < self.warmup:
+            return _risen(self.lr, step, self.warmup)
+        remaining = 1 - _passed(step, self.steps, self.warmup)
+        return self.least + (self.lr - self.least) * float(remaining**self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class InverseSqrt(Schedule):
+    """A linear warmup to `lr`, then decay by the inverse square root of the step.
+
+    Vaswani et al., Attention Is All You Need, 2017. Raises `DistIRError` for a rate below 0, and for no warmup.
+    """
+
+    lr: float
+    warmup: int
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_count(self.warmup, "warmup")
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        number = step + 1
+        return self.lr * min(number / self.warmup, math.sqrt(self.warmup / number))
+
+
+@dataclass(frozen=True, slots=True)
+class CosineRestarts(Schedule):
+    """Cosine decay from `lr` to `least` in `period` steps, again and again; each period is `growth` times the last.
+
+    Loshchilov and Hutter, SGDR, 2016: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`. Raises `DistIRError` for
+    rates below 0, and for a period or a growth below 1.
+    """
+
+    lr: float
+    period: int
+    growth: int = 1
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_rate(self.least)
+        _check_count(self.period, "period")
+        _check_count(self.growth, "growth")
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        period = self.period
+        while self.growth > 1 and step >= period:
+            step -= period
+            period *= self.growth
+        factor = (1 + math.cos(math.pi * (step % period) / period)) / 2
+        return self.least + (self.lr - self.least) * factor
+
+
+@dataclass(frozen=True, slots=True)
+class OneCycle(Schedule):
+    """A cosine from ``lr / start`` to `lr` in the fraction `rise` of `steps`, then one to ``lr / start / end``.
+
+    Smith and Topin, Super-Convergence, 2018: `torch.optim.lr_scheduler.OneCycleLR`. Raises `DistIRError` for fewer than
+    two steps, a rate below 0, a fraction that is not between 0 and 1, and factors below 1.
+    """
+
+    lr: float
+    steps: int
+    rise: float = 0.3
+    start: float = 25.0
+    end: float = 1e4
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_count(self.steps, "steps", least=2)
+        if not 0 < self.rise < 1:
+            raise DistIRError(f"expected a rise between 0 and 1, found {self.rise}")
+        for name, factor in (("start", self.start), ("end", self.end)):
+            if not 1 <= factor < math.inf:
+                raise DistIRError(f"expected {name} of at least 1, found {factor}")
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        top, last = self.rise * self.steps - 1, self.steps - 1
+        first = self.lr / self.start
+        if step <= top:
+            return _by_cosine(first, self.lr, step / top if top > 0 else 1.0)
+        return _by_cosine(self.lr, first / self.end, min(1.0, (step - top) / (last - top)))
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupStableDecay(Schedule):
+    """A linear warmup to `lr`, the same rate, and a linear decay to `least` in the last `decay` of `steps` steps.
+
+    Hu et al., MiniCPM, 2024. Raises `DistIRError` for rates below 0, and for fewer steps than both phases have.
+    """
+
+    lr: float
+    steps: int
+    decay: int
+    warmup: int = 0
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_fall(self.lr, self.steps, self.warmup, self.least)
+        _check_count(self.decay, "decay")
+        if self.warmup + self.decay > self.steps:
+            raise DistIRError(
+                f"expected at least as many steps as warm-up and decay have, found steps={self.steps}, "
+                f"warmup={self.warmup}, decay={self.decay}"
+            )
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        if step < self.warmup:
+            return _risen(self.lr, step, self.warmup)
+        passed = min(1.0, max(0.0, (step - self.steps + self.decay) / self.decay))
+        return self.lr + (self.least - self.lr) * passed
+
+
 def as_schedule(lr: float | Schedule) -> Schedule:
     """Return a schedule unchanged, and a number as a constant one. Raises `DistIRError` for a number below 0."""
     return lr if isinstance(lr, Schedule) else Constant(float(lr))
@@ -110,6 +296,15 @@ def _risen(lr: float, step: int, warmup: int) -> float:
 def _passed(step: int, steps: int, warmup: int) -> float:
     """Return the completed fraction of the decay, from 0 to 1."""
     return min(1.0, (step - warmup) / (steps - warmup))
+
+
+def _by_cosine(first: float, last: float, passed: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * passed)) / 2
+
+
+def _check_count(count: int, name: str, least: int = 1) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise DistIRError(f"expected {name} to be a whole number of at least {least}, found {count!r}")
 
 
 def _check_rate(rate: float, what: str = "a learning rate") -> None:
@@ -127,7 +322,12 @@ def _check_fall(lr: float, steps: int, warmup: int, least: float) -> None:
         )
 
 
-_KINDS: dict[str, type[Schedule]] = {kind.__name__: kind for kind in (Constant, Cosine, Linear, StepDecay)}
+SCHEDULES: tuple[type[Schedule], ...] = (
+    *(Constant, Cosine, CosineRestarts, Exponential, InverseSqrt, Linear, MultiStep, OneCycle, Polynomial, StepDecay),
+    WarmupStableDecay,
+)
+"""The schedules that a bundle may hold."""
+_KINDS: dict[str, type[Schedule]] = {kind.__name__: kind for kind in SCHEDULES}
 
 
 def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
@@ -151,6 +351,8 @@ def schedule_from_json(table: Fields) -> Schedule:
     for item in fields(kind):
         if item.type == "int":
             values[item.name] = table.whole(item.name)
+        elif item.type == "tuple[int, ...]":
+            values[item.name] = table.wholes(item.name)
         elif is_finite(value := table.table.get(item.name)):
             values[item.name] = value
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ from distir_relax.bundle import (
 )
 from distir_relax.errors import BundleError, PlacementError
 from distir_relax.layout import DeviceMesh
-from distir_relax.support.learning_rate import Constant, Cosine, Linear, Schedule, StepDecay
+from distir_relax.support.learning_rate import SCHEDULES, Constant, Cosine, Schedule
 
 
 def columns(*pieces: list[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -62,8 +62,11 @@ def of_training(schedule: Schedule, loss: str = "loss", rate: str = "rate", seed
     return replace(made, inputs=(*made.inputs, *numbers), outputs=outputs, training=training)
 
 
-@pytest.mark.parametrize("schedule", [Constant(0.5), Cosine(0.5, 9, 2), Linear(1.0, 9, 0, 0.25), StepDecay(0.5, 3)])
-def test_training_round_trip(schedule: Schedule) -> None:
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_training_round_trip(kind: type[Schedule]) -> None:
+    options = {"steps": 9, "every": 3, "at": (2, 5), "factor": 0.5, "warmup": 2, "period": 4, "decay": 3}
+    names = [item.name for item in fields(kind) if item.name in options]  # type: ignore[arg-type]
+    schedule = kind(0.5, **{name: options[name] for name in names})  # type: ignore[call-arg]
     made = of_training(schedule)
     read = Manifest.from_json(json.loads(json.dumps(made.to_json())))
     assert read == made
