@@ -21,7 +21,20 @@ if TYPE_CHECKING:
     from distir_relax.layout import DeviceMesh
     from distir_relax.lowering.program_builder import ProgramBuilder
     from distir_relax.ops import define as define_op
-    from distir_relax.optimizers import SGD, Adafactor, Adagrad, Adam, AdamW, Groups, Lion, Muon, Optimizer, RMSprop
+    from distir_relax.optimizers import (
+        EMA,
+        SGD,
+        SWA,
+        Adafactor,
+        Adagrad,
+        Adam,
+        AdamW,
+        Groups,
+        Lion,
+        Muon,
+        Optimizer,
+        RMSprop,
+    )
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.sharding.annotate import annotate_sharding
@@ -45,7 +58,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "EMA",
     "SGD",
+    "SWA",
     "Adafactor",
     "Adagrad",
     "Adam",
@@ -101,7 +116,10 @@ __all__ = [
 # Imported lazily: a rank that runs a bundle imports this package too, and must not load the compiler.
 _HOMES = {
     **dict.fromkeys(
-        ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer", "RMSprop"),
+        (
+            *("EMA", "SGD", "SWA", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer"),
+            "RMSprop",
+        ),
         "distir_relax.optimizers",
     ),
     **dict.fromkeys(

@@ -33,7 +33,7 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
+from distir_relax.optimizers import Averaging, MasterWeights, Optimize, Optimizer
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate, matched_inputs
 from distir_relax.strategies.apply import ApplyStrategy
@@ -55,12 +55,14 @@ class TrainingConfig:
     """Configuration of a training step: the `optimizer`, and the names of the values of `trained` parameters.
 
     Gradients are clipped to the norm `clip_norm`. With `masters`, weights below float32 have float32 master copies.
+    With `averaging`, averages of the parameters are kept.
     """
 
     optimizer: Optimizer
     trained: tuple[str, ...] | None = None
     clip_norm: float | None = None
     masters: bool = False
+    averaging: Averaging | None = None
 
 
 def compile_passes(
@@ -173,13 +175,15 @@ def _strategy_passes(
             passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     passes += of_options(PassPoint.STEP)
     if training is not None:
-        passes.append(Optimize(training.optimizer, training.trained, training.clip_norm))
+        passes.append(Optimize(training.optimizer, training.trained, training.clip_norm, training.averaging))
     return passes
 
 
 def weight_memory(strategy: Strategy, training: TrainingConfig | None) -> WeightMemory:
     """Return the memory that a device needs for its weights under a strategy."""
-    return strategy.weight_memory(None if training is None else len(training.optimizer.keeps))
+    if training is None:
+        return strategy.weight_memory(None)
+    return strategy.weight_memory(len(training.optimizer.keeps) + (training.averaging is not None))
 
 
 def _limits(

@@ -15,13 +15,13 @@ from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.pass_pipeline import TrainingConfig
 from distir_relax.compiler.source import Source
-from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.errors import DistIRError, ImportModelError, RunError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
-from distir_relax.optimizers import OPTIMIZERS, AdamW, Optimizer, rates_of
+from distir_relax.optimizers import AVERAGED, OPTIMIZERS, AdamW, Averaging, Optimizer, rates_of
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.torch_compat import tree_map
@@ -82,12 +82,17 @@ class TrainingStep:
     def _loss(self) -> str:
         return self.plan.modules["global"].main.outputs[0].name
 
-    def parameters(self, backend: str = "torch") -> dict[str, torch.Tensor]:
+    def parameters(self, backend: str = "torch", averaged: bool = False) -> dict[str, torch.Tensor]:
         """Return all parameters at present, by the model's names: global tensors that the caller owns.
 
-        Parameters that the loss does not depend on have their initial values.
+        Parameters that the loss does not depend on have their initial values. With `averaged`, those that are trained
+        are their averages; raises `RunError` if the step keeps none.
         """
-        tensors = {**self.plan.imported.tensors, **self.plan.session(backend).state()}
+        state = self.plan.session(backend).state()
+        averages = {name.removesuffix(AVERAGED): value for name, value in state.items() if name.endswith(AVERAGED)}
+        if averaged and not averages:
+            raise RunError("this step keeps no averages of parameters", hint="compile it with averaging=dr.EMA(0.999)")
+        tensors = {**self.plan.imported.tensors, **state, **(averages if averaged else {})}
         parameters = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
         used = {name: tensors[value] for name, value in self.plan.imported.names.items() if value in parameters}
         return {**used, **{name: value.clone() for name, value in self._unused.items()}}
@@ -124,6 +129,7 @@ class Training:
     seed: int = 0
     dynamic_shapes: DimSpec | None = None
     dims: Mapping[str, Any] | None = None
+    averaging: Averaging | None = None
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
@@ -145,7 +151,7 @@ class Training:
         strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
         if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
             complete_options["strategy"] = Strategy()
-        step = TrainingConfig(self.optimizer, trained, self.clip_norm, masters=self._is_narrow)
+        step = TrainingConfig(self.optimizer, trained, self.clip_norm, self._is_narrow, self.averaging)
         return Source(imported, complete_options, step)
 
     @property
@@ -199,6 +205,7 @@ def compile_training(
     seed: int = 0,
     dynamic_shapes: DimSpec | None = None,
     dims: Mapping[str, Any] | None = None,
+    averaging: Averaging | None = None,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a training step of `model`, in its current mode, for the devices of a strategy.
@@ -209,13 +216,16 @@ def compile_training(
     parameters that require gradients are trained. `clip_norm` clips their global gradient norm. With
     ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
-    `compile`, and `dims` gives bounds of them. The other options are those of `compile`; without any sharding the model
-    runs on one device.
+    `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
+    the trained parameters (`TrainingStep.parameters`). The other options are those of `compile`; without any sharding
+    the model runs on one device.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, and for a loss
     that is not a scalar or does not depend on a trained parameter.
     """
-    training = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims)
+    training = Training(
+        model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging
+    )
     plan = compile_source(training.read(options))
     named_parameters = model.named_parameters(remove_duplicate=False)
     unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}

@@ -10,6 +10,7 @@ from typing import ClassVar
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
 from distir_relax.ops import Builder, cast, lookup
+from distir_relax.optimizers.averaging import Averaging, add_averages
 from distir_relax.optimizers.clip import clip_gradients
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
 from distir_relax.support.learning_rate import as_schedule
@@ -31,7 +32,7 @@ class Optimize:
     that have a gradient. With `clip_norm` gradients are scaled down to that global norm if theirs is larger. Raises
     `DistIRError` for a parameter without a gradient, or of no floating dtype, if there is none to train, for a group
     without parameters, and for an optimizer whose `update` omits a new value, returns one of another type, or reads an
-    old value after overwriting it.
+    old value after overwriting it. With `averaging` the state ``NAME.averaged`` is an average of each parameter.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -39,6 +40,7 @@ class Optimize:
     optimizer: Optimizer
     trained: tuple[str, ...] | None = None
     clip_norm: float | None = None
+    averaging: Averaging | None = None
 
     def run(self, module: Module) -> Module:
         """Return the module with a step of the optimizer after its gradients."""
@@ -81,7 +83,7 @@ class Optimize:
         rates = [(schedule, g.input(name, TensorType((), "float64"))) for name, schedule in schedules.items()]
         outputs: list[Output] = []
         count: Value | None = None
-        if any(part.counts for part in self.optimizer.parts):
+        if self.averaging is not None or any(part.counts for part in self.optimizer.parts):
             before = g.input(STEP, TensorType((), "int64"), "state")
             after = g.emit("add", before, g.constant(1, "int64"))
             outputs.append(Output(STEP + NEW, g.emit("assign", before, after)))
@@ -89,6 +91,7 @@ class Optimize:
         if self.clip_norm is not None:
             grads = clip_gradients(g, grads, self.clip_norm)
         numbers: dict[tuple[int, str], Numbers] = {}
+        weights: dict[str, Value] = {}
         for name, parameter in parameters.items():
             optimizer, dtype = self.optimizer.of(name), parameter.tensor.dtype
             key = id(optimizer), dtype
@@ -105,11 +108,15 @@ class Optimize:
             old = {**state, "": parameter}
             self._check_new(name, old, new)
             # Compute all new values before the first is written back: they may depend on old ones.
+            kept = {label: _write_back(g, old[label], value) for label, value in new.items()}
             outputs += [
-                Output(f"{name}.{label}{NEW}" if label else f"{name}{NEW}", _write_back(g, old[label], value))
-                for label, value in new.items()
+                Output(f"{name}.{label}{NEW}" if label else f"{name}{NEW}", value) for label, value in kept.items()
             ]
+            weights[name] = kept[""]
             self._check_order(name, g.ops[start:])
+        if self.averaging is not None and count is not None:
+            averages = add_averages(g, weights, self.averaging, count)
+            outputs += [Output(f"{name}{NEW}", g.emit("assign", *pair)) for name, pair in averages.items()]
         return outputs
 
     def _where(self, name: str) -> str:

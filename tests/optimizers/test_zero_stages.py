@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import distir_relax as dr
+from distir_relax.errors import DistIRError, RunError
 from tests.optimizers.steps import Perceptron
 
 OPTIMIZERS: tuple[dr.Optimizer, ...] = (
@@ -56,3 +58,39 @@ def test_steps_are_those_of_one_process(optimizer: dr.Optimizer, zero: int) -> N
     expected_losses, expected = steps(optimizer, "1/1/1/1")
     torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(state, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "2/2/1/2,zero=3", "1/1/2/2"])
+@pytest.mark.parametrize("averaging", [dr.EMA(0.75), dr.SWA(start=2, every=3), dr.SWA(start=1)], ids=str)
+def test_averages_of_parameters(averaging: Any, strategy: str) -> None:
+    """Against torch's `AveragedModel`, which is told when to average."""
+    torch.manual_seed(0)
+    model = Model()
+    data = [(torch.randn(12, 5, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)) for _ in range(6)]
+    step = dr.compile_training(
+        copy.deepcopy(model), F.mse_loss, optimizer=dr.AdamW(0.05), example_batch=data[0], averaging=averaging,
+        strategy=strategy,
+    )  # fmt: skip
+    is_moving = isinstance(averaging, dr.EMA)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75) if is_moving else None)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    for number, (x, target) in enumerate(data, 1):
+        step(x, target)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), target).backward()
+        optimizer.step()
+        if is_moving or (number >= averaging.start and (number - averaging.start) % averaging.every == 0):
+            averaged.update_parameters(model)
+    for found, expected in ((step.parameters(averaged=True), averaged.module), (step.parameters(), model)):
+        torch.testing.assert_close(found, dict(expected.named_parameters()), rtol=1e-10, atol=1e-12)
+
+
+def test_averages_that_are_not_kept() -> None:
+    step = dr.compile_training(
+        Model(), F.mse_loss, optimizer=dr.SGD(), example_batch=(torch.ones(2, 5).double(), torch.ones(2, 3).double())
+    )
+    with pytest.raises(RunError, match="keeps no averages"):
+        step.parameters(averaged=True)
+    for make in (lambda: dr.EMA(1.0), lambda: dr.SWA(0), lambda: dr.SWA(1, 0)):
+        with pytest.raises(DistIRError, match="expected"):
+            make()
