@@ -24,7 +24,7 @@ from distir_relax.ir import Inline, Module, Pass
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import (
     AccumulateInCalls,
-    FuseActivations,
+    FuseDifferentiable,
     FuseLocal,
     JoinProducts,
     Microbatches,
@@ -150,7 +150,8 @@ def _strategy_passes(
 ) -> list[Pass]:
     """Return the passes of a strategy and a training step; `cut` splits the model into pipeline stages in between, and
     `parts` its batch into microbatches."""
-    passes: list[Pass] = []
+    # Before a strategy annotates the program: what it splits is no normalized dim.
+    passes: list[Pass] = [FuseDifferentiable()] if training is not None else []
     chosen = strategy or Strategy()
 
     def of_options(point: PassPoint) -> list[Pass]:
@@ -164,7 +165,6 @@ def _strategy_passes(
         passes += [HoistPositions()] if parts is not None else []
         passes += cut
     if training is not None:
-        passes.append(FuseActivations())
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
         passes += of_options(PassPoint.GRADIENTS)
     if parts is not None:

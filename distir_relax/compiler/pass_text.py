@@ -27,7 +27,7 @@ from distir_relax.ir import Inline, Pass, pass_name
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
-    FuseActivations,
+    FuseDifferentiable,
     FuseLocal,
     JoinProducts,
     Microbatches,
@@ -67,7 +67,7 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 
 for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
-    ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseActivations,
+    ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseDifferentiable,
     Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate,
     DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip

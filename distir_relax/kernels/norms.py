@@ -1,12 +1,14 @@
-"""Normalization by the root mean square."""
+"""Normalization by mean and variance or by the root mean square, and its gradients."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from distir_relax.kernels.bound_step import BoundStep
-from distir_relax.kernels.native import Kernel, is_small, stored_name, threads_for
+from distir_relax.kernels.native import Kernel, is_small, norm_grad, norm_weight_grad, stored_name, threads_for
 from distir_relax.kernels.native import layer_norm as native_layer_norm
 from distir_relax.kernels.native import rms_norm as native_rms_norm
 
@@ -65,3 +67,119 @@ def _kernel(x: torch.Tensor, weight: torch.Tensor, rounded: bool) -> Kernel | No
     if not dtype or not weight_dtype or not x.is_cpu or not x.numel():
         return None
     return native_rms_norm(weight.numel(), dtype, weight_dtype, rounded and dtype != "float32", threads_for(x) > 1)
+
+
+def layer_norm_grad(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return the gradient of `x` from that of its layer norm, of its shape and dtype."""
+    result = _native_grad(x, weight, grad, epsilon, True)
+    if result is None:
+        result = _torch_layer_norm_grads(x, weight, grad, epsilon, (True, False, False))[0].to(x.dtype)
+    return result
+
+
+def layer_norm_weight_grad(
+    x: torch.Tensor, grad: torch.Tensor, axes: Sequence[int], epsilon: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of weight and bias, of `dtype`, from that of the layer norm of `x` over its last dims."""
+    weight = x.new_empty(x.shape[axes[0] :], dtype=dtype)
+    results = _native_weight_grads(x, grad, weight, epsilon, True)
+    if results is None:
+        _, *both = _torch_layer_norm_grads(x, weight, grad, epsilon, (False, True, True))
+        results = both[0].to(dtype), both[1].to(dtype)
+    return results
+
+
+def rms_norm_grad(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return the gradient of `x` from that of its RMS norm, of its shape and dtype."""
+    result = _native_grad(x, weight, grad, epsilon, False)
+    if result is None:
+        axes = tuple(range(x.dim() - weight.dim(), x.dim()))
+        normal, scale = _torch_rms_norm(x, axes, epsilon)
+        weighted = grad.to(normal.dtype) * weight.to(normal.dtype)
+        result = (scale * (weighted - normal * (weighted * normal).mean(axes, keepdim=True))).to(x.dtype)
+    return result
+
+
+def rms_norm_weight_grad(
+    x: torch.Tensor, grad: torch.Tensor, axes: Sequence[int], epsilon: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the gradient of the weight, of `dtype`, from that of the RMS norm of `x` over its last dims."""
+    weight = x.new_empty(x.shape[axes[0] :], dtype=dtype)
+    results = _native_weight_grads(x, grad, weight, epsilon, False)
+    if results is not None:
+        return results[0]
+    normal = _torch_rms_norm(x, axes, epsilon)[0]
+    terms = grad.to(normal.dtype) * normal
+    return (terms.sum(tuple(range(axes[0]))) if axes[0] else terms).to(dtype)
+
+
+_LEAST = 1 << 15
+"""Elements of the smallest tensors whose gradients a native kernel computes."""
+
+
+def _native_grad(
+    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, epsilon: float, is_centred: bool
+) -> torch.Tensor | None:
+    """Return the gradient of `x` by the native kernel; None if there is none for it."""
+    names = _native_names(x, weight, grad)
+    kernel = names and norm_grad(weight.numel(), *names, is_centred, threads_for(x) > 1)
+    if not kernel:
+        return None
+    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+    result = torch.empty_like(x)
+    rows = x.numel() // weight.numel()
+    places = x.data_ptr(), weight.data_ptr(), grad.data_ptr(), result.data_ptr()
+    kernel(*places, rows, epsilon, threads_for(x))
+    return result
+
+
+def _native_weight_grads(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, epsilon: float, is_centred: bool
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the gradients of weight and bias, the latter unwritten unless `is_centred`, by the native kernel.
+
+    `weight` has their shape and dtype. None if there is no kernel for them.
+    """
+    names = _native_names(x, weight, grad)
+    kernel = names and norm_weight_grad(weight.numel(), *names, is_centred, threads_for(x) > 1)
+    if not kernel:
+        return None
+    x, grad = x.contiguous(), grad.contiguous()
+    of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+    width, threads = weight.numel(), threads_for(x)
+    sums = torch.empty((threads, 2, width))
+    places = x.data_ptr(), grad.data_ptr(), of_weight.data_ptr(), of_bias.data_ptr(), sums.data_ptr()
+    kernel(*places, x.numel() // width, epsilon, threads)
+    return of_weight, of_bias
+
+
+def _native_names(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> tuple[str, str] | None:
+    """Return the dtypes of `x` and `weight` if a native kernel takes them, and it is worth its compilation."""
+    dtype, weight_dtype = stored_name(x.dtype), stored_name(weight.dtype)
+    # Kernels have no gradients for torch.
+    is_plain = (
+        x.is_cpu and grad.dtype == x.dtype and not (x.requires_grad or weight.requires_grad or grad.requires_grad)
+    )
+    return (dtype, weight_dtype) if is_plain and x.numel() >= _LEAST and dtype and weight_dtype else None
+
+
+def _torch_layer_norm_grads(
+    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, epsilon: float, wanted: tuple[bool, bool, bool]
+) -> list[torch.Tensor]:
+    """Return the `wanted` gradients of a layer norm, of its operand, weight and bias, in float32 or float64."""
+    x, weight, grad = (t.to(_wide(x.dtype)) for t in (x, weight, grad))
+    _, mean, scale = torch.native_layer_norm(x, weight.shape, None, None, epsilon)
+    backward = torch.ops.aten.native_layer_norm_backward
+    # The bias is not read: only whether there is one.
+    return backward(grad.contiguous(), x, weight.shape, mean, scale, weight, weight, wanted)  # type: ignore[no-any-return]
+
+
+def _torch_rms_norm(x: torch.Tensor, axes: Sequence[int], epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `x` over its root mean square along `axes`, and one over that."""
+    wide = x.to(_wide(x.dtype))
+    scale = torch.rsqrt(wide.square().mean(tuple(axes), keepdim=True) + epsilon)
+    return wide * scale, scale
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

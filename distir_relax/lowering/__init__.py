@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from distir_relax.lowering.multi_mesh import ToPlaces
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
-    from distir_relax.lowering.ranked.fuse import FuseActivations, FuseLocal
+    from distir_relax.lowering.ranked.fuse import FuseDifferentiable, FuseLocal
     from distir_relax.lowering.ranked.join_products import JoinProducts
     from distir_relax.lowering.to_distir import ToDistIR
 
 __all__ = [
     "AccumulateInCalls",
-    "FuseActivations",
+    "FuseDifferentiable",
     "FuseLocal",
     "JoinProducts",
     "Microbatches",
@@ -30,7 +30,7 @@ __all__ = [
 # Lazy: ranks import `lowering.emit`, and must not load the compiler.
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
-    "FuseActivations": "distir_relax.lowering.ranked.fuse",
+    "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "Microbatches": "distir_relax.lowering.microbatches",

@@ -146,6 +146,16 @@ def _normalization() -> list[Sample]:
         ("nn.rms_norm", [f32(2, 3, 37), f32(37)], {"axes": (2,), "epsilon": 1e-6}),
         ("rms_norm_rounded", [f32(2, 3, 37), f32(37)], {"axes": (2,), "epsilon": 1e-6}),
         *(
+            (f"{name}_grad", [f32(*shape), f32(*shape[first:]), f32(*shape)], {"axes": axes, "epsilon": 1e-5})
+            for name in ("layer_norm", "rms_norm")
+            for shape, first, axes in (((2, 3, 37), 2, (2,)), ((2, 3, 5), 1, (1, 2)))
+        ),
+        *(
+            (f"{name}_weight_grad", [f32(*shape)] * 2, {"axes": axes, "epsilon": 1e-5, "dtype": "float32"})
+            for name in ("layer_norm", "rms_norm")
+            for shape, axes in (((2, 3, 37), (2,)), ((3, 5), (0, 1)), ((0, 5), (1,)))
+        ),
+        *(
             (name, [f32(3, 5, 127), f32(3, 5, 127)], {})
             for name in ("silu_multiply", "gelu_multiply", "gelu_tanh_multiply")
         ),

@@ -75,6 +75,10 @@ def test_norms_of_every_float(axes: tuple[int, ...], dtype: str, tolerance: floa
     run("nn.layer_norm", normal((3, 5, 7), inner, inner, dtype=dtype), attrs, tolerance or 4e-3)
     run("nn.rms_norm", normal((3, 5, 7), inner, dtype=dtype), attrs, tolerance or 4e-3)
     run("rms_norm_rounded", normal((3, 5, 7), inner, dtype=dtype), attrs, tolerance or 8e-3)
+    for norm in ("layer_norm", "rms_norm"):
+        run(f"{norm}_grad", normal((3, 5, 7), inner, (3, 5, 7), dtype=dtype), attrs, tolerance or 8e-3)
+        of_weight = {**attrs, "dtype": dtype}
+        run(f"{norm}_weight_grad", normal((3, 5, 7), (3, 5, 7), dtype=dtype), of_weight, tolerance or 8e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

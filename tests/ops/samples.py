@@ -257,6 +257,20 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6),
         of("f64[127]", "f64[127]", axes=(0,), epsilon=1e-6),
     ],
+    **{
+        f"{name}_grad": [
+            of("f64[4,5,6]", "f64[6]", "f64[4,5,6]", axes=(2,), epsilon=1e-5),
+            of("f64[5,6]", "f64[5,6]", "f64[5,6]", axes=(0, 1), epsilon=1e-5),
+        ]
+        for name in ("layer_norm", "rms_norm")
+    },
+    **{
+        f"{name}_weight_grad": [
+            of("f64[4,5,6]", "f64[4,5,6]", axes=(2,), epsilon=1e-5, dtype="float64"),
+            of("f64[5,6]", "f64[5,6]", axes=(0, 1), epsilon=1e-5, dtype="float64"),
+        ]
+        for name in ("layer_norm", "rms_norm")
+    },
     "nn.scaled_dot_product_attention": [
         of("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", scale=0.5, causal=False, masked=False, boolean=False),
         of("f64[2,4,5,6]", "f64[2,4,5,6]", "f64[2,4,5,6]", scale=0.5, causal=True, masked=False, boolean=False),

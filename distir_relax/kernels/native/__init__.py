@@ -16,6 +16,7 @@ from distir_relax.kernels.native.floats import STORED, stored_name
 from distir_relax.kernels.native.four_products import has_four_products
 from distir_relax.kernels.native.layer_norm import layer_norm
 from distir_relax.kernels.native.load import MOST_ELEMENTS, Kernel, is_small, measured_once, native, threads_for
+from distir_relax.kernels.native.norm_gradients import norm_grad, norm_weight_grad
 from distir_relax.kernels.native.panel_product import panel_product, panel_rows
 from distir_relax.kernels.native.quantized_product import PANEL, quantized_product, scratch_bytes
 from distir_relax.kernels.native.rms_norm import rms_norm
@@ -46,6 +47,8 @@ __all__ = [
     "layer_norm",
     "measured_once",
     "native",
+    "norm_grad",
+    "norm_weight_grad",
     "panel_product",
     "panel_rows",
     "quantized_product",

@@ -14,6 +14,7 @@ from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
 from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, rms_norm_rounded, size_scalar
+from distir_relax.lowering.emit.relax_norm_gradients import norm_gradients
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 from distir_relax.lowering.emit.relax_sizes import known_dim, static_size
 
@@ -57,7 +58,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "grouped_weight_grad": _grouped_weight_grad,
         "linear_weight_grad": _linear_weight_grad,
         "joined_products": _joined_products,
-        "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded),
+        "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded, **norm_gradients(ops)),
         "positions": SimpleNamespace(rotary=_rotary),
         "quantized": SimpleNamespace(product=_quantized_product, products=_quantized_products, rows=_quantized_rows),
         "random": SimpleNamespace(

@@ -1,7 +1,7 @@
 """Local op fusion: replace several ops with the fused op that is equivalent to them.
 
-Applied to ranks' programs, and to distributed programs before they are simulated; activations are fused before a
-program is differentiated. Fused ops and their patterns are defined in the op table (`Code.patterns`).
+Applied to ranks' programs, and to distributed programs before they are simulated; activations and norms are fused
+before a program is differentiated. Fused ops and their patterns are defined in the op table (`Code.patterns`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class FuseLocal:
 
 
 @dataclass(frozen=True, slots=True)
-class FuseActivations:
-    """Pass: global stage in and out. Fuses elementwise ops, so that the gradient needs the operand of all of them only.
+class FuseDifferentiable:
+    """Pass: global stage in and out. Fuses ops into those that have a gradient, which needs the operands only.
 
-    Otherwise the results of most of them are saved until the backward pass.
+    Otherwise the results of most of the ops are saved until the backward pass. A program with annotations keeps its
+    norms: a norm that is fused needs the normalized dims whole, its mean alone can be computed in parts.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -42,11 +43,13 @@ class FuseActivations:
 
     def run(self, module: Module) -> Module:
         """Fuse ops in every function."""
-        return replace(module, functions=tuple(_fuse(f, _is_activation) for f in module.functions))
+        ops = (op for function in module.functions for op in function.ops if not op.callee)
+        is_annotated = any(Trait.ANNOTATION in lookup(op.name, op.location).traits for op in ops)
 
+        def may_be(entry: OpDef) -> bool:
+            return entry.gradient is not None and (Trait.POINTWISE in entry.traits or not is_annotated)
 
-def _is_activation(entry: OpDef) -> bool:
-    return Trait.POINTWISE in entry.traits and entry.gradient is not None
+        return replace(module, functions=tuple(_fuse(f, may_be) for f in module.functions))
 
 
 def _fuse(function: Function, may_be: Callable[[OpDef], bool]) -> Function:

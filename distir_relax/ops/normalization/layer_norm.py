@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.normalization.norm_gradients import layer_norm_gradient, rms_norm_gradient
 from distir_relax.ops.reduction.reduction_axes import axes_of
 from distir_relax.ops.table import (
     Attrs,
-    Backward,
     Builder,
     Code,
     Cost,
@@ -46,30 +46,6 @@ def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{outer} {inner}, {weights} -> {outer} {inner}", [t.shape for t in types], [results[0].shape])
 
 
-def _norm_gradient(b: Backward) -> tuple[Value | None, ...]:
-    """Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
-    x, weight = b.op.operands[:2]
-    rank, normal = len(x.tensor.shape), len(weight.tensor.shape)
-    inner = tuple(range(rank - normal, rank))
-
-    def mean(value: Value) -> Value:
-        result: Value = b.emit("mean", value, axis=inner, keepdims=True)
-        return result
-
-    centred = x if len(b.op.operands) == 2 else b.emit("subtract", x, mean(x))
-    epsilon = b.number(b.attrs["epsilon"])
-    scale = b.emit("rsqrt", b.emit("add", mean(b.emit("square", centred)), epsilon))
-    normed = b.emit("multiply", centred, scale)
-    weighted = b.emit("multiply", b.grad, weight)
-    along = b.emit("multiply", normed, mean(b.emit("multiply", weighted, normed)))
-    grad = b.emit("subtract", weighted, along)
-    if centred is not x:
-        grad = b.emit("subtract", grad, mean(weighted))
-    # Summed over the leading dims, along which the weights are broadcast.
-    of_weight = b.emit("multiply", b.grad, normed) if 1 in b.wrt else None
-    return b.emit("multiply", grad, scale), of_weight, *[b.grad] * (len(b.op.operands) - 2)
-
-
 def _norm_attrs(shapes: Sequence[tuple[Any, ...]], captured: Attrs) -> Attrs | None:
     """Return the attributes of a norm that is spelled out, if its mean is over the dims of its weight."""
     rank, normal = len(shapes[0]), len(shapes[1])
@@ -77,14 +53,14 @@ def _norm_attrs(shapes: Sequence[tuple[Any, ...]], captured: Attrs) -> Attrs | N
     return {"axes": axes, "epsilon": epsilon} if axes == tuple(range(rank - normal, rank)) else None
 
 
-def _define_norm(name: str, torch: str, code: Code) -> None:
+def _define_norm(name: str, torch: str, code: Code, gradient: Gradient) -> None:
     define(
         name,
         Semantics(infer=_infer_norm, torch=torch),
         Split(_norm_rule),
         cost=Cost(flops=flops_per_result(8.0)),
         code=code,
-        gradient=Gradient(all=_norm_gradient),
+        gradient=gradient,
     )
 
 
@@ -97,6 +73,7 @@ _define_norm(
         relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})",
         bound="norms.bind_layer_norm(step, {0}, {1}, {2}, {epsilon})",
     ),
+    Gradient(all=layer_norm_gradient),
 )
 _define_norm(
     "nn.rms_norm",
@@ -111,6 +88,7 @@ _define_norm(
         ),
         fused_attrs=_norm_attrs,
     ),
+    Gradient(all=rms_norm_gradient),
 )
 # Of narrow floats, as in Llama and T5: the normalized values are rounded before they are multiplied.
 _define_norm(
@@ -122,6 +100,7 @@ _define_norm(
         patterns=(f"multiply(astype({_NORMAL.format(x=_WIDE)}, dtype=dtype), 1)",),
         fused_attrs=_norm_attrs,
     ),
+    Gradient(all=rms_norm_gradient),
 )
 
 
