@@ -1,9 +1,13 @@
-"""In-place optimizer steps, in blocks that stay in the cache from one operation to the next."""
+"""In-place optimizer steps: by native kernels, or in blocks that stay in the cache between operations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from distir_relax.kernels.native import adam_step as native_adam_step
+from distir_relax.kernels.native import moving_square as native_moving_square
+from distir_relax.kernels.native import stored_name, threads_for
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +18,11 @@ BLOCK = 1 << 16
 
 def moving_square(square: torch.Tensor, value: torch.Tensor, decay: float) -> torch.Tensor:
     """``square decay + value value (1 - decay)``, in place of `square`."""
+    threads = threads_for(square)
+    kernel = native_moving_square(threads > 1) if _is_native(square, value) else None
+    if kernel is not None:
+        kernel(square.data_ptr(), value.data_ptr(), square.numel(), decay, 1 - decay, threads)
+        return square
     for v, g in _blocks(square, value):
         v.mul_(decay).addcmul_(g, g, value=1 - decay)
     return square
@@ -29,6 +38,12 @@ def adam_step(
     """
     import torch
 
+    threads = threads_for(weight)
+    kernel = native_adam_step(threads > 1) if _is_native(weight, average, square) else None
+    if kernel is not None:
+        places = weight.data_ptr(), average.data_ptr(), square.data_ptr()
+        kernel(*places, weight.numel(), 1 - float(rate) * decay, float(size), float(floor), threads)
+        return weight
     decay_factor = 1 - rate * decay
     for w, m, v in _blocks(weight, average, square):
         if decay:
@@ -36,6 +51,11 @@ def adam_step(
         denominator = v.sqrt().add_(floor)
         w.addcmul_(torch.div(m, denominator, out=denominator), size, value=-1)
     return weight
+
+
+def _is_native(*tensors: torch.Tensor) -> bool:
+    """Return whether native kernels take tensors."""
+    return all(t.is_cpu and stored_name(t.dtype) == "float32" and t.is_contiguous() and t.numel() for t in tensors)
 
 
 def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -22,6 +22,7 @@ from distir_relax.kernels.native.quantized_product import PANEL, quantized_produ
 from distir_relax.kernels.native.rms_norm import rms_norm
 from distir_relax.kernels.native.rotary import rotary
 from distir_relax.kernels.native.shared_sum import AREA, shared_sum
+from distir_relax.kernels.native.updates import adam_step, moving_square
 from distir_relax.kernels.native.waits import NUMBERS_OF_WAITS, c_function
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "SILU_GRAD",
     "STORED",
     "Kernel",
+    "adam_step",
     "attend_requests",
     "c_function",
     "elementwise",
@@ -46,6 +48,7 @@ __all__ = [
     "is_small",
     "layer_norm",
     "measured_once",
+    "moving_square",
     "native",
     "norm_grad",
     "norm_weight_grad",
