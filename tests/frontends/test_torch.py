@@ -241,6 +241,29 @@ def test_random_numbers_are_refused(draw: Any) -> None:
     assert raised.value.where
 
 
+@pytest.mark.parametrize(
+    ("mask", "is_masked"),
+    [
+        (lambda x: torch.ones(3, 1, 5, 5, dtype=torch.bool), False),
+        (lambda x: torch.ones(5, 5, dtype=torch.bool).tril(4), False),
+        (lambda x: torch.ones(5, 5, dtype=torch.bool).tril(3), True),
+        (lambda x: torch.zeros(5, 5), True),
+        (lambda x: x[0, 0, :, :5] > -100, True),
+    ],
+    ids=["expanded", "all true", "one false", "added", "of the input"],
+)
+def test_constant_masks_that_allow_all_are_dropped(mask: Any, is_masked: bool) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        return F.scaled_dot_product_attention(x, x.flip(2), x, mask(x))
+
+    x = torch.randn(3, 2, 5, 7, generator=torch.Generator().manual_seed(0))
+    imported = import_torch(Call(forward), (x,))
+    (op,) = (op for op in imported.module.main.ops if op.name == "nn.scaled_dot_product_attention")
+    assert op.attrs["masked"] == is_masked == (len(op.operands) == 4)
+    assert {item.role for item in imported.module.main.inputs} <= {"input", "constant" if is_masked else "input"}
+    torch.testing.assert_close(run(imported, x), forward(None, x))
+
+
 def test_dropout_of_constants_in_eval_mode_is_none() -> None:
     def forward(m: Any, x: torch.Tensor) -> Any:
         kept = F.dropout(torch.ones(3, 4), 0.5, training=False)

@@ -211,6 +211,7 @@ def _attention(
         raise NotImplementedError(f"attention of {q.tensor}, {k.tensor}, {v.tensor}")
     if enable_gqa and k.tensor.shape[-3] != q.tensor.shape[-3]:
         k, v = (_repeat_heads(g, x, q.tensor.shape[-3] // k.tensor.shape[-3]) for x in (k, v))
+    mask = None if mask is not None and _allows_all(g, mask) else mask
     leading = broadcast_shape([TensorType(x.tensor.shape[:-2], q.tensor.dtype) for x in (q, k, v)])
     wide = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
     q, k, v = (_to_four_dims(g, x, leading, wide) for x in (q, k, v))
@@ -227,6 +228,12 @@ def _attention(
     else:
         y = _emit_attention(g, q, k, v, mask, causal, scale)
     return reshape_to(g, y, (*leading, *y.tensor.shape[2:]))
+
+
+def _allows_all(g: Builder, mask: Value) -> bool:
+    """Return whether a mask is a constant that is true everywhere, as models have for images."""
+    data = g.constants.get(mask.name)
+    return data is not None and mask.tensor.dtype == "bool" and bool(data.all())
 
 
 def _to_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:
