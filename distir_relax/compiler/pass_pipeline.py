@@ -33,7 +33,7 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import Averaging, MasterWeights, Optimize, Optimizer
+from distir_relax.optimizers import Averaging, MasterWeights, Optimize, Optimizer, ReloadWeights
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate, matched_inputs
 from distir_relax.strategies.apply import ApplyStrategy
@@ -64,6 +64,25 @@ class TrainingConfig:
     masters: bool = False
     averaging: Averaging | None = None
 
+    @property
+    def states(self) -> int:
+        """The number of state tensors of a parameter."""
+        return len(self.optimizer.keeps) + (self.averaging is not None)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Configuration of the evaluation of a training step, whose `weights` are those that the step changes.
+
+    Parameters have `states` state tensors in the step, which limit how they are cut, and with `masters` they are
+    float32. `stages` are the parameters of each stage of a pipeline.
+    """
+
+    weights: tuple[str, ...]
+    states: int
+    masters: bool = False
+    stages: tuple[tuple[str, ...], ...] = ()
+
 
 def compile_passes(
     mesh: DeviceMesh | None = None,
@@ -84,6 +103,7 @@ def compile_passes(
     samples: int | None = None,
     searched: bool = False,
     memory: float | None = None,
+    evaluation: EvaluationConfig | None = None,
 ) -> tuple[Pass, ...]:
     """Return the passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -95,15 +115,16 @@ def compile_passes(
     loss, and the program a training step. `stages` are the scopes at which pipeline stages begin; by default stages
     have balanced costs on the machine of `profile`. For simulation only: with `repeated` only distinct microbatches are
     expanded, and `samples` reduces the batch. With `searched`, placements minimize the time on `profile` with `memory`
-    bytes per device.
+    bytes per device. With `evaluation` weights have the layouts of a training step.
     """
     passes: list[Pass] = []
+    is_trained = training is not None or evaluation is not None
     # The gradient of a weight would have to be summed over the ranks with copies of a head.
-    if strategy is not None and strategy.tensor > 1 and training is None and not Shares.of(profile, strategy).tensor:
+    if strategy is not None and strategy.tensor > 1 and not is_trained and not Shares.of(profile, strategy).tensor:
         annotated = matched_inputs(shardings or {}, names or {})
         passes.append(ReplicateHeads(strategy, annotated))
     passes += [Outline(scopes or {})] if outline else []
-    if training is not None and training.masters:
+    if (training is not None and training.masters) or (evaluation is not None and evaluation.masters):
         passes.append(MasterWeights())
     if shardings:
         assert mesh is not None, "shardings need a mesh"
@@ -117,13 +138,14 @@ def compile_passes(
         count = strategy.pipeline * strategy.chunks
         degrees = (strategy.microbatches, strategy.data)
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
-        limits = _limits(strategy, machine, training)
-        cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}, *limits),)
+        limits = _limits(strategy, machine, training or evaluation)
+        of_stages = () if evaluation is None else evaluation.stages
+        cut = (CutStages(count, machine, stages, *degrees, is_trained, samples, scopes or {}, *limits, of_stages),)
         schedule_passes = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
-        parts = Microbatches(strategy.microbatches, hazards, repeated, samples, training is not None)
-    passes += _strategy_passes(strategy, training, cut, parts, profile)
+        parts = Microbatches(strategy.microbatches, hazards, repeated, samples, is_trained)
+    passes += _strategy_passes(strategy, training, evaluation, cut, parts, profile)
     placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
     if searched:
         placement_passes = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
@@ -144,6 +166,7 @@ def _by_search(
 def _strategy_passes(
     strategy: Strategy | None,
     training: TrainingConfig | None,
+    evaluation: EvaluationConfig | None,
     cut: Sequence[Pass],
     parts: Microbatches | None,
     profile: Profile | None,
@@ -153,14 +176,15 @@ def _strategy_passes(
     # Before a strategy annotates the program: what it splits is no normalized dim.
     passes: list[Pass] = [FuseDifferentiable()] if training is not None else []
     chosen = strategy or Strategy()
+    is_trained = training is not None or evaluation is not None
 
     def of_options(point: PassPoint) -> list[Pass]:
-        inserted = (option.passes(chosen, point, training is not None) for option in OPTIONS.values())
+        inserted = (option.passes(chosen, point, is_trained) for option in OPTIONS.values())
         return list(chain.from_iterable(inserted))
 
     if strategy is not None:
-        memory = weight_memory(strategy, training)
-        passes.append(ApplyStrategy(strategy, training is not None, parts is not None, profile, memory))
+        memory = weight_memory(strategy, training or evaluation)
+        passes.append(ApplyStrategy(strategy, is_trained, parts is not None, profile, memory))
         passes += of_options(PassPoint.ANNOTATED)
         passes += [HoistPositions()] if parts is not None else []
         passes += cut
@@ -176,18 +200,18 @@ def _strategy_passes(
     passes += of_options(PassPoint.STEP)
     if training is not None:
         passes.append(Optimize(training.optimizer, training.trained, training.clip_norm, training.averaging))
+    if evaluation is not None:
+        passes.append(ReloadWeights(evaluation.weights))
     return passes
 
 
-def weight_memory(strategy: Strategy, training: TrainingConfig | None) -> WeightMemory:
+def weight_memory(strategy: Strategy, training: TrainingConfig | EvaluationConfig | None) -> WeightMemory:
     """Return the memory that a device needs for its weights under a strategy."""
-    if training is None:
-        return strategy.weight_memory(None)
-    return strategy.weight_memory(len(training.optimizer.keeps) + (training.averaging is not None))
+    return strategy.weight_memory(None if training is None else training.states)
 
 
 def _limits(
-    strategy: Strategy, machine: Profile, training: TrainingConfig | None
+    strategy: Strategy, machine: Profile, training: TrainingConfig | EvaluationConfig | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the speed of each stage, and the weight bytes that fit into its devices; empty for identical devices.
 

@@ -36,7 +36,7 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import OPTIMIZERS, MasterWeights, Optimize, Optimizer
+from distir_relax.optimizers import OPTIMIZERS, MasterWeights, Optimize, Optimizer, ReloadWeights
 from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.hoist_positions import HoistPositions
@@ -68,8 +68,8 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
     ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseDifferentiable,
-    Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate,
-    DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
+    Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, ReloadWeights,
+    Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -11,7 +11,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.pass_manager import Observer, Verify, run_passes, verifies_by_default
-from distir_relax.compiler.pass_pipeline import FUSE_PASSES, TrainingConfig, compile_passes
+from distir_relax.compiler.pass_pipeline import FUSE_PASSES, EvaluationConfig, TrainingConfig, compile_passes
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
@@ -31,11 +31,15 @@ class NothingSplit(UserWarning):
 
 @dataclass(frozen=True, repr=False)
 class Source:
-    """An imported model with complete compilation options. With `training` it is a training step."""
+    """An imported model with complete compilation options.
+
+    With `training` it is a training step, with `evaluation` the evaluation of one.
+    """
 
     imported: Imported
     options: CompileOptions
     training: TrainingConfig | None = None
+    evaluation: EvaluationConfig | None = None
 
     def __repr__(self) -> str:
         return f"<source: {self.imported!r}, strategy {self.options['strategy']}>"
@@ -99,6 +103,7 @@ class Source:
             hazards=find_nonfinite(imported.module, imported.tensors),
             strategy=strategy,
             training=self.training,
+            evaluation=self.evaluation,
             stages=tuple(options["stages"]),
             profile=None if profile is None else as_profile(profile),
             repeated=repeated,

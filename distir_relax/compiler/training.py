@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import copy
+import glob
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.options import CompileOptions, complete, documents
-from distir_relax.compiler.pass_pipeline import TrainingConfig
+from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError, RunError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
-from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
+from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
+from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import AVERAGED, OPTIMIZERS, AdamW, Averaging, Optimizer, rates_of
+from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.torch_compat import tree_map
@@ -38,7 +43,7 @@ class TrainingStep:
 
     def __init__(
         self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int,
-        unused: Mapping[str, torch.Tensor],
+        unused: Mapping[str, torch.Tensor], compile_evaluation: Callable[[], Plan],
     ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
@@ -48,6 +53,7 @@ class TrainingStep:
         self._narrow = narrow
         self._seed = seed
         self._unused = unused
+        self._compile_evaluation = compile_evaluation
 
     def __repr__(self) -> str:
         return f"step {self.steps} of {self.plan!r}"
@@ -67,6 +73,40 @@ class TrainingStep:
             outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
             self.steps += 1
         return float(outputs[self._loss])
+
+    def evaluate(
+        self, batches: Iterable[Any], *, averaged: bool = False, backend: str = "torch", timeout: float | None = None
+    ) -> dict[str, float]:
+        """Return the loss and the metrics of `compile_training` with the parameters at present, in evaluation mode.
+
+        Each is the mean over the batches, which weigh by their samples. A batch is ``(inputs, targets)``, or `inputs`
+        alone if the model returns its loss, as the example is. With `averaged`, parameters are their averages. Raises
+        `RunError` for no batches, and as a step does.
+        """
+        plan = self.evaluation
+        names = [output.name for output in plan.imported.module.main.outputs]
+        totals, count = dict.fromkeys(names, 0.0), 0
+        with self._exclusive:
+            session = plan.session(backend)
+            session.copy_state(self.plan.session(backend), AVERAGED if averaged else "")
+            for batch in batches:
+                inputs, targets = _batch(batch, self._has_loss)
+                if self._narrow:
+                    inputs, targets = _to_bfloat16((inputs, targets))
+                tensors = plan.imported.flatten(*call_arguments(inputs, targets, self._has_loss))
+                outputs = session(tensors, timeout, outputs=names)
+                rows = next((len(x) for x in tensors.values() if x.dim()), 1)
+                count += rows
+                for name in names:
+                    totals[name] += rows * float(outputs[name])
+        if not count:
+            raise RunError("expected batches to evaluate, found none")
+        return {name: total / count for name, total in totals.items()}
+
+    @cached_property
+    def evaluation(self) -> Plan:
+        """The plan that computes the loss and the metrics in evaluation mode, compiled on first use."""
+        return self._compile_evaluation()
 
     def numbers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a batch by input names, with the learning rate and the seed of this step."""
@@ -130,6 +170,7 @@ class Training:
     dynamic_shapes: DimSpec | None = None
     dims: Mapping[str, Any] | None = None
     averaging: Averaging | None = None
+    metrics: Mapping[str, Loss] | None = None
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
@@ -147,12 +188,38 @@ class Training:
                 hint="weights of 8 and 4 bits are for inference",
             )
         imported, trained = self._import()
-        complete_options = complete(options or {}, _name(self.model))
+        step = TrainingConfig(self.optimizer, trained, self.clip_norm, self._is_narrow, self.averaging)
+        return Source(imported, self._options(options or {}, imported), step)
+
+    def read_evaluation(self, step: Plan, options: CompileOptions | None = None) -> Source:
+        """Import the model in evaluation mode with its loss and the metrics, to be compiled with these options.
+
+        The weights that the training `step` changes have its layouts. The program returns the loss and the metrics by
+        name. Raises what `read` raises, and `ImportModelError` for a metric that is no scalar.
+        """
+        layouts = {
+            item.value.name: print_placements(item.value.dtensor.placements)
+            for item in step.modules["sharded"].main.inputs
+            if item.value.name in step.state_names
+        }
+        imported = self._import_evaluation(layouts)
+        complete_options = self._options(options or {}, imported)
+        given = complete_options["shardings"]
+        if step.modules["sharded"].meshes:
+            weights = {glob.escape(name): layouts[value] for name, value in imported.names.items() if value in layouts}
+            complete_options["shardings"] = {**({} if given is None or isinstance(given, str) else given), **weights}
+            complete_options["mesh"] = complete_options["mesh"] or step.modules["sharded"].meshes[0]
+        states = len(self.optimizer.keeps) + (self.averaging is not None)
+        evaluation = EvaluationConfig(tuple(layouts), states, self._is_narrow, _weights_of_stages(step))
+        return Source(imported, complete_options, evaluation=evaluation)
+
+    def _options(self, options: CompileOptions, imported: Imported) -> CompileOptions:
+        """Return complete options of compilation: without any sharding, those for one device."""
+        complete_options = complete(options, _name(self.model))
         strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
         if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
             complete_options["strategy"] = Strategy()
-        step = TrainingConfig(self.optimizer, trained, self.clip_norm, self._is_narrow, self.averaging)
-        return Source(imported, complete_options, step)
+        return complete_options
 
     @property
     def _is_narrow(self) -> bool:
@@ -161,16 +228,7 @@ class Training:
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
         model, loss = self.model, self.loss
-        inputs, targets = _batch(self.example_batch, loss is not None)
-        computed, narrow_loss = model, loss
-        if self._is_narrow:
-            import torch
-
-            computed = copy.deepcopy(model).to(torch.bfloat16)
-            if isinstance(loss, torch.nn.Module):
-                narrow_loss = copy.deepcopy(loss).to(torch.bfloat16)
-            inputs, targets = _to_bfloat16((inputs, targets))
-        args, kwargs = call_arguments(inputs, targets, loss is not None)
+        computed, narrow_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
             with with_loss(computed, narrow_loss):
@@ -186,6 +244,35 @@ class Training:
         if not trained:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
         return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
+
+    def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
+        """Return the model and the loss that compute, in bfloat16 if those are copies, and the example call."""
+        import torch
+
+        model, loss = self.model, self.loss
+        inputs, targets = _batch(self.example_batch, loss is not None)
+        if self._is_narrow:
+            model = copy.deepcopy(model).to(torch.bfloat16)
+            if isinstance(loss, torch.nn.Module):
+                loss = copy.deepcopy(loss).to(torch.bfloat16)
+            inputs, targets = _to_bfloat16((inputs, targets))
+        return model, loss, *call_arguments(inputs, targets, loss is not None)
+
+    def _import_evaluation(self, changed: Collection[str]) -> Imported:
+        computed, loss, args, kwargs = self._computed()
+        metrics = dict(self.metrics or {})
+        if LOSS in metrics:
+            raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
+        with EXPORT_LOCK, _evaluating(computed), with_loss(computed, loss, metrics):
+            shapes: Any = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims}
+            imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
+            imported = snapshot(fix_dims(imported, self.dims or {}))
+        for output in imported.module.main.outputs:
+            if output.value.tensor.shape:
+                raise ImportModelError(
+                    f"expected a scalar for {output.name!r}, found {output.value.tensor}", hint="take the mean"
+                )
+        return imported
 
     def compile(self, **options: Any) -> TrainingStep:
         """Compile the training step, with more options of `compile_training`; raises what that raises."""
@@ -206,6 +293,7 @@ def compile_training(
     dynamic_shapes: DimSpec | None = None,
     dims: Mapping[str, Any] | None = None,
     averaging: Averaging | None = None,
+    metrics: Mapping[str, Loss] | None = None,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a training step of `model`, in its current mode, for the devices of a strategy.
@@ -217,19 +305,50 @@ def compile_training(
     ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
     `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
-    the trained parameters (`TrainingStep.parameters`). The other options are those of `compile`; without any sharding
-    the model runs on one device.
+    the trained parameters (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that
+    return the mean of something over a batch: `TrainingStep.evaluate` computes them. The other options are those of
+    `compile`; without any sharding the model runs on one device.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, and for a loss
     that is not a scalar or does not depend on a trained parameter.
     """
     training = Training(
-        model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging
+        model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics
     )
     plan = compile_source(training.read(options))
     named_parameters = model.named_parameters(remove_duplicate=False)
     unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
-    return TrainingStep(plan, optimizer, loss is not None, precision == "bf16", seed, unused)
+
+    def compile_evaluation() -> Plan:
+        evaluated = compile_source(training.read_evaluation(plan, options))
+        tensors = {**evaluated.imported.tensors, **plan.imported.tensors}
+        return replace(evaluated, imported=replace(evaluated.imported, tensors=tensors))
+
+    return TrainingStep(plan, optimizer, loss is not None, precision == "bf16", seed, unused, compile_evaluation)
+
+
+def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:
+    """Return the parameters of each stage of a pipeline; empty without one."""
+    main = step.modules["global"].main
+    origins = weight_origins(main)
+    stages: dict[Any, dict[str, None]] = {}
+    for op in main.ops:
+        if op.task and op.attrs["kind"] == "F":
+            names = dict.fromkeys(origins[v.name] for v in op.operands if v.name in origins)
+            stages.setdefault(op.attrs["stage"], {}).update(names)
+    return tuple(tuple(stages[stage]) for stage in sorted(stages))
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Inside the context, all modules of a model are in evaluation mode."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -8,8 +8,9 @@ from distir_relax.optimizers.groups import Groups
 from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
-from distir_relax.optimizers.optimize import STEP, Optimize
+from distir_relax.optimizers.optimize import NEW, STEP, Optimize
 from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
+from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
 from distir_relax.optimizers.sgd import SGD
 
@@ -21,6 +22,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 __all__ = [
     "AVERAGED",
     "EMA",
+    "NEW",
     "OPTIMIZERS",
     "RATE",
     "SGD",
@@ -38,6 +40,7 @@ __all__ = [
     "Optimize",
     "Optimizer",
     "RMSprop",
+    "ReloadWeights",
     "rates_of",
     "with_state",
 ]

@@ -17,7 +17,7 @@ from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
-from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
+from distir_relax.runtime.state import checked_source, copy_state, joined_state, save_pieces, write_state
 from distir_relax.runtime.step import run_step
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 from distir_relax.runtime.verification import verify_programs
@@ -125,6 +125,18 @@ class Session:
             for rank, program in enumerate(self._programs):
                 write_state(self.bundle.manifest, program, rank, source)
             self._closed = ""
+
+    def copy_state(self, other: Session, suffix: str = "") -> None:
+        """Copy the weights that this program updates from those of another one; see `state.copy_state`."""
+        with self._exclusive:
+            self._check_open()
+            for mine, theirs in zip(self._programs, other.programs, strict=True):
+                copy_state(self.bundle.manifest, mine, other.bundle.manifest, theirs, suffix)
+
+    @property
+    def programs(self) -> Sequence[RankProgram]:
+        """The programs of the ranks."""
+        return self._programs
 
     def save_pieces(self, file: StateFile) -> None:
         """Write the shards of all ranks into a file of the global tensors that the program updates."""

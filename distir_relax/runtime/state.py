@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, Tensor, TensorWeights, WeightSource, local_intervals
@@ -37,6 +38,24 @@ def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, t
                 place(target, part.cpu(), local_intervals(tensor, manifest.mesh, rank))
         tensors[tensor.name] = target
     return tensors
+
+
+def copy_state(
+    manifest: Manifest, program: RankProgram, other: Manifest, source: RankProgram, suffix: str = ""
+) -> None:
+    """Copy a rank's shards of the state of `program` from those of another program, which has the same layouts.
+
+    Those that the other has under their name and `suffix`, too, are copied from there. Raises RunError for a weight
+    that the other does not have, or has in another layout.
+    """
+    theirs = {tensor.name: tensor for tensor in other.weights}
+    for tensor in changing(manifest):
+        name = tensor.name + suffix if tensor.name + suffix in source.state else tensor.name
+        if name not in theirs or replace(theirs[name], name=tensor.name) != tensor:
+            found = f"{theirs[name].dtype} {theirs[name].placement}" if name in theirs else "none"
+            raise RunError(f"expected {name} as {tensor.dtype} {tensor.placement}, found {found}", other.name)
+        if tensor.name in program.state:
+            program.state[tensor.name].copy_(source.state[name])
 
 
 def checked_source(manifest: Manifest, state: Mapping[str, Array] | WeightSource) -> WeightSource:

@@ -27,17 +27,27 @@ from distir_relax.strategies.sample_dims import Samples
 from distir_relax.strategies.stage_costs import StageCosts
 
 
+def weight_origins(main: Function) -> dict[str, str]:
+    """Return the parameter of each value that is one, in another layout or dtype, by name."""
+    origins = {item.value.name: item.value.name for item in main.inputs if item.role == "parameter"}
+    for op in main.ops:
+        if len(op.operands) == 1 and op.operands[0].name in origins and not op.callee:
+            origins.update((v.name, origins[op.operands[0].name]) for v in op.results)
+    return origins
+
+
 @dataclass(frozen=True, slots=True)
 class CutStages:
     """Pass within the global stage: cut the model into `count` stages, functions that are called by tasks.
 
     `boundaries` name where each stage but the first begins: paths of modules, or names of ONNX nodes, of the model;
-    `scopes` are the modules in which values are computed. Without boundaries, stages are cut where the cost of their
-    tasks on `profile` balances: of a microbatch, on one of `data` devices, with its backward if the model `is_trained`;
-    `samples` is their number if it is less than the program's. On heterogeneous devices, stages have `speeds`, and at
-    most `memory` bytes of weights. With several `microbatches` no stage contains an op that joins them. Raises
-    `DistIRError` for a model that has fewer parts than stages, and for a boundary that is not in the model, is inside
-    of a block, or does not follow the one before.
+    `scopes` are the modules in which values are computed. Or a stage begins with the first op that uses one of its
+    `weights`, which are those of each stage in another program of the model. Without either, stages are cut where the
+    cost of their tasks on `profile` balances: of a microbatch, on one of `data` devices, with its backward if the model
+    `is_trained`; `samples` is their number if it is less than the program's. On heterogeneous devices, stages have
+    `speeds`, and at most `memory` bytes of weights. With several `microbatches` no stage contains an op that joins
+    them. Raises `DistIRError` for a model that has fewer parts than stages, and for a boundary that is not in the
+    model, is inside of a block, or does not follow the one before.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -52,6 +62,7 @@ class CutStages:
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
     speeds: tuple[float, ...] = field(default=(), repr=False)
     memory: tuple[float, ...] = field(default=(), repr=False)
+    weights: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
 
     def run(self, module: Module) -> Module:
         """Return the module with a call for each stage."""
@@ -60,7 +71,10 @@ class CutStages:
         ops = _StageOps.of(module, samples, self.microbatches > 1)
         if len(ops.body) < self.count:
             raise self._too_few(main, ops)
-        firsts = self._by_name(main, ops.body) if self.boundaries else self._by_cost(module, samples, ops.body)
+        if self.weights:
+            firsts = self._by_weights(main, ops.body)
+        else:
+            firsts = self._by_name(main, ops.body) if self.boundaries else self._by_cost(module, samples, ops.body)
         ends = (*firsts, len(ops.body))
         stages = [
             Region(tuple(ops.body[a:b]), kind="Stage", attrs={"stage": number, "kind": "F", "microbatch": 0})
@@ -110,6 +124,24 @@ class CutStages:
                 hint="use fewer stages",
             )
         return balanced_cuts(op_costs, crossing, self.count, self.speeds, costs.weight_bytes(body), self.memory)
+
+    def _by_weights(self, main: Function, body: Sequence[int]) -> list[int]:
+        """Return the number in the body of the first op of each stage but the first, by the weights of the stages."""
+        stages: dict[str, set[int]] = defaultdict(set)
+        for stage, names in enumerate(self.weights):
+            for name in names:
+                stages[name].add(stage)
+        # A weight of several stages says nothing.
+        own = {name: min(found) for name, found in stages.items() if len(found) == 1}
+        origins = weight_origins(main)
+        firsts: list[int] = []
+        for index, number in enumerate(body):
+            stage = max((own.get(origins.get(v.name, ""), 0) for v in main.ops[number].operands), default=0)
+            firsts += [index] * (stage - len(firsts))
+        if len(set(firsts)) != self.count - 1 or 0 in firsts:
+            found = len(set(firsts)) + 1
+            raise DistIRError(f"expected weights of {self.count} stages in order, found those of {found}")
+        return firsts
 
     def _by_name(self, main: Function, body: Sequence[int]) -> list[int]:
         """Return the number in the body of the first op of each stage but the first, by the user's boundaries."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,7 @@ def import_torch(
     dynamic_shapes: DimSpec | None = None,
     dims: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
+    changing: Collection[str] = (),
 ) -> Imported:
     """Import a model as it runs on the example arguments, whose shapes become those of the program.
 
@@ -75,7 +76,8 @@ def import_torch(
 
     Values that depend only on constants and buffers (masks, positions) are computed during import, and have no data if
     a buffer is on the meta device; ops that reach no output are removed. Buffers that the model changes are inputs of
-    role ``state``, each with an output for its new value.
+    role ``state``, each with an output for its new value. Those called `changing`, which others change, have that role,
+    too.
 
     With `training` active dropout adds an input ``seed``, an int64 scalar that determines the dropped elements.
     `Imported.flatten` leaves it to the caller, who passes another number in each step:
@@ -94,12 +96,12 @@ def import_torch(
         args, kwargs = _with_constants(model, fixed, example_inputs, dict(example_kwargs or {}))
         call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed)
         try:
-            return _read(model, call, check, training)
+            return _read(model, call, check, training, changing)
         except AttributesReplaced as error:
             if not error.is_state:
                 raise
             with state_buffers(model, error, call.args, call.kwargs):
-                return _read(model, call, check, training)
+                return _read(model, call, check, training, changing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class _Call:
         return _export(model, args, kwargs, spec if self.symbols else None, self.symbols)
 
 
-def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> Imported:
+def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, changing: Collection[str]) -> Imported:
     example_inputs, kwargs, signature = call.args, call.kwargs, call.signature
     with reject_custom_autograd(model, training):
         exported = call.export(model)
@@ -149,7 +151,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> I
     program.state_dict.update(deferred_parameters(model))
     importer = GraphImporter(training)
     with guarding(Guards()) as guards:
-        names = _declare_inputs(importer, program, model, signature, call)
+        names = _declare_inputs(importer, program, model, signature, call, changing)
         results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
     if check:
@@ -270,6 +272,7 @@ def _declare_inputs(
     model: torch.nn.Module,
     signature: CallSignature,
     call: _Call,
+    changing: Collection[str],
 ) -> dict[str, str]:
     """Declare or bind every placeholder; return the user-visible names with their values' names."""
     from torch.export.graph_signature import ConstantArgument, InputKind
@@ -305,9 +308,9 @@ def _declare_inputs(
                 data = parameters.get(name, tensors[str(spec.target)])
                 values[name] = importer.declare(node, name, "parameter", data.detach())
             importer.bind(node, values[name])
-        elif spec.kind is InputKind.BUFFER and spec.target in mutated:
-            state = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach())
-            names[str(spec.target)] = state.name
+        elif spec.kind is InputKind.BUFFER and spec.target in (*mutated, *changing):
+            buffer = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach())
+            names[str(spec.target)] = buffer.name
         elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             importer.bind(node, tensors[str(spec.target)].detach(), hint=str(spec.target))
         elif spec.kind is not InputKind.USER_INPUT:

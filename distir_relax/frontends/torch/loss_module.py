@@ -16,11 +16,16 @@ TARGETS = "targets"
 """Keyword argument for the targets in a call of a model with its loss."""
 
 Loss = Callable[[Any, Any], Any]
+LOSS = "loss"
+"""The name of the loss among the results of a model with metrics."""
 
 
 @contextmanager
-def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
+def with_loss(model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None) -> Iterator[None]:
     """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
+
+    With `metrics` it returns a dict of the loss, as `LOSS`, and of each metric: ``metric(output, targets)``, or
+    ``metric(output, inputs)`` if the model returns its own loss, where `inputs` are its arguments by keyword.
 
     The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
     scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
@@ -37,7 +42,8 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if loss is None:
-            return _model_loss(model, original(*args, **kwargs))
+            output = original(*args, **kwargs)
+            return results(_model_loss(model, output), output, kwargs)
         targets = kwargs.pop(TARGETS)
         # A model may call all of its submodules, as `torch.nn.Sequential` does.
         model._modules.pop(attached, None)
@@ -46,7 +52,12 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
         finally:
             if attached:
                 model._modules[attached] = cast("torch.nn.Module", loss)
-        return loss(output, targets)
+        return results(loss(output, targets), output, targets)
+
+    def results(value: Any, output: Any, targets: Any) -> Any:
+        if metrics is None:
+            return value
+        return {LOSS: value, **{name: metric(output, targets) for name, metric in metrics.items()}}
 
     if loss is not None:
         keyword = inspect.Parameter(TARGETS, inspect.Parameter.KEYWORD_ONLY)

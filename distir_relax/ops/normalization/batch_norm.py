@@ -20,6 +20,7 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     aten,
+    cast,
     define,
     filled,
     flops_per_result,
@@ -103,12 +104,17 @@ def _batch_norm_training(
     if not training:
         y = batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False)
         return y, None, None, mean, var
-    y, batch_mean, batch_var = batch_statistics(g, x, weight, bias, eps)
+    # As torch, with statistics in float32.
+    wide = "float32" if x.tensor.dtype in ("bfloat16", "float16") else x.tensor.dtype
+    sides = [None if side is None else cast(g, side, wide) for side in (weight, bias)]
+    y, batch_mean, batch_var = batch_statistics(g, cast(g, x, wide), *sides, eps)
     count = x.tensor.elements // x.tensor.shape[1]
     unbiased = g.emit("multiply", batch_var, ratio(g, count, maximum(1, count - 1), batch_var.tensor.dtype))
-    running = [g.aten("lerp.Scalar", old, new, momentum) for old, new in ((mean, batch_mean), (var, unbiased))]
+    running = [
+        g.aten("lerp.Scalar", cast(g, old, wide), new, momentum) for old, new in ((mean, batch_mean), (var, unbiased))
+    ]
     deviation = g.emit("rsqrt", g.emit("add", batch_var, like(g, batch_var, eps)))
-    return y, batch_mean, deviation, *running
+    return *(cast(g, value, x.tensor.dtype) for value in (y, batch_mean, deviation)), *running
 
 
 @aten("_native_batch_norm_legit_no_training.default")

@@ -1,0 +1,150 @@
+"""Evaluation of training steps: loss and metrics in evaluation mode, with the parameters at present, on ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import distir_relax as dr
+from distir_relax.errors import DistIRError, ImportModelError, RunError
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+class Classifier(nn.Module):
+    """Blocks with a batch norm, whose statistics change in training, and with dropout, which is off in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(5, 7), nn.BatchNorm1d(7)
+        self.drop = nn.Dropout(0.4)
+        self.rest = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(self.drop(torch.tanh(self.norm(self.first(x)))))
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(-1) == target).double().mean()
+
+
+def margin(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.gather(1, target[:, None]).mean()
+
+
+def drawn(count: int, rows: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        (torch.randn(rows, 5, generator=generator).double(), torch.randint(0, 3, (rows,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def by_torch(step: dr.TrainingStep, model: nn.Module, batches: Any, averaged: bool = False) -> dict[str, float]:
+    """The same by torch, with the parameters and the buffers of the step."""
+    state = step.plan.session().state()
+    named = {**dict(model.named_buffers()), **step.parameters(averaged=averaged)}
+    model.load_state_dict(
+        {
+            name: state.get(name, value) if name in dict(model.named_buffers()) else value
+            for name, value in named.items()
+        },
+        strict=False,
+    )
+    model.eval()
+    with torch.no_grad():
+        rows = [
+            {"loss": F.cross_entropy(model(x), t), "accuracy": accuracy(model(x), t), "margin": margin(model(x), t)}
+            for x, t in batches
+        ]
+    return {name: sum(float(row[name]) for row in rows) / len(rows) for name in rows[0]}
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "2/2/1/2,zero=3", "5/1/1/1", "1/1/2/3", "2/1/2/2"])
+def test_loss_and_metrics(strategy: str) -> None:
+    """12 samples, on 5 ranks 3|3|2|2|2; batch norms couple microbatches in training, in evaluation they do not."""
+    torch.manual_seed(0)
+    model, data = Classifier(), drawn(5)
+    step = dr.compile_training(
+        model, F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=data[0], averaging=dr.EMA(0.5),
+        metrics={"accuracy": accuracy, "margin": margin}, strategy=strategy, verify=True,
+    )  # fmt: skip
+    modes = [module.training for module in model.modules()]
+    for number, batch in enumerate(data):
+        step(*batch)
+        if number in (0, 4):
+            for averaged in (False, True):
+                found = step.evaluate(data[:3], averaged=averaged)
+                assert found == pytest.approx(by_torch(step, copy.deepcopy(model), data[:3], averaged), rel=1e-10)
+    assert [module.training for module in model.modules()] == modes
+    step(*data[0])
+
+
+def test_a_model_that_returns_its_loss_and_frozen_parameters() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(5, 3)
+            self.frozen = nn.Linear(3, 3)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.frozen(self.inner(x))
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    torch.manual_seed(0)
+    model = Own()
+    data = [{"x": x.float(), "labels": t} for x, t in drawn(3)]
+    step = dr.compile_training(
+        model, optimizer=dr.SGD(0.5), example_batch=data[0], strategy="3/1/1/1",
+        metrics={"accuracy": lambda output, inputs: (output["logits"].argmax(-1) == inputs["labels"]).float().mean()},
+    )  # fmt: skip
+    for batch in data:
+        step(batch)
+    found = step.evaluate(data)
+    model.load_state_dict(step.parameters())
+    with torch.no_grad():
+        outputs = [model(**batch) for batch in data]
+    assert found["loss"] == pytest.approx(sum(float(o["loss"]) for o in outputs) / 3, rel=1e-5)
+    right = [(o["logits"].argmax(-1) == batch["labels"]).float().mean() for o, batch in zip(outputs, data, strict=True)]
+    assert found["accuracy"] == pytest.approx(float(sum(right)) / 3, rel=1e-6)
+
+
+def test_bfloat16_with_masters_in_float32() -> None:
+    torch.manual_seed(0)
+    model, data = Classifier().float(), [(x.float(), t) for x, t in drawn(3)]
+    step = dr.compile_training(
+        model, F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=data[0], precision="bf16", strategy="2/1/1/1"
+    )
+    for batch in data:
+        step(*batch)
+    found = step.evaluate(data)
+    assert list(found) == ["loss"]
+    narrow = copy.deepcopy(model)
+    narrow.load_state_dict(
+        {**step.parameters(), **{n: b for n, b in step.plan.session().state().items() if "running" in n}}, strict=False
+    )
+    narrow = narrow.to(torch.bfloat16).eval()
+    with torch.no_grad():
+        expected = sum(float(F.cross_entropy(narrow(x.bfloat16()), t)) for x, t in data) / 3
+    assert found["loss"] == pytest.approx(expected, rel=0.02)
+
+
+def test_what_cannot_be_evaluated() -> None:
+    data = drawn(1)
+    options: dict[str, Any] = {"optimizer": dr.SGD(), "example_batch": data[0]}
+    step = dr.compile_training(Classifier(), F.cross_entropy, **options)
+    with pytest.raises(RunError, match="expected batches to evaluate"):
+        step.evaluate([])
+    step = dr.compile_training(Classifier(), F.cross_entropy, metrics={"rows": lambda o, t: o.argmax(-1)}, **options)
+    with pytest.raises(ImportModelError, match="expected a scalar for 'rows'"):
+        step.evaluate(data)
+    step = dr.compile_training(Classifier(), F.cross_entropy, metrics={"loss": accuracy}, **options)
+    with pytest.raises(DistIRError, match="metrics of other names than 'loss'"):
+        step.evaluate(data)
