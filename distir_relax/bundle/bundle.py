@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,8 +25,9 @@ class Bundle:
     `programs` maps the manifest's paths to program texts, `texts` other file names to texts: those of the stages
     (`distir.txt`, `sharded.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer (`tokenizer.json`).
     `path` is the folder the bundle was read from, if any. `encoder` is the bundle whose outputs are states of this
-    one: its ranks run it once for each sequence. Raises BundleError when a program of the manifest has no text, and
-    when the two do not fit.
+    one: its ranks run it once for each sequence. `evaluation` is that of a training step: it computes the loss and
+    metrics from the weights that the step changes, which have the same layouts. Raises BundleError when a program of
+    the manifest has no text, and when two bundles do not fit.
     """
 
     manifest: Manifest
@@ -35,6 +36,7 @@ class Bundle:
     texts: Mapping[str, str] = field(default_factory=dict)
     path: Path | None = None
     encoder: Bundle | None = None
+    evaluation: Bundle | None = None
 
     def __repr__(self) -> str:
         return f"<bundle{f' {self.path}' if self.path is not None else ''}: {self.manifest!r}>"
@@ -48,6 +50,11 @@ class Bundle:
             raise BundleError("expected an encoder if the manifest names one", self.manifest.name)
         if self.encoder is not None:
             _check_encoder(self.manifest, self.encoder.manifest)
+        evaluated = () if self.manifest.training is None else self.manifest.training.evaluated
+        if (self.evaluation is None) != (not evaluated):
+            raise BundleError("expected an evaluation if the manifest names one", self.manifest.name)
+        if self.evaluation is not None:
+            _check_evaluation(self.manifest, self.evaluation.manifest, evaluated)
 
     def for_training(self, training: TrainingManifest) -> Bundle:
         """Return the bundle as a training step. Raises BundleError for names that the manifest does not have."""
@@ -69,6 +76,16 @@ class Bundle:
         (taken,) = encoder.manifest.inputs
         return replace(self, manifest=replace(self.manifest, encoder=Encoder(taken, start)), encoder=encoder)
 
+    def with_evaluation(self, evaluation: Bundle, outputs: Sequence[str]) -> Bundle:
+        """Return the bundle of a training step with that of its evaluation, which has these `outputs`.
+
+        Raises BundleError if they do not fit.
+        """
+        if self.manifest.training is None:
+            raise BundleError("expected a training step", self.manifest.name)
+        training = replace(self.manifest.training, evaluated=tuple(outputs))
+        return replace(self, manifest=replace(self.manifest, training=training), evaluation=evaluation)
+
     def stage(self, name: str) -> str:
         """Return the program text of stage `sharded`, `distributed` or `ranked`. Raises BundleError without one."""
         if name not in STAGE_FILES:
@@ -84,6 +101,29 @@ class Bundle:
         if file not in self.texts:
             raise BundleError(f"the bundle holds no {file}", str(self.path or self.manifest.name))
         return self.texts[file]
+
+
+def shared_weights(evaluation: Manifest, step: Manifest) -> frozenset[str]:
+    """Return the weights of an evaluation that are those of its training step: the ones that the step changes."""
+    return frozenset(evaluation.updates) & {tensor.name for tensor in step.weights}
+
+
+def _check_evaluation(step: Manifest, evaluation: Manifest, outputs: Sequence[str]) -> None:
+    """Raise BundleError unless an evaluation has the weights of its step in the same layouts, and these outputs."""
+    theirs = {tensor.name: tensor for tensor in step.weights}
+    shared = shared_weights(evaluation, step)
+    for tensor in evaluation.weights:
+        if tensor.name in shared and theirs[tensor.name] != tensor:
+            other = theirs[tensor.name]
+            raise BundleError(
+                f"expected the weight {tensor.name} as {other.dtype} {other.placement} in the evaluation, "
+                f"found {tensor.dtype} {tensor.placement}", step.name)  # fmt: skip
+    if unknown := sorted(set(evaluation.updates) - set(step.updates)):
+        raise BundleError(f"the evaluation has the weight {unknown[0]}, which the step does not change", step.name)
+    scalars = {tensor.name for tensor in evaluation.outputs if tensor.shape == ()}
+    if evaluation.mesh != step.mesh or not scalars.issuperset(outputs):
+        expected = f"an evaluation on {step.mesh} with the outputs {', '.join(outputs)}"
+        raise BundleError(f"expected {expected}, found {evaluation!r}", step.name)
 
 
 def _check_encoder(manifest: Manifest, encoder: Manifest) -> None:

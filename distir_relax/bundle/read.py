@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from distir_relax.bundle.bundle import Bundle
+from distir_relax.bundle.bundle import Bundle, shared_weights
 from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weight_files import StoredWeights, open_weights
-from distir_relax.bundle.weights import WEIGHTS_FILE
-from distir_relax.bundle.write import ENCODER_FOLDER, MANIFEST_FILE, manifest_checksum
+from distir_relax.bundle.weights import WEIGHTS_FILE, SharedWeights, WeightSource
+from distir_relax.bundle.write import ENCODER_FOLDER, EVALUATION_FOLDER, MANIFEST_FILE, manifest_checksum
 from distir_relax.errors import BundleError
 from distir_relax.support import file_within, parse_json, read_bytes
 
 _ENCODER = f"{ENCODER_FOLDER}/{MANIFEST_FILE}"
+_EVALUATION = f"{EVALUATION_FOLDER}/{MANIFEST_FILE}"
 _AGAIN = "compile the model again, or copy the whole bundle again"
 
 
@@ -27,7 +28,13 @@ def read_bundle(path: str | Path, verify_weights: bool = True, weights: str | Pa
     Raises BundleError when a file is missing, truncated, damaged, or of another format version, and when `weights`
     lacks one of the model's, or has it in another shape or dtype.
     """
-    folder = Path(path)
+    return _read(Path(path), verify_weights, weights)
+
+
+def _read(
+    folder: Path, verify_weights: bool, weights: str | Path | None, step: tuple[Manifest, WeightSource] | None = None
+) -> Bundle:
+    """Read a bundle; if it is the evaluation of a training `step`, with the weights that are shared with that."""
     if not folder.exists():
         raise BundleError("there is no such bundle", str(folder), "write one with distir compile ... -o OUT")
     manifest = _read_manifest(folder)
@@ -36,11 +43,17 @@ def read_bundle(path: str | Path, verify_weights: bool = True, weights: str | Pa
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
     other = None if weights is None else Path(weights)
     checksum = manifest.checksums.get(WEIGHTS_FILE, "")
-    opened = open_weights(file, checksum, manifest.weights, manifest.weight_files, manifest.parameters, other)
-    encoder = None
+    shared = frozenset[str]() if step is None else shared_weights(manifest, step[0])
+    stored = [tensor for tensor in manifest.weights if tensor.name not in shared]
+    own = open_weights(file, checksum, stored, manifest.weight_files, manifest.parameters, other)
+    opened = own if step is None else SharedWeights(own, step[1], shared)
+    encoder = evaluation = None
     if manifest.encoder is not None:
         _read_text(folder, _ENCODER, manifest)
         encoder = read_bundle(folder / ENCODER_FOLDER, False, weights)
+    if manifest.training is not None and manifest.training.evaluated:
+        _read_text(folder, _EVALUATION, manifest)
+        evaluation = _read(folder / EVALUATION_FOLDER, False, weights, (manifest, opened))
     bundle = Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name in programs},
@@ -48,6 +61,7 @@ def read_bundle(path: str | Path, verify_weights: bool = True, weights: str | Pa
         texts={name: text for name, text in texts.items() if name not in programs},
         path=folder,
         encoder=encoder,
+        evaluation=evaluation,
     )
     if verify_weights:
         check_weights(bundle)
@@ -66,9 +80,11 @@ def weights_identity(bundle: Bundle) -> tuple[int, ...]:
 
 
 def _stored_weights(bundle: Bundle) -> list[StoredWeights]:
-    """Return the weights in files of a bundle and its encoder."""
-    inner = [] if bundle.encoder is None else _stored_weights(bundle.encoder)
-    return [bundle.weights, *inner] if isinstance(bundle.weights, StoredWeights) else inner
+    """Return the weights in files of a bundle, its encoder, and its evaluation."""
+    parts = (part for part in (bundle.encoder, bundle.evaluation) if part is not None)
+    inner = [stored for part in parts for stored in _stored_weights(part)]
+    own = bundle.weights.own if isinstance(bundle.weights, SharedWeights) else bundle.weights
+    return [own, *inner] if isinstance(own, StoredWeights) else inner
 
 
 def other_checksums(bundle: Bundle) -> list[str]:
@@ -116,4 +132,4 @@ def _read_text(folder: Path, name: str, manifest: Manifest) -> str:
 
 
 def _is_text(name: str) -> bool:
-    return name not in (MANIFEST_FILE, WEIGHTS_FILE, _ENCODER)
+    return name not in (MANIFEST_FILE, WEIGHTS_FILE, _ENCODER, _EVALUATION)

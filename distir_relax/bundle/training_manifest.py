@@ -16,7 +16,8 @@ class TrainingManifest:
 
     `rates` are the inputs for learning rates, float64 scalars, each set by its schedule at each step. `seed` is the
     input, if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of
-    steps made before the bundle was written.
+    steps made before the bundle was written. `evaluated` are the outputs of the evaluation, scalars, if the bundle has
+    one.
     """
 
     loss: str
@@ -24,12 +25,13 @@ class TrainingManifest:
     seed: str | None = None
     first_seed: int = 0
     done: int = 0
+    evaluated: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
         rates = {name: schedule_to_json(schedule) for name, schedule in self.rates.items()}
         numbers = {"seed": self.seed, "first_seed": self.first_seed, "done": self.done}
-        return {"loss": self.loss, **numbers, "rates": rates}
+        return {"loss": self.loss, **numbers, "rates": rates, "evaluated": list(self.evaluated)}
 
     @classmethod
     def from_json(cls, table: Fields) -> TrainingManifest:
@@ -37,4 +39,5 @@ class TrainingManifest:
         rates = table.fields("rates")
         schedules = {name: schedule_from_json(rates.fields(name)) for name in rates.table}
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
-        return cls(table.text("loss"), schedules, seed, first, table.whole("done"))
+        evaluated = table.texts("evaluated", [])
+        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated)

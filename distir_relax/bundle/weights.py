@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,6 +72,17 @@ class TensorWeights:
         """Return the name that a weight has in the model's files."""
         source = self.source(name)
         return name if source is None else str(source.key)
+
+
+class SharedWeights:
+    """Weights of which those called `shared` are another bundle's."""
+
+    def __init__(self, own: WeightSource, other: WeightSource, shared: Collection[str]) -> None:
+        self.own, self._other, self._shared = own, other, shared
+
+    def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+        """See `WeightSource.read`."""
+        return (self._other if name in self._shared else self.own).read(name, intervals)
 
 
 def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) -> None:

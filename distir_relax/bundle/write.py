@@ -10,10 +10,11 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from distir_relax.bundle.bundle import Bundle
+from distir_relax.bundle.bundle import Bundle, shared_weights
 from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weight_files import stored_elsewhere
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
@@ -23,6 +24,8 @@ from distir_relax.support import check_name, shown_path
 MANIFEST_FILE = "manifest.json"
 ENCODER_FOLDER = "encoder"
 """The folder of the bundle of an encoder, within that of its decoder."""
+EVALUATION_FOLDER = "evaluation"
+"""The folder of the bundle of an evaluation, within that of its training step."""
 
 
 def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, refer: bool = False) -> Path:
@@ -100,9 +103,10 @@ def _is_bundle(target: Path) -> bool | None:
         return _is_bundle(target)
 
 
-def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool) -> None:
-    """Write the files of a bundle to `folder`, which becomes `target`."""
-    weight_files = stored_elsewhere(bundle.manifest.weights, bundle.weights, target) if refer else ()
+def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool, shared: Collection[str] = ()) -> None:
+    """Write the files of a bundle to `folder`, which becomes `target`, without the weights that are `shared`."""
+    stored = [tensor for tensor in bundle.manifest.weights if tensor.name not in shared]
+    weight_files = stored_elsewhere(stored, bundle.weights, target) if refer else ()
     checksums = {}
     elsewhere = {name for file in weight_files for name in file.tensors}
     for name, text in {**bundle.programs, **bundle.texts}.items():
@@ -112,13 +116,15 @@ def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool) -> None:
         file.write_text(text, encoding="utf-8", newline="\n")
         checksums[name] = file_checksum(file)
     weights = folder / WEIGHTS_FILE
-    save_weights(weights, [t for t in bundle.manifest.weights if t.name not in elsewhere], bundle.weights)
+    save_weights(weights, [tensor for tensor in stored if tensor.name not in elsewhere], bundle.weights)
     checksums[WEIGHTS_FILE] = file_checksum(weights)
-    if bundle.encoder is not None:
-        encoder = folder / ENCODER_FOLDER
-        encoder.mkdir()
-        _fill(bundle.encoder, encoder, target / ENCODER_FOLDER, refer)
-        checksums[f"{ENCODER_FOLDER}/{MANIFEST_FILE}"] = file_checksum(encoder / MANIFEST_FILE)
+    for name, part in ((ENCODER_FOLDER, bundle.encoder), (EVALUATION_FOLDER, bundle.evaluation)):
+        if part is not None:
+            inner = folder / name
+            inner.mkdir()
+            common = shared_weights(part.manifest, bundle.manifest) if name == EVALUATION_FOLDER else ()
+            _fill(part, inner, target / name, refer, common)
+            checksums[f"{name}/{MANIFEST_FILE}"] = file_checksum(inner / MANIFEST_FILE)
     manifest = replace(bundle.manifest, checksums=checksums, weight_files=weight_files)
     manifest = replace(manifest, checksums={**checksums, MANIFEST_FILE: manifest_checksum(manifest)})
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")

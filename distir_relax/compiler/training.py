@@ -44,6 +44,7 @@ class TrainingStep:
     def __init__(
         self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int,
         unused: Mapping[str, torch.Tensor], compile_evaluation: Callable[[], Plan],
+        has_metrics: bool,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
@@ -54,6 +55,7 @@ class TrainingStep:
         self._seed = seed
         self._unused = unused
         self._compile_evaluation = compile_evaluation
+        self._has_metrics = has_metrics
 
     def __repr__(self) -> str:
         return f"step {self.steps} of {self.plan!r}"
@@ -142,10 +144,18 @@ class TrainingStep:
         return write_bundle(self.bundle(backends), Path(path), overwrite)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
-        """Return the bundle in memory, with the current parameters and state."""
+        """Return the bundle in memory, with the current parameters and state.
+
+        It has the evaluation if the step was compiled with `metrics`.
+        """
         state = self.plan.session().state()
         current = replace(self.plan.imported, tensors={**self.plan.imported.tensors, **state})
-        return replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
+        bundle = replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
+        if not self._has_metrics:
+            return bundle
+        evaluated = replace(self.evaluation.imported, tensors={**self.evaluation.imported.tensors, **state})
+        evaluation = replace(self.evaluation, imported=evaluated).bundle(backends)
+        return bundle.with_evaluation(evaluation, [o.name for o in evaluated.module.main.outputs])
 
     def _manifest(self) -> TrainingManifest:
         """Return the part of the manifest for `distir train`."""
@@ -324,7 +334,9 @@ def compile_training(
         tensors = {**evaluated.imported.tensors, **plan.imported.tensors}
         return replace(evaluated, imported=replace(evaluated.imported, tensors=tensors))
 
-    return TrainingStep(plan, optimizer, loss is not None, precision == "bf16", seed, unused, compile_evaluation)
+    return TrainingStep(
+        plan, optimizer, loss is not None, precision == "bf16", seed, unused, compile_evaluation, metrics is not None
+    )
 
 
 def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:

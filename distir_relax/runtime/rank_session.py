@@ -16,7 +16,7 @@ from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
-from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state
+from distir_relax.runtime.state import changing, checked_source, copy_state, save_pieces, write_state
 from distir_relax.runtime.step import run_step
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.world import World
@@ -99,6 +99,15 @@ class RankSession:
         results = self._run(program, call, local, parts, self._states.of(self.communicator.rank), None)
         self.communicator.checks_steps = False
         return joined(call.manifest, results)
+
+    def copy_state(self, other: RankSession, suffix: str = "") -> None:
+        """Copy the weights that this program updates from those of another one; see `state.copy_state`."""
+        copy_state(self.bundle.manifest, self._loaded(), other.bundle.manifest, other.program, suffix)
+
+    @property
+    def program(self) -> RankProgram:
+        """The program of the rank, loaded on first use."""
+        return self._loaded()
 
     def _encode(self, encoding: PreparedCall) -> None:
         """Run the encoder, whose outputs become states on this rank."""

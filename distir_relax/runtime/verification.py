@@ -39,11 +39,12 @@ class Verified:
 def verify_programs(bundle: Bundle) -> None:
     """Raise BundleError unless the ranks' programs match each other (`ir.verify`), the text and the manifest.
 
-    Those of its encoder, too. Each torch program is compared with the one emitted for the text of the ranked stage, so
-    that nothing unverified can run. A bundle made by hand, without that text, is not checked.
+    Those of its encoder and evaluation, too. Each torch program is compared with the one emitted for the text of the
+    ranked stage, so that nothing unverified can run. A bundle made by hand, without that text, is not checked.
     """
-    if bundle.encoder is not None:
-        verify_programs(bundle.encoder)
+    for part in (bundle.encoder, bundle.evaluation):
+        if part is not None:
+            verify_programs(part)
     file = STAGE_FILES["ranked"]
     if file not in bundle.texts:
         return

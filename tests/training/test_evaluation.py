@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import distir_relax as dr
-from distir_relax.errors import DistIRError, ImportModelError, RunError
+from distir_relax.bundle import read_bundle
+from distir_relax.errors import BundleError, DistIRError, ImportModelError, RunError
+from distir_relax.runtime.session import Session
+from distir_relax.runtime.training.batches import Samples, batches_of
+from distir_relax.runtime.training.evaluation import evaluate
+from distir_relax.runtime.training.executor import ThreadExecutor
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -148,3 +155,51 @@ def test_what_cannot_be_evaluated() -> None:
     step = dr.compile_training(Classifier(), F.cross_entropy, metrics={"loss": accuracy}, **options)
     with pytest.raises(DistIRError, match="metrics of other names than 'loss'"):
         step.evaluate(data)
+
+
+def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
+    """Weights are in it once; batches from an iterable, and from a data set, whose last ones are left out."""
+    torch.manual_seed(0)
+    data = drawn(3)
+    step = dr.compile_training(
+        Classifier(), F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=data[0], strategy="2/2/1/2,zero=3",
+        metrics={"accuracy": accuracy},
+    )  # fmt: skip
+    for batch in data:
+        step(*batch)
+    bundle = read_bundle(step.save(tmp_path / "step.dist", backends=("torch",)))
+    assert bundle.manifest.training is not None
+    assert bundle.manifest.training.evaluated == ("loss", "accuracy")
+    assert bundle.evaluation is not None
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "step.dist").rglob("weights.safetensors"))]
+    assert sizes[0] < sizes[1] / 9
+    executor = ThreadExecutor(Session(bundle))
+    expected = step.evaluate(data)
+    assert evaluate(executor, lambda: batches_of(bundle.evaluation.manifest, data)) == pytest.approx(expected)
+    rows = [(x, t) for batch in data for x, t in zip(*batch, strict=True)]
+    samples = Samples(bundle.evaluation.manifest, rows + rows[:5], None)
+    for _ in range(2):
+        assert evaluate(executor, samples.epoch) == pytest.approx(expected)
+    executor.step(Samples(bundle.manifest, rows, 3).batch(0), ("output",))
+    assert evaluate(executor, samples.epoch)["loss"] != pytest.approx(expected["loss"])
+    with pytest.raises(RunError, match="expected batches to evaluate"):
+        evaluate(executor, lambda: iter(()))
+    without = dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.SGD(), example_batch=data[0])
+    with pytest.raises(RunError, match="the bundle has no evaluation"):
+        evaluate(ThreadExecutor(Session(without.bundle(("torch",)))), samples.epoch)
+
+
+def test_an_evaluation_that_does_not_fit_is_refused() -> None:
+    data = drawn(1)
+    options: dict[str, Any] = {"optimizer": dr.SGD(), "example_batch": data[0], "metrics": {}}
+    one, two = (
+        dr.compile_training(Classifier(), F.cross_entropy, strategy=s, **options).bundle(("torch",))
+        for s in ("2/1/1/1", "1/2/1/1")
+    )
+    assert two.evaluation is not None
+    with pytest.raises(BundleError, match=r"expected the weight first\.weight as"):
+        one.with_evaluation(two.evaluation, ("loss",))
+    with pytest.raises(BundleError, match="with the outputs other"):
+        two.with_evaluation(two.evaluation, ("other",))
+    with pytest.raises(BundleError, match="expected an evaluation if the manifest names one"):
+        replace(two, evaluation=None)

@@ -106,8 +106,8 @@ def _batch_norm_training(
         return y, None, None, mean, var
     # As torch, with statistics in float32.
     wide = "float32" if x.tensor.dtype in ("bfloat16", "float16") else x.tensor.dtype
-    sides = [None if side is None else cast(g, side, wide) for side in (weight, bias)]
-    y, batch_mean, batch_var = batch_statistics(g, cast(g, x, wide), *sides, eps)
+    scale, shift = (None if side is None else cast(g, side, wide) for side in (weight, bias))
+    y, batch_mean, batch_var = batch_statistics(g, cast(g, x, wide), scale, shift, eps)
     count = x.tensor.elements // x.tensor.shape[1]
     unbiased = g.emit("multiply", batch_var, ratio(g, count, maximum(1, count - 1), batch_var.tensor.dtype))
     running = [

@@ -47,9 +47,10 @@ class Data(ABC):
 
 
 def data_inputs(manifest: Manifest) -> list[Tensor]:
-    """Return the user's data inputs, in the manifest's order: all but the learning rate and the seed."""
-    training = training_of(manifest)
-    return [tensor for tensor in user_inputs(manifest) if tensor.name not in (*training.rates, training.seed)]
+    """Return the user's data inputs, in the manifest's order: all but the learning rates and the seed of a step."""
+    training = manifest.training
+    others = () if training is None else (*training.rates, training.seed)
+    return [tensor for tensor in user_inputs(manifest) if tensor.name not in others]
 
 
 def training_of(manifest: Manifest) -> TrainingManifest:
@@ -80,21 +81,29 @@ class Stream(Data):
         """See `Data`."""
         if self._items is not None:
             for item in self._items:
-                return self._to_batch(item, step)
+                return self.to_batch(item, step)
         self._items = iter(self._begin(step))
         for item in self._items:
-            return self._to_batch(item, step)
+            return self.to_batch(item, step)
         return None
 
-    def _to_batch(self, item: Any, step: int) -> Batch:
+    def to_batch(self, item: Any, step: int) -> Batch:
+        """Return a user's batch as that of a step. Raises RunError if it does not match the program's inputs."""
         inputs = {**named(item, data_inputs(self._manifest)), **numbers(self._manifest, step)}
         call = self._calls.of(inputs)
         in_parts(call.manifest, inputs)
         return _GlobalBatch(call, inputs)
 
 
+def batches_of(manifest: Manifest, items: Iterable[Any]) -> Iterator[Batch]:
+    """Yield the batches of an iterable, once. Raises RunError for one that does not match the program's inputs."""
+    stream = Stream(manifest, lambda _: items)
+    for item in items:
+        yield stream.to_batch(item, 0)
+
+
 class Samples(Data):
-    """Batches drawn from a data set, shuffled each epoch.
+    """Batches drawn from a data set, shuffled each epoch, or in its order without a `seed`.
 
     Batches of a program that takes some of any size are typical. The last one of an epoch may be smaller if the program
     takes it, otherwise it is dropped. Where dims of samples are symbolic, all samples have the sizes of the first.
@@ -105,7 +114,7 @@ class Samples(Data):
 
     streams = False
 
-    def __init__(self, manifest: Manifest, samples: DataSet, seed: int) -> None:
+    def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None) -> None:
         self._manifest, self._samples, self._seed = manifest, samples, seed
         inputs = data_inputs(manifest)
         sizes = {tensor.shape[:1] for tensor in inputs}
@@ -120,6 +129,7 @@ class Samples(Data):
             self._shapes = {name: _leaf(leaves[name], "float32").shape for name in self._shapes}
         count, rest = divmod(len(samples), max(1, self._rows))
         self._batches = count + self._takes(rest)
+        """The number of batches of an epoch."""
         if self._batches == 0:
             raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
         self._epoch = -1
@@ -130,12 +140,18 @@ class Samples(Data):
         import torch
 
         epoch, place = divmod(step, self._batches)
-        if epoch != self._epoch:
+        if self._seed is None:
+            self._order = self._order or list(range(len(self._samples)))
+        elif epoch != self._epoch:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
             self._order = torch.randperm(len(self._samples), generator=generator).tolist()
             self._epoch = epoch
         rows = self._order[place * self._rows : (place + 1) * self._rows]
         return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the batches of the first epoch."""
+        return map(self.batch, range(self._batches))
 
     def _takes(self, rows: int) -> bool:
         """Return whether the program takes a batch of fewer rows than typical ones."""
@@ -155,10 +171,12 @@ class Samples(Data):
 
 
 def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
-    """Return the inputs of a step, counted from 0, that are not data: its learning rate, and its seed."""
+    """Return the inputs of a step, counted from 0, that are not data: its learning rates, and its seed."""
     import torch
 
-    training = training_of(manifest)
+    training = manifest.training
+    if training is None:
+        return {}
     step += training.done
     dtypes = {tensor.name: torch_dtype(tensor.dtype) for tensor in manifest.inputs}
     inputs = {name: torch.tensor(schedule(step), dtype=dtypes[name]) for name, schedule in training.rates.items()}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distir_relax.bundle import WeightSource
+from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.call_shapes import Call
 from distir_relax.runtime.handshake import agreed
@@ -50,6 +50,17 @@ class Executor(ABC):
         self._session = session
 
     @abstractmethod
+    def begin_evaluation(self, suffix: str = "") -> None:
+        """Copy the weights that the step has at present to the bundle's evaluation, which is loaded at first.
+
+        Those that the step has under their name and `suffix`, too, are copied from there.
+        """
+
+    @abstractmethod
+    def evaluate(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        """Run the evaluation once; return the outputs named on the first process, nothing on the others."""
+
+    @abstractmethod
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """Run once; return the outputs named on the first process, nothing on the others."""
 
@@ -75,6 +86,23 @@ class ThreadExecutor(Executor):
 
     _session: Session
 
+    def __init__(self, session: Session, load: Callable[[Bundle], Session] = Session) -> None:
+        super().__init__(session)
+        self._load = load
+        self._evaluation: Session | None = None
+
+    def begin_evaluation(self, suffix: str = "") -> None:
+        """See `Executor`."""
+        if self._evaluation is None:
+            assert self.bundle.evaluation is not None, "the bundle has an evaluation"
+            self._evaluation = self._load(self.bundle.evaluation)
+        self._evaluation.copy_state(self._session, suffix)
+
+    def evaluate(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        """See `Executor`."""
+        assert self._evaluation is not None, "it has begun"
+        return self._evaluation(batch.global_arrays(), outputs=outputs)
+
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""
         return self._session(batch.global_arrays(), outputs=outputs)
@@ -94,9 +122,25 @@ class RankExecutor(Executor):
 
     _session: RankSession
 
-    def __init__(self, world: World, session: RankSession) -> None:
+    def __init__(self, world: World, session: RankSession, load: Callable[[Bundle], RankSession] | None = None) -> None:
         super().__init__(session, world.rank == 0)
         self._world = world
+        self._load = load or (lambda bundle: RankSession(world, bundle, verified=True))
+        self._evaluation: RankSession | None = None
+
+    def begin_evaluation(self, suffix: str = "") -> None:
+        """See `Executor`."""
+        if self._evaluation is None:
+            assert self.bundle.evaluation is not None, "the bundle has an evaluation"
+            self._evaluation = self._load(self.bundle.evaluation)
+            self._evaluation.load()
+        self._evaluation.copy_state(self._session, suffix)
+
+    def evaluate(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        """See `Executor`."""
+        assert self._evaluation is not None, "it has begun"
+        local = batch.local(self._world.rank, self._evaluation.communicator.device)
+        return self._evaluation.run_local(batch.call, local, outputs)
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""

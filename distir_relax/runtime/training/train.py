@@ -9,6 +9,7 @@ from typing import Any
 
 from distir_relax.bundle import Bundle, Manifest, read_bundle
 from distir_relax.runtime.launched import ending_launch, load_rank
+from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Data, training_of
 from distir_relax.runtime.training.executor import Executor, RankExecutor, ThreadExecutor
@@ -46,7 +47,11 @@ def train_threads(run: Run) -> Ended:
     """Train with ranks as threads of this process. Raises what `Training.run` raises."""
     bundle = read_bundle(run.bundle)
     training_of(bundle.manifest)
-    return run.of(ThreadExecutor(Session(bundle, run.backend, run.device, run.timeout))).run()
+
+    def load(part: Bundle) -> Session:
+        return Session(part, run.backend, run.device, run.timeout)
+
+    return run.of(ThreadExecutor(load(bundle), load)).run()
 
 
 def train_rank(world: World, run: Run) -> Ended:
@@ -57,7 +62,10 @@ def train_rank(world: World, run: Run) -> Ended:
     """
     with ending_launch(world):
         session, _ = load_rank(world, run.bundle, run.backend, run.device, _check)
-        return run.of(RankExecutor(world, session)).run()
+        executor = RankExecutor(
+            world, session, lambda part: RankSession(world, part, run.backend, run.device, verified=True)
+        )
+        return run.of(executor).run()
 
 
 def _check(bundle: Bundle) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Evaluation of a training run: loss and metrics of batches, with the weights that the step has at present."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from distir_relax.errors import DistIRError, RunError
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.training.executor import Batch, Executor
+
+
+def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], suffix: str = "") -> dict[str, float]:
+    """Return the mean over batches of each output of the bundle's evaluation; not on other processes than the first.
+
+    Batches weigh by their samples. All processes call this with equal numbers of batches. Weights that the step has
+    under their name and `suffix`, too, are those: ``.averaged``. Raises RunError for a bundle without evaluation, and
+    for no batches; an error of one process's batches is raised by all.
+    """
+    training = executor.bundle.manifest.training
+    names = () if training is None else training.evaluated
+    if not names:
+        raise RunError(
+            "the bundle has no evaluation", executor.bundle.manifest.name,
+            "compile the step with metrics={...}, which may be empty: then the loss is evaluated",
+        )  # fmt: skip
+    executor.begin_evaluation(suffix)
+    totals, count = dict.fromkeys(names, 0.0), 0
+    source = iter(batches())
+    while True:
+        error: DistIRError | None = None
+        batch: Batch | None = None
+        try:
+            batch = next(source, None)
+        except DistIRError as failure:
+            error = failure
+        everyone = executor.exchange([error is not None, batch is None])
+        if any(failed for failed, _ in everyone):
+            with executor.agreed():
+                if error is not None:
+                    raise error
+        if batch is None or any(ended for _, ended in everyone):
+            break
+        outputs = executor.evaluate(batch, names)
+        rows = _rows(batch)
+        count += rows
+        for name, value in outputs.items():
+            totals[name] += rows * float(value)
+    if not count:
+        with executor.agreed():
+            raise RunError("expected batches to evaluate, found none", "the evaluation data")
+    return {name: total / count for name, total in totals.items()} if executor.first else {}
+
+
+def _rows(batch: Batch) -> int:
+    """Return the samples of a batch: the first dim of its first input that has any."""
+    shapes = (tensor.shape for tensor in batch.call.manifest.inputs)
+    return next((shape[0] for shape in shapes if shape), 1)
