@@ -25,9 +25,12 @@ from distir_relax.ir import (
     PerRank,
     Value,
     classify_devices,
+    fresh_name,
     inline,
+    value_names,
 )
 from distir_relax.ops import Trait, infer, lookup
+from distir_relax.ops.communication.collectives import FINISH_COLLECTIVE
 from distir_relax.ops.table.spmd_inference import local_attrs, numbers_by_device
 
 
@@ -167,14 +170,15 @@ def _project_rank(
             values[item.value.name] = local(item.value)
             inputs.append(Input(values[item.value.name], item.role, item.location))
     ops: list[Op] = []
-    receiving: dict[str, Op] = {}
-    """Values being received, by name, with the op that started to receive them."""
+    started = _StartedOps(ops, values, value_names(function))
     for number, op in enumerate(function.ops, step):
         entry = lookup(op.name, op.location)
+        if Trait.WAIT not in entry.traits:
+            started.finish_all(op.operands)
         if Trait.TRANSFER in entry.traits:
             ops += _transfer(op, rank, number, values, devices)
             if "stream" in op.attrs and _is_on(op.results[0], rank):
-                receiving[op.results[0].name] = ops[-1]
+                started.add(ops[-1])
             continue
         if op.callee and number - step not in callees:
             continue
@@ -182,11 +186,8 @@ def _project_rank(
             continue
         operands = tuple(values[v.name] for v in op.operands if _is_on(v, rank))
         results = tuple(local(v) for v in op.results)
-        if Trait.WAIT in entry.traits and op.operands[0].name in receiving:
-            start = receiving[op.operands[0].name]
-            values[op.results[0].name] = results[0]
-            attrs = {"peer": start.attrs["peer"], "step": start.attrs["step"], **_task_attr(start)}
-            ops.append(Op("finish_recv", operands, results, attrs, op.location))
+        if Trait.WAIT in entry.traits and op.operands[0].name in started:
+            values[op.results[0].name] = started.finish(op.operands[0].name, results[0], op.location)
             continue
         if entry.is_identity(operands, results):
             values[op.results[0].name] = operands[0]
@@ -199,9 +200,51 @@ def _project_rank(
         if Trait.COMMUNICATES in entry.traits:
             attrs["step"] = number
         values.update((v.name, v) for v in results)
-        ops.append(Op(op.name, operands, results, attrs, op.location))
+        if "stream" in attrs and entry.semantics.started:
+            del attrs["stream"]
+            ops.append(Op(entry.semantics.started, operands, results, attrs, op.location))
+            started.add(ops[-1])
+        else:
+            ops.append(Op(op.name, operands, results, attrs, op.location))
+    started.finish_all(list(values.values()))
     outputs = tuple(Output(o.name, values[o.value.name]) for o in function.outputs if _is_on(o.value, rank))
     return Function(function.name, tuple(inputs), tuple(ops), outputs)
+
+
+@dataclass(slots=True)
+class _StartedOps:
+    """The receives and collectives of a rank's program that are started and not finished yet."""
+
+    ops: list[Op]
+    """The ops of the program so far."""
+    values: dict[str, Value]
+    """The rank's values, by the name in the schedule."""
+    names: set[str]
+    _starts: dict[str, Op] = field(default_factory=dict)
+    """The op that starts each, by the name of its result."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._starts
+
+    def add(self, op: Op) -> None:
+        """Add an op that starts a communication."""
+        self._starts[op.results[0].name] = op
+
+    def finish(self, name: str, result: Value, location: str = "") -> Value:
+        """Wait for a value, which is then `result`."""
+        start = self._starts.pop(name)
+        attrs = {key: start.attrs[key] for key in ("peer", "step") if key in start.attrs} | _task_attr(start)
+        finish = "finish_recv" if "peer" in attrs else FINISH_COLLECTIVE
+        self.ops.append(Op(finish, start.results, (result,), attrs, location))
+        self.values[name] = result
+        return result
+
+    def finish_all(self, values: Iterable[Value]) -> None:
+        """Wait for those of some values that the schedule uses on their stream, or not at all."""
+        for value in values:
+            if value.name in self._starts:
+                local = self.values[value.name]
+                self.finish(value.name, replace(local, name=fresh_name(f"{value.name}.ready", self.names)))
 
 
 def classify_ranks(function: Function, ranks: tuple[int, ...], callees: Sequence[tuple[int, ...]]) -> DeviceEquivalence:

@@ -39,6 +39,7 @@ from distir_relax.runtime.arrays import (
 from distir_relax.runtime.collective_check import NUMBERS, check_peer_step
 from distir_relax.runtime.native_waits import in_call
 from distir_relax.runtime.point_to_point import Messages, Step
+from distir_relax.runtime.started_collectives import CommunicationThread, Started
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,7 @@ class Communicator(Messages):
         """Number of ranks that share this node's cores."""
         self._coordinates = mesh.coordinates(rank)
         self._axes = {name: index for index, name in enumerate(mesh.axes)}
+        self._communication_thread: CommunicationThread | None = None
 
     def all_reduce(self, x: Array, axis: str, op: str, step: Step = None, out: Array | None = None) -> Any:
         """Combine `x` over the group with `op` (sum, mean, min or max); every rank gets the result.
@@ -75,7 +77,7 @@ class Communicator(Messages):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        with self._step(step, "all_reduce", int(_all_reduce_volume(n, bytes_of(source))), index):
+        with self._step(step, "all_reduce", _all_reduce_bytes(n, source), index):
             if n == 1 or not source.numel():
                 result = source.clone()
             else:
@@ -93,7 +95,7 @@ class Communicator(Messages):
         if n > 1 and op == "sum" and number is not None and x.numel() and x.is_contiguous():
             result = self._bind_sum(step, x, index, in_call(number, step.times(number)))
             if result is not None:
-                step.count(self._count_native_sums, 1, int(_all_reduce_volume(n, bytes_of(x))))
+                step.count(self._count_native_sums, 1, _all_reduce_bytes(n, x))
                 return result
         return step.into(lambda x, y: self.all_reduce(x, axis, op, number, out=y), x)
 
@@ -107,10 +109,7 @@ class Communicator(Messages):
         index, n, me = self._place(axis)
         source = as_torch(x)
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
-        row = row_bytes(source, dim)
-        with self._step(
-            step, "all_gather", row * Collective.ALL_GATHER.volume(n, sum(sizes), 0, sizes[(me + 1) % n]), index
-        ):
+        with self._step(step, "all_gather", _all_gather_bytes(n, me, source, dim, sizes), index):
             shapes = [with_sizes(source.shape, {dim: size}) for size in sizes]
             counts = [math.prod(shape) for shape in shapes]
             target = flat_target(out, dim, source, with_sizes(source.shape, {dim: sum(sizes)}))
@@ -132,10 +131,7 @@ class Communicator(Messages):
         source = as_torch(x)
         _check_reduction(op, source)
         self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
-        row = row_bytes(source, dim)
-        with self._step(
-            step, "reduce_scatter", row * Collective.REDUCE_SCATTER.volume(n, sum(sizes), sizes[me]), index
-        ):
+        with self._step(step, "reduce_scatter", _reduce_scatter_bytes(n, me, source, dim, sizes), index):
             shape = with_sizes(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
                 return self._finish_result(source.reshape(shape).clone(), x, out)
@@ -151,6 +147,81 @@ class Communicator(Messages):
             elif op == "mean":
                 part = part / n
             return self._finish_result(part.to(source.dtype).view(shape), x, out)
+
+    def start_all_reduce(self, x: Array, axis: str, op: str, step: Step = None, out: Array | None = None) -> Any:
+        """Start an `all_reduce`, whose result `finish_collective` returns; `x` must not change before.
+
+        Ranks of a group start the same collectives in the same order. With `out` it is complete when this returns.
+        """
+        if out is not None:
+            return self.all_reduce(x, axis, op, step, out)
+        index, n, _ = self._place(axis)
+        source = as_torch(x)
+        _check_reduction(op, source)
+        with self._step(step, "all_reduce", _all_reduce_bytes(n, source), index):
+            return Started(self._start_all_reduce(source, axis, op))
+
+    def start_all_gather(
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
+    ) -> Any:
+        """Start an `all_gather`; see `start_all_reduce`."""
+        if out is not None:
+            return self.all_gather(x, axis, dim, sizes, step, out)
+        index, n, me = self._place(axis)
+        source = as_torch(x)
+        self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
+        with self._step(step, "all_gather", _all_gather_bytes(n, me, source, dim, sizes), index):
+            return Started(self._start_in_thread("all_gather", source, axis, dim, sizes))
+
+    def start_reduce_scatter(
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], op: str, step: Step = None,
+        out: Array | None = None,
+    ) -> Any:  # fmt: skip
+        """Start a `reduce_scatter`; see `start_all_reduce`."""
+        if out is not None:
+            return self.reduce_scatter(x, axis, dim, sizes, op, step, out)
+        index, n, me = self._place(axis)
+        source = as_torch(x)
+        _check_reduction(op, source)
+        self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
+        with self._step(step, "reduce_scatter", _reduce_scatter_bytes(n, me, source, dim, sizes), index):
+            return Started(self._start_in_thread("reduce_scatter", source, axis, dim, sizes, op))
+
+    def finish_collective(self, x: Any, step: Step = None, out: Array | None = None) -> Any:
+        """Return the result of a collective once it is complete; `x` is what its start returned."""
+        if isinstance(x, Started):
+            with self._waiting(step):
+                result = x.result()
+        else:
+            result = as_torch(x)
+        return result if out is None else self._write_to(result, out)
+
+    def forget_started(self) -> None:
+        """See `Messages.forget_started`; wait for the collectives that others' failures have released."""
+        super().forget_started()
+        if self._communication_thread is not None:
+            self._communication_thread.wait()
+
+    def wait_for_group(self, axis: str) -> None:
+        """Wait for the ranks of the group without using the processor, where waiting in a collective does."""
+
+    def _start_all_reduce(self, x: torch.Tensor, axis: str, op: str) -> Callable[[], torch.Tensor]:
+        """Start the reduction of `x`; return a function that waits for it, and returns its result."""
+        return self._start_in_thread("all_reduce", x, axis, op)
+
+    def _start_in_thread(self, kind: str, x: torch.Tensor, axis: str, *arguments: Any) -> Callable[[], torch.Tensor]:
+        """Start the collective `kind` in a thread, or execute it here if the transport has no channel for one."""
+        if self._communication_thread is None:
+            channel = self._channel()
+            if channel is None:
+                result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
+                return lambda: result
+            self._communication_thread = CommunicationThread(channel)
+        return self._communication_thread.start(kind, x, axis, *arguments)
+
+    def _channel(self) -> Communicator | None:
+        """Return another communicator of this rank for a thread, None if the transport cannot communicate in one."""
+        return None
 
     def all_to_all(
         self, x: Array, axis: str, split_dim: int, split_sizes: Sequence[int], concat_dim: int,
@@ -276,23 +347,35 @@ class Communicator(Messages):
             target = out if out is not None and fits else x.new_empty(x.shape)
             if self._sum_in_shared_memory(x, target, axis):
                 return target if op == "sum" else target.div_(self.mesh.shape[axis])
-        dtype, wide = x.dtype, _accumulator(x.dtype, op)
-        work = (x if dtype == wide else x.to(wide)).contiguous()
-        coded = self._is_coded(work, op)
-        if coded:
-            work = as_ordered(work, op)
+        work, finish = self._prepared(x, op, self.mesh.shape[axis])
         if work is not x:
             result = work
-        elif out is not None and out.dtype == dtype and out.is_contiguous():
+        elif out is not None and out.dtype == x.dtype and out.is_contiguous():
             result = work if out.data_ptr() == work.data_ptr() else out
         else:
             result = work.new_empty(work.shape)
         self._all_reduce(work, result, axis, "sum" if op == "mean" else op)
-        if coded:
-            result = from_ordered(result, wide)
-        elif op == "mean":
-            result /= self.mesh.shape[axis]
-        return result if dtype == wide else result.to(dtype)
+        return finish(result)
+
+    def _prepared(
+        self, x: torch.Tensor, op: str, n: int
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the contiguous operand of a transport's reduction of `x` over `n` ranks: `x` or a new tensor.
+
+        The function returns the result from the transport's, in its memory if that has the dtype of `x`.
+        """
+        dtype, wide = x.dtype, _accumulator(x.dtype, op)
+        work = (x if dtype == wide else x.to(wide)).contiguous()
+        coded = self._is_coded(work, op)
+
+        def finish(result: torch.Tensor) -> torch.Tensor:
+            if coded:
+                result = from_ordered(result, wide)
+            elif op == "mean":
+                result /= n
+            return result if dtype == wide else result.to(dtype)
+
+        return as_ordered(work, op) if coded else work, finish
 
     def _join(
         self,
@@ -373,6 +456,21 @@ def collective(method: _Method) -> _Method:
 
 
 _all_reduce_volume = lru_cache(maxsize=256)(Collective.ALL_REDUCE.volume)
+
+
+def _all_reduce_bytes(n: int, x: torch.Tensor) -> int:
+    """Return the bytes that one of `n` ranks sends."""
+    return int(_all_reduce_volume(n, bytes_of(x)))
+
+
+def _all_gather_bytes(n: int, me: int, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> int:
+    """Return the bytes that rank `me` of `n` sends."""
+    return int(row_bytes(x, dim) * Collective.ALL_GATHER.volume(n, sum(sizes), 0, sizes[(me + 1) % n]))
+
+
+def _reduce_scatter_bytes(n: int, me: int, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> int:
+    """Return the bytes that rank `me` of `n` sends."""
+    return int(row_bytes(x, dim) * Collective.REDUCE_SCATTER.volume(n, sum(sizes), sizes[me]))
 
 
 def _check_reduction(op: str, x: torch.Tensor) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +138,8 @@ class Messages(ABC):
                 self._release_completed_sends()
             return x if out is None else self._write_to(as_torch(x), out)
 
-    def forget_receives(self) -> None:
-        """Forget the receives that a failed run has started and not finished."""
+    def forget_started(self) -> None:
+        """Forget the communication that a failed run has started and not finished."""
         self._pending_receives.clear()
 
     def finish_sends(self) -> None:
@@ -151,6 +152,13 @@ class Messages(ABC):
 
     def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> _Communication:
         return _Communication(self, step, kind, sent, axis)
+
+    @contextmanager
+    def _waiting(self, step: Step) -> Iterator[None]:
+        """Record that the rank waits for a communication that it has started."""
+        self.progress.resume("the end of a collective" if step is None else step, "finish_collective")
+        yield
+        self.progress.leave()
 
     @abstractmethod
     def _check_group_step(self, axis: int) -> None:

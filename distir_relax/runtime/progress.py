@@ -68,6 +68,11 @@ class Progress:
         times = self._times[step] = self._times.get(step, -1) + 1
         self._current = Point(step, kind, times)
 
+    def resume(self, step: int | str, kind: str) -> None:
+        """Record that the rank starts to wait for the communication that it last started as `step`."""
+        self.since = time.monotonic()
+        self._current = Point(step, kind, self._times.get(step, 0))
+
     def leave(self) -> None:
         """Record that the communication has finished."""
         self._last, self._current = self._current, None

@@ -165,9 +165,9 @@ class Session:
         outputs: dict[str, torch.Tensor] = {}
         seconds = [0.0] * len(self.communicators)
         self._running = programs
-        self._world.reset()
         for comm in self.communicators:
-            comm.forget_receives()
+            comm.forget_started()
+        self._world.reset()
         before = torch.get_num_threads()
         share = max(1, before // len(self.communicators))
         works = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,3 +257,123 @@ def test_collectives_are_checked_without_the_compiler_of_torch(tmp_path: Path) -
     )
     done = python(program, fresh=True)
     assert (done.returncode, done.stdout) == (0, "['torch']\n"), done.stderr
+
+
+STARTED = """
+module @ranked {
+  mesh[0] = device_mesh((3,), ("tp",))
+  ranks = (@main_0, @main_1, @main_2,)
+"""
+SUM = '  %{0}: f32[6,5] = {1}(%x) {{axis="tp", op="sum", step={2}}}'
+FINISH = "  %{0}.done: f32[6,5] = finish_collective(%{0}) {{step={1}}}"
+
+
+def started(*programs: str) -> Module:
+    """Programs of three ranks: `S1` starts the sum of step 1, `F1` finishes it, `C1` is a sum in program order."""
+    functions = []
+    for rank, program in enumerate(programs):
+        lines = []
+        for kind, step in program.split():
+            name = {"S": f"s{step}", "F": f"s{step}", "C": f"c{step}"}[kind]
+            lines.append(
+                FINISH.format(name, step)
+                if kind == "F"
+                else SUM.format(name, "start_all_reduce" if kind == "S" else "all_reduce", step)
+            )
+        body = "\n".join(lines)
+        functions.append(f'  func @main_{rank}(input %x: f32[6,5]) {{\n{body}\n    return "y": %x\n  }}\n')
+    return parse(STARTED + "".join(functions) + "}\n")
+
+
+def test_started_collectives_of_ranks_that_match() -> None:
+    verify(started(*["S1 S2 C3 F2 C4 F1"] * 3), check)
+    # A rank may wait for its own earlier than others do for theirs.
+    verify(started("S1 F1 S2 C3 F2", "S1 S2 F2 F1 C3", "S1 S2 C3 F1 F2"), check)
+
+
+@pytest.mark.parametrize(
+    ("programs", "message"),
+    [
+        (["S1 S2 F1 F2", "S2 S1 F1 F2", "S1 S2 F1 F2"], "different places of the schedule: rank 0 does %s1.*rank 1"),
+        (["S1 C2 F1", "S1 F1", "S1 C2 F1"], r"rank 0 waits for rank 1 in %c2 = .*; rank 1 has ended"),
+        (["S1 F1 C2", "C2 S1 F1", "S1 F1 C2"], r"deadlock.*rank 0 waits for rank 1 in %s1.done = .*rank 1 waits for"),
+        (["S1 F1", "C1", "S1 F1"], "deadlock between ranks"),
+        (["S1", "S1 F1", "S1 F1"], "that @main_0 starts is never finished: %s1"),
+        (["S1 F1", "", "S1 F1"], "rank 0 waits for rank 1 in %s1.done = .*; rank 1 has ended"),
+    ],
+    ids=["order", "missing", "deadlock", "kind", "unfinished", "not started"],
+)  # fmt: skip
+def test_started_collectives_of_ranks_that_do_not_match(programs: list[str], message: str) -> None:
+    with pytest.raises(VerificationError, match=message):
+        verify(started(*programs), check)
+
+
+def test_a_result_is_used_once_it_is_finished() -> None:
+    module = started(*["S1 F1 C2"] * 3)
+
+    def with_ops(change: Callable[[Op], Op]) -> Module:
+        functions = tuple(replace(f, ops=tuple(map(change, f.ops))) for f in module.functions)
+        return replace(module, functions=functions)
+
+    def uses_started(op: Op) -> Op:
+        sums = module.functions[0].ops[0].results
+        return op if op.name != "finish_collective" else replace(op, name="negative", operands=sums, attrs={})
+
+    with pytest.raises(VerificationError, match="%s1 of @main_0 is used before it is finished"):
+        verify(with_ops(uses_started), check)
+    with pytest.raises(VerificationError, match="step 2 finishes what step 1 starts"):
+        verify(with_ops(lambda op: replace(op, attrs={"step": 2}) if op.name == "finish_collective" else op), check)
+
+
+def outcome(programs: Sequence[Sequence[str]]) -> str:
+    """What happens if ranks run: each goes on until none can, and a step of a lane needs all lanes."""
+    heads, lanes, done = [0] * len(programs), [list[str]() for _ in programs], list[str]()
+    while any(head < len(program) for head, program in zip(heads, programs, strict=True)):
+        before = (list(heads), len(done))
+        for rank, program in enumerate(programs):
+            while heads[rank] < len(program) and (
+                program[heads[rank]][0] == "S" or (program[heads[rank]][0] == "F" and program[heads[rank]][1] in done)
+            ):
+                lanes[rank] += program[heads[rank]][1] if program[heads[rank]][0] == "S" else ""
+                heads[rank] += 1
+        if all(len(lane) > len(done) for lane in lanes):
+            steps = {lane[len(done)] for lane in lanes}
+            if len(steps) > 1:
+                return "different"
+            done += steps
+        at = {program[head] for head, program in zip(heads, programs, strict=True) if head < len(program)}
+        if all(h < len(p) and p[h][0] == "C" for h, p in zip(heads, programs, strict=True)):
+            if len(at) > 1:
+                return "different"
+            heads = [head + 1 for head in heads]
+        if before == (heads, len(done)):
+            return "deadlock"
+    return "right"
+
+
+def test_random_orders_of_started_collectives() -> None:
+    """The verifier against a run of the ranks, op by op."""
+    generator = random.Random(3)
+    seen = set()
+    for _ in range(150):
+        order = ["S1", "S2", "F1", "F2", "C3", "C4"]
+        programs = []
+        for _ in range(3):
+            mine = list(order)
+            for _ in range(generator.choice((0, 0, 1, 2))):
+                i = generator.randrange(5)
+                mine[i], mine[i + 1] = mine[i + 1], mine[i]
+            if all(mine.index(f"S{n}") < mine.index(f"F{n}") for n in (1, 2)):
+                order = mine if generator.random() < 0.5 else order
+            else:
+                mine = order
+            programs.append(mine)
+        expected = outcome(programs)
+        seen.add(expected)
+        module = started(*map(" ".join, programs))
+        if expected == "right":
+            verify(module, check)
+        else:
+            with pytest.raises(VerificationError, match=expected):
+                verify(module, check)
+    assert seen == {"right", "different", "deadlock"}

@@ -37,6 +37,7 @@ def check_all(comm: Communicator, kinds: tuple[bool, ...] = (False, True)) -> No
         _dtypes(comm, name, group, me)
         _not_finite(comm, name, group, me)
         _outs(comm, name, group, me)
+        _started(comm, name, group, me)
     if comm.world_size > 1:
         _messages(comm)
     _assembly(comm)
@@ -184,6 +185,32 @@ def _outs(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> Non
         out = _given(np.full_like(part, -1), numpy_kind)
         comm.reduce_scatter(_given(whole, numpy_kind), axis, 0, sizes, "max", out=out)
         same(out, part, numpy_kind)
+
+
+def _started(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> None:
+    """Started collectives with others in between, finished in another order: the bits of those that block."""
+    sizes = sizes_for(len(group))
+    whole = torch.from_numpy(np.random.default_rng(me).normal(size=(sum(sizes), 127)).astype("float32"))
+    inputs = [whole, whole[:, ::2], whole.bfloat16(), whole[:0], whole[0, 0]]
+    starts, expected = [], []
+    for x, op in itertools.product(inputs, ("sum", "mean", "max")):
+        starts.append(comm.start_all_reduce(x, axis, op))
+        expected.append(comm.all_reduce(x, axis, op))
+    for dim, x in enumerate((whole, whole.t())):
+        starts.append(comm.start_reduce_scatter(x, axis, dim, sizes, "sum"))
+        expected.append(comm.reduce_scatter(x, axis, dim, sizes, "sum"))
+        part = x.split(sizes, dim)[me]
+        starts.append(comm.start_all_gather(part, axis, dim, sizes))
+        expected.append(comm.all_gather(part, axis, dim, sizes))
+    for start, value in reversed(list(zip(starts, expected, strict=True))):
+        found = comm.finish_collective(start)
+        assert found.shape == value.shape
+        assert found.dtype == value.dtype
+        assert torch.equal(found, value)
+    out, target = torch.empty(3, 5), torch.empty(5, 3).t()
+    given = comm.start_all_reduce(torch.full((3, 5), me + 1.0), axis, "sum", out=out)
+    assert comm.finish_collective(given, out=target) is target
+    assert (target == len(group) * (len(group) + 1) / 2).all()
 
 
 def _messages(comm: Communicator) -> None:

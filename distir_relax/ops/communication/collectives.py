@@ -1,9 +1,15 @@
-"""Collectives: communication among all devices along a mesh axis."""
+"""Collectives: communication among all devices along a mesh axis.
+
+In a rank's program a collective blocks until it is complete. One on a stream is asynchronous: ``start_all_reduce``,
+``start_all_gather`` and ``start_reduce_scatter`` return at once, and ``finish_collective`` waits for the result right
+before its first use. Ranks execute what they start in the order of the starts.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import TensorType
@@ -60,33 +66,9 @@ def _exchange_workspace(types: Types, attrs: Attrs, results: Types) -> float:
 AXIS = "the mesh axis along which devices take part, by name"
 OP = "how terms are joined: sum, mean, min or max"
 SIZES = "the number of elements of the dim at each index along the axis"
+FINISH_COLLECTIVE = "finish_collective"
+"""The op that waits for a collective that the rank has started."""
 SIZE = "the number of these on the device itself: one number, or [a|b] by device"
-
-define(
-    "all_reduce",
-    Semantics(
-        infer=same_type,
-        torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
-        attributes={"axis": AXIS, "op": OP},
-        collective_semantics=lambda parts, attrs: [_reduce(parts, attrs["op"]).clone() for _ in parts],
-        serialized=serialized.all_reduce,
-    ),
-    cost=Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
-    code=Code(bound="comm.bind_all_reduce(step, {0}, {axis}, {op}, {step})"),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
-)
-define(
-    "all_gather",
-    Semantics(
-        infer=lambda types, attrs: (resized(types[0], attrs["dim"], total(attrs["sizes"])),),
-        torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
-        attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
-        collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
-        serialized=serialized.all_gather,
-    ),
-    cost=Cost(flops=no_flops, workspace=_gather_workspace, collective=Collective.ALL_GATHER),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
-)
 
 
 def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -96,7 +78,49 @@ def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (resized(types[0], attrs["dim"], attrs["size"]),)
 
 
-define(
+def _define_startable(name: str, semantics: Semantics, cost: Cost, code: Code | None = None) -> None:
+    """Define a collective, and the op that starts it; their methods of the communicator take the same arguments."""
+    assert isinstance(semantics.torch, str)
+    start = f"start_{name}"
+    define(
+        name,
+        replace(semantics, started=start),
+        cost=cost,
+        code=code or Code(),
+        traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+    )
+    define(
+        start,
+        replace(semantics, torch=semantics.torch.replace(f"comm.{name}(", f"comm.{start}("), serialized=None),
+        cost=cost,
+        traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.STARTS},
+    )
+
+
+_define_startable(
+    "all_reduce",
+    Semantics(
+        infer=same_type,
+        torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
+        attributes={"axis": AXIS, "op": OP},
+        collective_semantics=lambda parts, attrs: [_reduce(parts, attrs["op"]).clone() for _ in parts],
+        serialized=serialized.all_reduce,
+    ),
+    Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
+    Code(bound="comm.bind_all_reduce(step, {0}, {axis}, {op}, {step})"),
+)
+_define_startable(
+    "all_gather",
+    Semantics(
+        infer=lambda types, attrs: (resized(types[0], attrs["dim"], total(attrs["sizes"])),),
+        torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
+        attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
+        collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
+        serialized=serialized.all_gather,
+    ),
+    Cost(flops=no_flops, workspace=_gather_workspace, collective=Collective.ALL_GATHER),
+)
+_define_startable(
     "reduce_scatter",
     Semantics(
         infer=infer_shard,
@@ -106,11 +130,14 @@ define(
         per_device_attrs=frozenset({"size"}),
         serialized=serialized.reduce_scatter,
     ),
-    cost=Cost(workspace=_scatter_workspace, collective=Collective.REDUCE_SCATTER),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+    Cost(workspace=_scatter_workspace, collective=Collective.REDUCE_SCATTER),
 )
-
-
+define(
+    FINISH_COLLECTIVE,
+    Semantics(infer=same_type, torch="comm.finish_collective({0}, step={step})"),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_REDUCE),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.FINISHES, Trait.VIEW},
+)
 define(
     "all_to_all",
     Semantics(

@@ -82,7 +82,7 @@ class Trait(Enum):
     STARTS = "starts"
     """Asynchronous: the rank continues before the communication has completed."""
     FINISHES = "finishes"
-    """Waits for a receive that was started before."""
+    """Waits for a receive or a collective that was started before."""
     POINTWISE = "pointwise"
     """Each element of the result depends on the elements at the same position; operands broadcast."""
     KEEPS_ORDER = "keeps order"
@@ -179,6 +179,9 @@ class Semantics:
     builder, the operand of each part (none for an op without operands) and its attributes, the result of each."""
     per_device_attrs: frozenset[str] = frozenset()
     """The attributes of a communicator op that differ by device; all others agree on all participants."""
+    started: str = ""
+    """For a collective, the op of a rank's program that starts it where it is on a stream; without one it runs in
+    program order."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,15 @@ Each rank reaches its rendezvous in program order, and one completes when all me
 
 A `send` blocks until its receiver is there, as it does for large tensors. An asynchronous send is posted: the receiver
 matches it by step.
+
+A rank executes the collectives that it starts on a lane of their own, in the order of the starts. They meet those of
+other ranks' lanes only, and the rank waits for one where it finishes it::
+
+    rank 0   start_all_reduce 4   all_reduce 5   finish 4        valid: lanes meet in 4, programs in 5
+    rank 1   start_all_reduce 4   all_reduce 5   finish 4
+
+    rank 0   start_all_reduce 4   start_all_reduce 7             rejected: on their lanes, 4 would meet 7
+    rank 1   start_all_reduce 7   start_all_reduce 4
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Attribute, Module, Op, TensorType, print_op
+from distir_relax.ir import Attribute, Function, Module, Op, TensorType, print_op
 from distir_relax.ir.symbols import op_symbols, specialize_op
 from distir_relax.layout import sample_values
 from distir_relax.ops.table.entry import Trait
@@ -37,8 +46,11 @@ def check_ranks(module: Module) -> None:
     """Raise `VerificationError` unless the programs of the ranks of a ranked module match.
 
     Along every group, all ranks have the same communications in the same order, with matching kinds, sizes and dtypes;
-    every send has its receive; no rank deadlocks.
+    every send has its receive, and every started collective is finished once, before its result is used; no rank
+    deadlocks.
     """
+    for function in module.functions:
+        _check_started(function)
     sequences = {name: tuple(_communications(module, name)) for name in dict.fromkeys(module.ranks)}
     _Rendezvous(module, [sequences[name] for name in module.ranks]).run()
 
@@ -52,15 +64,52 @@ def _communications(module: Module, name: str) -> Iterator[Op]:
             yield op
 
 
+def _check_started(function: Function) -> None:
+    """Raise `VerificationError` unless each collective that a function starts is finished once, before other uses."""
+    started: dict[str, Op] = {}
+    for op in function.ops:
+        for value in op.operands:
+            if (start := started.get(value.name)) is None:
+                continue
+            if op.callee or Trait.FINISHES not in lookup(op.name, op.location).traits:
+                raise VerificationError(
+                    f"{value} of @{function.name} is used before it is finished: {print_op(op)}",
+                    op.location,
+                    f"it is started by {_brief(start)}",
+                )
+            if op.attrs.get("step") != start.attrs.get("step"):
+                raise VerificationError(
+                    f"step {op.attrs.get('step')} finishes what step {start.attrs.get('step')} starts: {print_op(op)}",
+                    op.location,
+                )
+            del started[value.name]
+        if not op.callee and _starts_collective(op):
+            started[op.results[0].name] = op
+    if started:
+        start = next(iter(started.values()))
+        raise VerificationError(
+            f"a collective that @{function.name} starts is never finished: {print_op(start)}", start.location
+        )
+
+
 @dataclass(slots=True)
 class _Rendezvous:
-    """Advances each rank from rendezvous to rendezvous until all have ended, or none can continue."""
+    """Advances each rank from rendezvous to rendezvous until all have ended, or none can continue.
+
+    Of n ranks, lane r is the program of rank r, and lane n + r has the collectives that it has started.
+    """
 
     module: Module
-    sequences: Sequence[tuple[Op, ...]]
+    programs: Sequence[tuple[Op, ...]]
+    sequences: list[Sequence[Op]] = field(init=False)
+    """The ops of each lane."""
     heads: list[int] = field(init=False)
     arrived: dict[tuple[str, Members], dict[int, Op]] = field(default_factory=dict)
-    """The ranks that have reached a pending rendezvous, and the op of each."""
+    """The lanes that have reached a pending rendezvous, and the op of each."""
+    started: dict[tuple[int, Attribute], int] = field(default_factory=dict)
+    """By rank and step, how many collectives its lane has executed when this one is complete."""
+    finishing: dict[int, Op] = field(default_factory=dict)
+    """The ranks that wait for their lane, and the op of each."""
     posted: dict[tuple[int, int, Attribute], deque[Op]] = field(default_factory=dict)
     """Messages in flight, by sender, receiver and step."""
     blocked: dict[tuple[int, int, Attribute], tuple[int, Op]] = field(default_factory=dict)
@@ -69,26 +118,24 @@ class _Rendezvous:
     """The ops, by identity, that were found to match."""
 
     def run(self) -> None:
+        count = len(self.programs)
+        self.sequences = [*self.programs, *([] for _ in self.programs)]
         self.heads = [0] * len(self.sequences)
-        ready = deque(range(len(self.sequences)))
+        ready = deque(range(count))
         while ready:
-            rank = ready.popleft()
-            if self.heads[rank] == len(self.sequences[rank]):
+            lane = ready.popleft()
+            if self.heads[lane] == len(self.sequences[lane]):
                 continue
-            op = self.sequences[rank][self.heads[rank]]
-            if _is_posted(op):
-                ready.extend(self._post(rank, op))
-                continue
-            axis, members = self._rendezvous(rank, op)
-            ops_by_rank = self.arrived.setdefault((axis, members), {})
-            ops_by_rank[rank] = op
-            if len(ops_by_rank) == len(members):
-                del self.arrived[axis, members]
-                self._compare(members, [ops_by_rank[member] for member in members])
-                for member in members:
-                    self.heads[member] += 1
-                ready.extend(members)
-        if self.arrived or self.blocked:
+            op = self.sequences[lane][self.heads[lane]]
+            if lane >= count or _is_blocking(op):
+                ready.extend(self._meet(lane, op))
+            elif "peer" in op.attrs:
+                ready.extend(self._post(lane, op))
+            elif _starts_collective(op):
+                ready.extend(self._start(lane, op))
+            else:
+                ready.extend(self._finish(lane, op))
+        if self.arrived or self.blocked or self.finishing:
             raise VerificationError(
                 f"deadlock between ranks: {'; '.join(self._waiting())}",
                 hint="all ranks must be projected from one schedule",
@@ -99,6 +146,42 @@ class _Rendezvous:
                 f"rank {sender} sends to rank {receiver} a message that it does not receive: {print_op(unmatched[0])}",
                 unmatched[0].location,
             )
+
+    def _meet(self, lane: int, op: Op) -> list[int]:
+        """Let a lane reach a rendezvous; return the lanes that can continue."""
+        count = len(self.programs)
+        axis, ranks = self._rendezvous(lane % count, op)
+        members = ranks if lane < count else tuple(rank + count for rank in ranks)
+        ops_by_lane = self.arrived.setdefault((axis, members), {})
+        ops_by_lane[lane] = op
+        if len(ops_by_lane) < len(members):
+            return []
+        del self.arrived[axis, members]
+        self._compare(ranks, [ops_by_lane[member] for member in members])
+        for member in members:
+            self.heads[member] += 1
+        finishing = [rank for rank in ranks if rank in self.finishing] if lane >= count else []
+        return [*members, *finishing]
+
+    def _start(self, rank: int, op: Op) -> list[int]:
+        """Add a collective to the lane of a rank; return the lanes that can continue."""
+        lane = rank + len(self.programs)
+        collectives = self.sequences[lane]
+        assert isinstance(collectives, list)
+        collectives.append(op)
+        self.started[rank, op.attrs.get("step")] = len(collectives)
+        self.heads[rank] += 1
+        # A lane that waits in a rendezvous has reached it already.
+        return [rank, lane] if self.heads[lane] == len(collectives) - 1 else [rank]
+
+    def _finish(self, rank: int, op: Op) -> list[int]:
+        """Let a rank wait for a collective of its lane; return the lanes that can continue."""
+        if self.heads[rank + len(self.programs)] < self.started[rank, op.attrs.get("step")]:
+            self.finishing[rank] = op
+            return []
+        self.finishing.pop(rank, None)
+        self.heads[rank] += 1
+        return [rank]
 
     def _post(self, rank: int, op: Op) -> Iterator[int]:
         """Post an asynchronous message; iterate over the ranks that can continue."""
@@ -128,7 +211,7 @@ class _Rendezvous:
 
     def _peer(self, rank: int, op: Op) -> int:
         peer = op.attrs["peer"]
-        if not isinstance(peer, int) or not 0 <= peer < len(self.sequences) or peer == rank:
+        if not isinstance(peer, int) or not 0 <= peer < len(self.programs) or peer == rank:
             raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
         return peer
 
@@ -142,7 +225,7 @@ class _Rendezvous:
             raise VerificationError(f"{op.name} names no mesh axis and no peer: {print_op(op)}", op.location)
         axis = str(op.attrs["axis"])
         for mesh in self.module.meshes:
-            if axis in mesh.axes and mesh.size == len(self.sequences):
+            if axis in mesh.axes and mesh.size == len(self.programs):
                 return axis, mesh.group(rank, mesh.axes.index(axis))
         raise VerificationError(f"{op.name} is along {axis!r}, which no mesh has", op.location)
 
@@ -162,10 +245,14 @@ class _Rendezvous:
 
     def _waiting(self) -> Iterator[str]:
         """Describe a cycle or chain of waiting ranks, up to one that has ended or was named before."""
+        count = len(self.programs)
         at: dict[int, tuple[Op, int]] = {receiver: (op, key[0]) for key, (receiver, op) in self.blocked.items()}
-        for (_, members), ops_by_rank in self.arrived.items():
-            missing = next(member for member in members if member not in ops_by_rank)
-            at.update((rank, (op, missing)) for rank, op in ops_by_rank.items())
+        for (_, members), ops_by_lane in self.arrived.items():
+            missing = next(member for member in members if member not in ops_by_lane) % count
+            # A rank whose lane waits goes on, unless it waits for its lane.
+            for lane, op in ops_by_lane.items():
+                if lane < count or lane - count in self.finishing:
+                    at[lane % count] = self.finishing.get(lane - count, op), missing
         rank = min(at)
         visited: set[int] = set()
         while rank in at and rank not in visited:
@@ -178,9 +265,13 @@ class _Rendezvous:
             yield f"rank {rank} has ended"
 
 
-def _is_posted(op: Op) -> bool:
-    """Return whether an op belongs to an asynchronous message."""
-    return not lookup(op.name, op.location).traits.isdisjoint({Trait.STARTS, Trait.FINISHES})
+def _is_blocking(op: Op) -> bool:
+    """Return whether a rank executes a communication in program order, neither starting nor finishing another."""
+    return lookup(op.name, op.location).traits.isdisjoint({Trait.STARTS, Trait.FINISHES})
+
+
+def _starts_collective(op: Op) -> bool:
+    return Trait.STARTS in lookup(op.name, op.location).traits and "peer" not in op.attrs
 
 
 def _brief(op: Op) -> str:

@@ -120,7 +120,7 @@ def _is_alone(op: Op, number: int, entry: OpDef, storage: Sequence[str]) -> bool
 def _is_new(op: Op, entry: OpDef) -> bool:
     """Return whether the results of an op are in memory of their own: a gather in a group of one may be its operand."""
     is_sum = entry.cost.collective is Collective.ALL_REDUCE
-    return "stream" not in op.attrs and (is_sum or _KEEP_VISIBLE.isdisjoint(entry.traits))
+    return is_sum or ("stream" not in op.attrs and _KEEP_VISIBLE.isdisjoint(entry.traits))
 
 
 def _shape(value: Value) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_COUNT = 2**30
 _CONTROL_TAG = 7
 _EXCHANGE_TAG = 8
+_POLL_SECONDS = 5e-5
 
 
 class MPIWorld(World):
@@ -81,11 +83,15 @@ class MPIWorld(World):
 
 
 class MPICommunicator(Communicator):
-    """One rank of a mesh whose world is `world`; one MPI communicator per mesh axis, created once."""
+    """One rank of a mesh whose world is `world`; one MPI communicator per mesh axis, created once.
 
-    def __init__(self, mpi: Any, world: Any, mesh: DeviceMesh, device: str = "cpu") -> None:
+    A channel is that of the thread of its started collectives.
+    """
+
+    def __init__(self, mpi: Any, world: Any, mesh: DeviceMesh, device: str = "cpu", is_channel: bool = False) -> None:
         super().__init__(world.Get_rank(), mesh, device)
         self._mpi = mpi
+        self._is_channel = is_channel
         self._ops = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
         self._world = world.Dup()
         self._async_world = world.Dup()
@@ -96,6 +102,20 @@ class MPICommunicator(Communicator):
             group = mesh.group(self.rank, axis)
             self._by_axis.append(world.Split(color=group[0], key=mesh.coordinates(self.rank)[axis]))
         self._shared_sums: dict[int, SharedSums | None] = {}
+        self._thread_channel: MPICommunicator | None = None
+        if not is_channel and device == "cpu" and mesh.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+            # All ranks create it together, so not at the first collective that one of them starts.
+            self._thread_channel = MPICommunicator(mpi, world, mesh, is_channel=True)
+
+    def wait_for_group(self, axis: str) -> None:
+        """See `Communicator.wait_for_group`: MPI and sums in shared memory poll all the time."""
+        if self._is_channel:
+            request = self._by_axis[self._place(axis)[0]].Ibarrier()
+            while not request.Test():
+                time.sleep(_POLL_SECONDS)
+
+    def _channel(self) -> MPICommunicator | None:
+        return self._thread_channel
 
     def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         host = _host(x)

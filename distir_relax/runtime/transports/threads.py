@@ -32,9 +32,9 @@ class ThreadWorld:
         self._rounds: dict[tuple[object, int], int] = {}
         self._mailboxes: dict[object, deque[Any]] = {}
 
-    def communicator(self, rank: int, device: str = "cpu") -> ThreadCommunicator:
-        """Return the communicator of `rank`."""
-        return ThreadCommunicator(self, rank, device)
+    def communicator(self, rank: int, device: str = "cpu", channel: str = "program") -> ThreadCommunicator:
+        """Return the communicator of `rank`; those of different channels do not meet."""
+        return ThreadCommunicator(self, rank, device, channel)
 
     def reset(self) -> None:
         """Reset after a failed run, so that the ranks can communicate again; none may be running."""
@@ -90,14 +90,19 @@ class ThreadCommunicator(Communicator):
 
     drops_nan = False
 
-    def __init__(self, world: ThreadWorld, rank: int, device: str = "cpu") -> None:
+    def __init__(self, world: ThreadWorld, rank: int, device: str = "cpu", channel: str = "program") -> None:
         super().__init__(rank, world.mesh, device)
         self._world = world
+        self._channel_name = channel
         self._groups = [world.mesh.group(rank, axis) for axis in range(len(world.mesh.shape))]
 
     def _meet(self, axis: int, value: Any) -> list[Any]:
         group = self._groups[axis]
-        return self._world.meet(group, ("axis", axis, group[0]), self.rank, value)
+        return self._world.meet(group, (self._channel_name, axis, group[0]), self.rank, value)
+
+    def _channel(self) -> ThreadCommunicator | None:
+        # Threads of a GPU would share its stream.
+        return self._world.communicator(self.rank, channel="started") if self.device == "cpu" else None
 
     def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         import torch

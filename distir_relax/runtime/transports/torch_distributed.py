@@ -225,6 +225,24 @@ class TorchCommunicator(Communicator):
         with _peers_alive("reduce with"):
             self._dist.all_reduce(out, self._ops[op], group=self._by_axis[axis])
 
+    def _start_all_reduce(self, x: torch.Tensor, axis: str, op: str) -> Callable[[], torch.Tensor]:
+        index, n, _ = self._place(axis)
+        if n == 1 or not x.numel():
+            return lambda: x.clone()
+        work, finish = self._prepared(x, op, n)
+        reduced = work if work is not x else work.clone()
+        with _peers_alive("reduce with"):
+            request: Any = self._dist.all_reduce(
+                reduced, self._ops["sum" if op == "mean" else op], group=self._by_axis[index], async_op=True
+            )
+
+        def result() -> torch.Tensor:
+            with _peers_alive("reduce with"):
+                request.wait()
+            return finish(reduced)
+
+        return result
+
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         result = x.new_empty(sum(counts)) if out is None else out
         received = split(result, counts)
