@@ -122,6 +122,13 @@ class CompileOptions(LayoutOptions, total=False):
             minimum=0,
         ),
     ]  # fmt: skip
+    overlap: Annotated[
+        float,
+        Option(
+            float(4 << 20), "Training: bytes of the buckets in which small gradients are summed, overlapped with the "
+            "backward pass; 0 sums every gradient in program order.", float, metavar="BYTES", minimum=0,
+        ),
+    ]  # fmt: skip
     tail: Annotated[
         str,
         Option("ragged", "Uneven shards: own shapes per rank, or padded.", str, choices=("ragged", "pad")),

@@ -28,6 +28,7 @@ from distir_relax.lowering import (
     FuseLocal,
     JoinProducts,
     Microbatches,
+    OverlapCollectives,
     Pipeline,
     Project,
     ToDistIR,
@@ -104,6 +105,7 @@ def compile_passes(
     searched: bool = False,
     memory: float | None = None,
     evaluation: EvaluationConfig | None = None,
+    overlap: float = 0.0,
 ) -> tuple[Pass, ...]:
     """Return the passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -115,7 +117,8 @@ def compile_passes(
     loss, and the program a training step. `stages` are the scopes at which pipeline stages begin; by default stages
     have balanced costs on the machine of `profile`. For simulation only: with `repeated` only distinct microbatches are
     expanded, and `samples` reduces the batch. With `searched`, placements minimize the time on `profile` with `memory`
-    bytes per device. With `evaluation` weights have the layouts of a training step.
+    bytes per device. With `evaluation` weights have the layouts of a training step. Collectives of a training step
+    overlap with computation, small ones in buckets of `overlap` bytes, unless that is 0.
     """
     passes: list[Pass] = []
     is_trained = training is not None or evaluation is not None
@@ -149,6 +152,8 @@ def compile_passes(
     placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
     if searched:
         placement_passes = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
+    if training is not None and overlap:
+        schedule_passes = (*schedule_passes, OverlapCollectives(int(overlap)))
     return (*passes, *placement_passes, ToDistIR(tail), *schedule_passes, Project(), *FUSE_PASSES)
 
 

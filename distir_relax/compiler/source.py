@@ -110,6 +110,7 @@ class Source:
             samples=samples,
             searched=searched,
             memory=options["memory"],
+            overlap=options["overlap"],
         )
         select = options["passes"]
         return passes if select is None else tuple(select(passes))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from distir_relax.lowering.gradient_accumulation import AccumulateInCalls
     from distir_relax.lowering.microbatches import Microbatches
     from distir_relax.lowering.multi_mesh import ToPlaces
+    from distir_relax.lowering.overlap import OverlapCollectives
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
     from distir_relax.lowering.ranked.fuse import FuseDifferentiable, FuseLocal
@@ -21,6 +22,7 @@ __all__ = [
     "FuseLocal",
     "JoinProducts",
     "Microbatches",
+    "OverlapCollectives",
     "Pipeline",
     "Project",
     "ToDistIR",
@@ -34,6 +36,7 @@ _MODULES = {
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "Microbatches": "distir_relax.lowering.microbatches",
+    "OverlapCollectives": "distir_relax.lowering.overlap",
     "Pipeline": "distir_relax.lowering.pipeline",
     "Project": "distir_relax.lowering.project",
     "ToDistIR": "distir_relax.lowering.to_distir",
