@@ -9,7 +9,7 @@ import numpy as np
 
 from distir_relax.analysis.copies import NO_COPIES, Copies
 from distir_relax.analysis.device_classes import DeviceClasses, Devices
-from distir_relax.cost.network import collective_seconds
+from distir_relax.cost.network import collective_seconds, level_of
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import Op, PlacedType, TensorType, Value
@@ -165,7 +165,7 @@ class OpTimer:
         if Trait.WAIT in entry.traits:
             joined_classes = self.classes_of(devices) if is_on_stream else ()
             return OpEffect((), allocates, (), COMMUNICATION, 0, 0, joined_classes)
-        stream = self.streams[str(op.attrs["stream"])] if "stream" in op.attrs else 0
+        stream = self._stream(op, entry, devices)
         if Trait.COMMUNICATES in entry.traits:
             steps = self._communication(op, entry, devices, onto, stream)
             kind = COMMUNICATION
@@ -177,6 +177,16 @@ class OpTimer:
             count *= 2
         workspace = self._workspace(op, entry, devices, copied)
         return OpEffect(steps, allocates, workspace, kind, stream, count, source=reused or 0)
+
+    def _stream(self, op: Op, entry: OpDef, devices: Devices) -> int:
+        """Return the number of the stream on which an op runs, 0 for one that its devices run in order."""
+        if "stream" not in op.attrs:
+            return 0
+        stream = self.streams[str(op.attrs["stream"])]
+        if Trait.TRANSFER in entry.traits or Trait.COMMUNICATES not in entry.traits:
+            return stream
+        groups = self._groups(str(op.attrs["axis"]), devices)
+        return stream if all(level_of(self.profile, group).overlaps for group in groups) else 0
 
     def _computation(
         self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, resident: Sequence[bool]

@@ -127,7 +127,7 @@ def measure(output: Path, device: str, passes: int, folder: Path, world: World |
 def fit(measured: Measurements, name: str = "", links: str | None = None) -> Calibration:
     """Fit a profile to measurements; `name` is by default that of this host and the kind of device."""
     ranks, machine = measured.ranks, measured.machine
-    level = Level("this machine", max(2, ranks), 1e-6, 1e10)
+    level = Level("this machine", max(2, ranks), 1e-6, 1e10, overlaps=measured.device != "cpu")
     levels = load_profile(links).levels if links else (level,)
     # The ranks of a host share its memory and its last-level cache.
     share = ranks if measured.device == "cpu" else 1

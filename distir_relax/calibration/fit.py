@@ -16,7 +16,7 @@ from scipy import optimize
 
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
-from distir_relax.cost.profile import Level, Line, Matrix, Profile
+from distir_relax.cost.profile import Line, Matrix, Profile
 from distir_relax.cost.roofline import op_work, work_seconds
 from distir_relax.ops import Trait, lookup
 
@@ -88,7 +88,7 @@ def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -
         lines.append(Line(collective, ranks, intercept, slope, points))
         error = median(abs((latency + size * slope) / t - 1) for size, t in points)
         if collective == "send":
-            levels[0] = Level(levels[0].name, levels[0].size, latency, 1.0 / slope)
+            levels[0] = replace(levels[0], latency=latency, bandwidth=1.0 / slope)
         errors[collective] = max(error, errors.get(collective, 0.0))
     return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
 

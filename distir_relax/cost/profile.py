@@ -64,12 +64,17 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Level:
-    """A topology level: units of `size` devices whose links have this latency and bandwidth, per device."""
+    """A topology level: units of `size` devices whose links have this latency and bandwidth, per device.
+
+    Collectives on a stream overlap with computation unless `overlaps` is false, as where ranks that share memory reduce
+    with the processors that compute.
+    """
 
     name: str
     size: int
     latency: float
     bandwidth: float
+    overlaps: bool = True
 
 
 @dataclass(frozen=True)
@@ -242,6 +247,7 @@ def read_profile(text: str, where: str = "") -> Profile:
             reader.whole(row, "size", "level"),
             reader.number(row, "latency", "level", least=0.0),
             reader.number(row, "bandwidth", "level"),
+            reader.flag(row, "overlaps", True),
         )
         for row in reader.rows(data, "level")
     )
@@ -341,6 +347,13 @@ class _Reader:
         if not is_valid or sorted(p[0] for p in value) != [p[0] for p in value]:
             raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {shown(value)}", self.where)
         return tuple((float(size), float(seconds)) for size, seconds in value)
+
+    def flag(self, data: Mapping[str, Any], key: str, default: bool) -> bool:
+        """Return a truth value."""
+        value = data.get(key, default)
+        if not isinstance(value, bool):
+            raise ProfileError(f"expected true or false as {key!r}, found {shown(value)}", self.where)
+        return value
 
     def text(self, data: Mapping[str, Any], key: str, default: str) -> str:
         value = data.get(key, default)

@@ -38,6 +38,7 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     for level in profile.levels:
         lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
         lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
+        lines += [] if level.overlaps else ["overlaps = false"]
     for line in profile.lines:
         lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
         lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]

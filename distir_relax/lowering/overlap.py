@@ -12,7 +12,8 @@ Small tensors that one call produces, such as the gradients of a block, are redu
                                                   %v.new = update(%v)
 
 All devices start them in the order of the program, so they match. Updates of weights are done in the order in which
-their gradients are complete. A collective with little to compute before its first use stays where it is.
+their gradients are complete. A collective with little to compute before its first use stays where it is, and so do
+those between the tasks of a pipeline, and reduce-scatters of single microbatches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.ir import WAIT, Function, Module, Op, Value, fresh_name, value_names
+from distir_relax.ir import WAIT, Function, MicrobatchParts, Module, Op, Value, fresh_name, value_names
 from distir_relax.layout import Collective
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.spmd_inference import infer_placed
@@ -31,6 +32,8 @@ STREAM = "collectives"
 """The stream of the collectives that this pass starts: a rank executes them one after the other."""
 BUCKET = 4 << 20
 """Bytes of a bucket by default."""
+_LEAST_IN_BUCKET = 16
+"""Tensors that a bucket has room for, at least: for larger ones the copy takes longer than a message of their own."""
 _LEAST_WORK = 1 << 20
 """Bytes of results to compute between start and first use, from which starting a collective takes less time."""
 
@@ -39,7 +42,7 @@ _LEAST_WORK = 1 << 20
 class OverlapCollectives:
     """Pass: distributed stage in and out. Put collectives on a stream, small all-reduces in buckets of `bucket` bytes.
 
-    Larger tensors are reduced on their own, without a copy.
+    Tensors above a sixteenth of that are reduced on their own, without a copy.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("distributed",)
@@ -49,10 +52,12 @@ class OverlapCollectives:
     def run(self, module: Module) -> Module:
         """Overlap collectives of every function."""
         updating = _updating_functions(module)
-        return replace(
-            module,
-            functions=tuple(_Overlap(function, updating, self.bucket).function() for function in module.functions),
+        has_parts = any(isinstance(record, MicrobatchParts) for record in module.records)
+        functions = (
+            _Overlap(function, updating, self.bucket, has_parts and function is module.main).function()
+            for function in module.functions
         )
+        return replace(module, functions=tuple(functions))
 
 
 def _updating_functions(module: Module) -> frozenset[str]:
@@ -82,6 +87,8 @@ class _Overlap:
     original: Function
     updating: frozenset[str]
     bucket: int
+    has_parts: bool
+    """Whether the function repeats its ops for each microbatch."""
     ops: list[Op] = field(default_factory=list)
     names: set[str] = field(init=False)
     storage: dict[str, str] = field(init=False)
@@ -99,7 +106,9 @@ class _Overlap:
 
     def function(self) -> Function:
         """Return the function with its collectives overlapped."""
-        buckets = sorted(self._buckets(), key=lambda b: b.start)
+        # A pipeline's schedule decides where its sums and updates are.
+        is_scheduled = any(op.task for op in self.original.ops)
+        buckets = [] if is_scheduled else sorted(self._buckets(), key=lambda b: b.start)
         if not buckets:
             return self.original
         ops = self._with_updates_in_order(buckets)
@@ -133,7 +142,8 @@ class _Overlap:
         deadlines = {} if has_calls else self._deadlines(ops)
         groups: dict[tuple[object, ...], list[int]] = {}
         for number, op in enumerate(ops):
-            if not _can_start(op):
+            # Parts of gradients that each microbatch scatters are added before the next one.
+            if not _can_start(op) or (self.has_parts and not _is_all_reduce(op)):
                 continue
             source = producer.get(op.operands[0].name)
             is_of_call = source is not None and bool(ops[source].callee)
@@ -156,9 +166,9 @@ class _Overlap:
         """Whether an op is an all-reduce of a small tensor, of the same shape on all devices."""
         shape = op.operands[0].placed.shape
         return (
-            lookup(op.name, op.location).cost.collective is Collective.ALL_REDUCE
+            _is_all_reduce(op)
             and all(isinstance(size, int) for size in shape)
-            and _bytes(op.operands[0]) < self.bucket
+            and _bytes(op.operands[0]) * _LEAST_IN_BUCKET <= self.bucket
         )
 
     def _with_updates_in_order(self, buckets: Sequence[_Bucket]) -> list[Op]:
@@ -257,6 +267,10 @@ class _Overlap:
 
 def _can_start(op: Op) -> bool:
     return not op.callee and "stream" not in op.attrs and bool(lookup(op.name, op.location).semantics.started)
+
+
+def _is_all_reduce(op: Op) -> bool:
+    return lookup(op.name, op.location).cost.collective is Collective.ALL_REDUCE
 
 
 def _has_work(ops: Sequence[Op]) -> bool:

@@ -211,16 +211,16 @@ class Communicator(Messages):
 
     def _start_in_thread(self, kind: str, x: torch.Tensor, axis: str, *arguments: Any) -> Callable[[], torch.Tensor]:
         """Start the collective `kind` in a thread, or execute it here if the transport has no channel for one."""
+        channel = self._channel(axis)
+        if channel is None:
+            result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
+            return lambda: result
         if self._communication_thread is None:
-            channel = self._channel()
-            if channel is None:
-                result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
-                return lambda: result
             self._communication_thread = CommunicationThread(channel)
         return self._communication_thread.start(kind, x, axis, *arguments)
 
-    def _channel(self) -> Communicator | None:
-        """Return another communicator of this rank for a thread, None if the transport cannot communicate in one."""
+    def _channel(self, axis: str) -> Communicator | None:
+        """Return the rank's communicator for a thread, None if collectives along the axis are to run at their start."""
         return None
 
     def all_to_all(

@@ -73,6 +73,17 @@ def test_two_ops_of_one_stream_follow_each_other_and_those_of_two_do_not() -> No
     assert max(run("one", 1e-3, text.replace("SECOND", "two")).clocks) == reduce + 2 * PRODUCT
 
 
+def test_processors_that_compute_also_reduce_in_shared_memory() -> None:
+    """A level without overlap: the stream takes its devices' time, as without one."""
+    module = infer_types(parse(TEXT.replace("STREAM", ', stream="comm"')))
+    level = replace(link(1e-4, float("inf"))[0], size=3, overlaps=False)
+    found = simulate_module(module, machine(3, (level,), flops=1e6))
+    plain = run("", 1e-4)
+    assert (max(found.clocks), found.busy, found.streamed) == (max(plain.clocks), plain.busy, plain.streamed)
+    between = (replace(level, size=2), replace(level, size=4, overlaps=True))
+    assert simulate_module(module, machine(3, between, flops=1e6)).clocks == run("comm", 1e-4).clocks
+
+
 SENT = """
 module @distributed {
   mesh[0] = device_mesh((2,), ("d",))

@@ -61,7 +61,9 @@ def test_machines_of_the_paper_and_of_today_ship() -> None:
 
 def test_all_that_a_profile_has_is_written() -> None:
     profile = replace(
-        machine(7, (Level("a", 2, 1e-6, 3e9), Level("b", 8, 2e-6, 1e9)), bandwidth=1.5e9, overhead=1e-6),
+        machine(
+            7, (Level("a", 2, 1e-6, 3e9, overlaps=False), Level("b", 8, 2e-6, 1e9)), bandwidth=1.5e9, overhead=1e-6
+        ),
         matrix={"float32": Matrix(1e12, 3.0, 5.0, 7.0, tile=64.0), "int8": Matrix(2e12)},
         lines=(Line("all_reduce", 3, 1e-5, 2.5e-10), Line("send", 2, 1e-6, 1e-10)),
         overlap=2.5,
@@ -127,6 +129,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("devices = 3", "devices = inf", "expected a positive number 'devices' in [], found inf"),
         ("devices = 3", "devices = 2.5", "expected a whole number 'devices' in [] of at most 1,048,576, found 2.5"),
         ("devices = 3", "devices = 3\nbeside = 1.5", "expected a number from 0 to 1 'beside', found 1.5"),
+        ("bandwidth = 1e9", "bandwidth = 1e9\noverlaps = 0", "expected true or false as 'overlaps', found 0"),
         ("devices = 3", "devices = 3\nbeside = nan", "expected a number from 0 to 1 'beside', found nan"),
         ("devices = 3", "devices = 3\nbeside = 'no'", "expected a number from 0 to 1 'beside', found 'no'"),
         ("memory = 1e9", "", "expected a positive number 'memory' in [device], found None"),

@@ -16,6 +16,7 @@ import torch
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator, collective
+from distir_relax.runtime.progress import Point
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 from tests.runtime.processes import python
 
@@ -68,6 +69,44 @@ def test_an_error_of_one_rank_releases_the_others() -> None:
 
     with pytest.raises(ValueError, match="rank 2 broke"):
         on_all_ranks(DeviceMesh((3,), ("tp",)), work)
+
+
+def test_an_error_releases_ranks_that_wait_for_what_they_have_started() -> None:
+    waiting = []
+
+    def work(comm: Communicator) -> None:
+        started = comm.start_all_reduce(torch.ones(3), "tp", "sum") if comm.rank != 2 else None
+        if comm.rank == 2:
+            while len(waiting) < 2:
+                time.sleep(0.01)
+            raise ValueError("rank 2 broke")
+        waiting.append(comm.rank)
+        comm.finish_collective(started, step=4)
+
+    with pytest.raises(ValueError, match="rank 2 broke"):
+        on_all_ranks(DeviceMesh((3,), ("tp",)), work)
+
+
+def test_the_program_says_where_it_waits_for_what_it_has_started() -> None:
+    seen = []
+
+    def work(comm: Communicator) -> None:
+        comm.checks_steps = False
+        if comm.rank == 1:
+            while comms[0].progress.current is None or comms[0].progress.current.kind != "finish_collective":
+                time.sleep(0.01)
+            seen.append(comms[0].progress.current)
+        comm.finish_collective(comm.start_all_reduce(torch.ones(3), "tp", "sum", step=4), step=4)
+
+    world = ThreadWorld(DeviceMesh((2,), ("tp",)))
+    comms = [world.communicator(rank) for rank in range(2)]
+    ranks = RankThreads([partial(work, comm) for comm in comms])
+    ranks.start()
+    assert ranks.wait(20)
+    assert seen == [Point(4, "finish_collective")]
+    for comm in comms:
+        assert comm.traffic.calls == {"all_reduce": 1}
+        assert comm.progress.waited > 0
 
 
 def test_bytes_are_those_of_a_ring() -> None:

@@ -94,15 +94,18 @@ class ThreadCommunicator(Communicator):
         super().__init__(rank, world.mesh, device)
         self._world = world
         self._channel_name = channel
+        self._started: ThreadCommunicator | None = None
         self._groups = [world.mesh.group(rank, axis) for axis in range(len(world.mesh.shape))]
 
     def _meet(self, axis: int, value: Any) -> list[Any]:
         group = self._groups[axis]
         return self._world.meet(group, (self._channel_name, axis, group[0]), self.rank, value)
 
-    def _channel(self) -> ThreadCommunicator | None:
+    def _channel(self, axis: str) -> ThreadCommunicator | None:
         # Threads of a GPU would share its stream.
-        return self._world.communicator(self.rank, channel="started") if self.device == "cpu" else None
+        if self._started is None and self.device == "cpu":
+            self._started = self._world.communicator(self.rank, channel="started")
+        return self._started
 
     def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         import torch
