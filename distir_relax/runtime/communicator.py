@@ -202,7 +202,13 @@ class Communicator(Messages):
         if self._communication_thread is not None:
             self._communication_thread.wait()
 
-    def wait_for_group(self, axis: str) -> None:
+    def _execute(self, kind: str, x: torch.Tensor, axis: str, *arguments: Any) -> torch.Tensor:
+        """Execute a collective in the thread of started ones."""
+        self._wait_for_group(axis)
+        result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
+        return result
+
+    def _wait_for_group(self, axis: str) -> None:
         """Wait for the ranks of the group without using the processor, where waiting in a collective does."""
 
     def _start_all_reduce(self, x: torch.Tensor, axis: str, op: str) -> Callable[[], torch.Tensor]:
@@ -216,7 +222,7 @@ class Communicator(Messages):
             result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
             return lambda: result
         if self._communication_thread is None:
-            self._communication_thread = CommunicationThread(channel)
+            self._communication_thread = CommunicationThread(channel._execute)
         return self._communication_thread.start(kind, x, axis, *arguments)
 
     def _channel(self, axis: str) -> Communicator | None:

@@ -1,16 +1,10 @@
-"""Collectives that run while their rank computes: a thread of the rank executes them in the order of their starts.
-
-The thread has a communicator of its own, so that its messages and those of the rank's program cannot meet.
-"""
+"""Collectives that run while their rank computes: a thread of the rank executes them in the order of their starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from distir_relax.runtime.communicator import Communicator
+from typing import Any
 
 
 class Started:
@@ -23,20 +17,17 @@ class Started:
 
 
 class CommunicationThread:
-    """The thread that executes a rank's started collectives with the communicator `channel`, which no one else uses."""
+    """The thread of a rank's started collectives; `execute` runs one on a communicator that nobody else uses."""
 
-    def __init__(self, channel: Communicator) -> None:
-        self._channel = channel
+    def __init__(self, execute: Callable[..., Any]) -> None:
+        self._execute = execute
         # Its thread ends with it.
         self._executor = ThreadPoolExecutor(1, "distir-communication")
         self._last: Future[Any] | None = None
 
-    def start(self, kind: str, x: Any, axis: str, *arguments: Any) -> Callable[[], Any]:
-        """Start the collective that the method `kind` of communicators executes; return a function that waits for it.
-
-        `x` must not change before.
-        """
-        future = self._last = self._executor.submit(_execute, self._channel, kind, x, axis, arguments)
+    def start(self, *arguments: Any) -> Callable[[], Any]:
+        """Start to execute a collective with these arguments; return a function that waits for it."""
+        future = self._last = self._executor.submit(_in_inference_mode, self._execute, arguments)
         return future.result
 
     def wait(self) -> None:
@@ -46,10 +37,9 @@ class CommunicationThread:
             self._last = None
 
 
-def _execute(channel: Communicator, kind: str, x: Any, axis: str, arguments: tuple[Any, ...]) -> Any:
+def _in_inference_mode(execute: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     import torch
 
     # Modes of torch are those of a thread.
     with torch.inference_mode():
-        channel.wait_for_group(axis)
-        return getattr(channel, kind)(x, axis, *arguments)
+        return execute(*arguments)

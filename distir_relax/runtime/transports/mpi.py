@@ -107,8 +107,8 @@ class MPICommunicator(Communicator):
             # All ranks create it together, so not at the first collective that one of them starts.
             self._thread_channel = MPICommunicator(mpi, world, mesh, is_channel=True)
 
-    def wait_for_group(self, axis: str) -> None:
-        """See `Communicator.wait_for_group`: MPI and sums in shared memory poll all the time."""
+    def _wait_for_group(self, axis: str) -> None:
+        # In a collective MPI polls all the time.
         if self._is_channel:
             request = self._by_axis[self._place(axis)[0]].Ibarrier()
             while not request.Test():
