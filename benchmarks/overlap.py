@@ -43,6 +43,7 @@ from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.started_collectives import Started
 from distir_relax.runtime.transports.threads import RankThreads, ThreadCommunicator, ThreadWorld
 from distir_relax.runtime.transports.torch_distributed import TorchCommunicator
 
@@ -273,16 +274,16 @@ def _slow_down(latency: float, bandwidth: float) -> None:
             _sleep_until(end(x))
         return result
 
-    def start_slowly(self: Communicator, x: torch.Tensor, axis: str, op: str) -> Any:
-        finish = start(self, x, axis, op)
+    def start_slowly(self: Communicator, x: torch.Tensor, axis: str, op: str, step: Any) -> Started:
+        started = start(self, x, axis, op, step)
         moment = end(x) if _is_shared(self, axis) else 0.0
 
-        def finish_later() -> torch.Tensor:
-            result: torch.Tensor = finish()
+        def result() -> Any:
+            found = started.result()
             _sleep_until(moment)
-            return result
+            return found
 
-        return finish_later
+        return Started(result)
 
     TorchCommunicator.all_reduce = slow  # type: ignore[method-assign]
     TorchCommunicator._start_all_reduce = start_slowly  # type: ignore[method-assign]

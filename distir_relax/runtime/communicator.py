@@ -39,6 +39,7 @@ from distir_relax.runtime.arrays import (
 from distir_relax.runtime.collective_check import NUMBERS, check_peer_step
 from distir_relax.runtime.native_waits import in_call
 from distir_relax.runtime.point_to_point import Messages, Step
+from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.started_collectives import CommunicationThread, Started
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class Communicator(Messages):
         """
         index, n, _ = self._place(axis)
         source = as_torch(x)
-        _check_reduction(op, source)
-        with self._step(step, "all_reduce", _all_reduce_bytes(n, source), index):
+        check_reduction(op, source)
+        with self._step(step, "all_reduce", all_reduce_bytes(n, source), index):
             if n == 1 or not source.numel():
                 result = source.clone()
             else:
@@ -95,7 +96,7 @@ class Communicator(Messages):
         if n > 1 and op == "sum" and number is not None and x.numel() and x.is_contiguous():
             result = self._bind_sum(step, x, index, in_call(number, step.times(number)))
             if result is not None:
-                step.count(self._count_native_sums, 1, _all_reduce_bytes(n, x))
+                step.count(self._count_native_sums, 1, all_reduce_bytes(n, x))
                 return result
         return step.into(lambda x, y: self.all_reduce(x, axis, op, number, out=y), x)
 
@@ -109,7 +110,10 @@ class Communicator(Messages):
         index, n, me = self._place(axis)
         source = as_torch(x)
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
-        with self._step(step, "all_gather", _all_gather_bytes(n, me, source, dim, sizes), index):
+        row = row_bytes(source, dim)
+        with self._step(
+            step, "all_gather", row * Collective.ALL_GATHER.volume(n, sum(sizes), 0, sizes[(me + 1) % n]), index
+        ):
             shapes = [with_sizes(source.shape, {dim: size}) for size in sizes]
             counts = [math.prod(shape) for shape in shapes]
             target = flat_target(out, dim, source, with_sizes(source.shape, {dim: sum(sizes)}))
@@ -129,9 +133,12 @@ class Communicator(Messages):
         """Combine `x` over the group with `op`; rank i keeps part i along `dim`, of size `sizes[i]`."""
         index, n, me = self._place(axis)
         source = as_torch(x)
-        _check_reduction(op, source)
+        check_reduction(op, source)
         self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
-        with self._step(step, "reduce_scatter", _reduce_scatter_bytes(n, me, source, dim, sizes), index):
+        row = row_bytes(source, dim)
+        with self._step(
+            step, "reduce_scatter", row * Collective.REDUCE_SCATTER.volume(n, sum(sizes), sizes[me]), index
+        ):
             shape = with_sizes(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
                 return self._finish_result(source.reshape(shape).clone(), x, out)
@@ -155,11 +162,7 @@ class Communicator(Messages):
         """
         if out is not None:
             return self.all_reduce(x, axis, op, step, out)
-        index, n, _ = self._place(axis)
-        source = as_torch(x)
-        _check_reduction(op, source)
-        with self._step(step, "all_reduce", _all_reduce_bytes(n, source), index):
-            return Started(self._start_all_reduce(source, axis, op))
+        return self._start_all_reduce(x, axis, op, step)
 
     def start_all_gather(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
@@ -167,11 +170,7 @@ class Communicator(Messages):
         """Start an `all_gather`; see `start_all_reduce`."""
         if out is not None:
             return self.all_gather(x, axis, dim, sizes, step, out)
-        index, n, me = self._place(axis)
-        source = as_torch(x)
-        self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
-        with self._step(step, "all_gather", _all_gather_bytes(n, me, source, dim, sizes), index):
-            return Started(self._start_in_thread("all_gather", source, axis, dim, sizes))
+        return self._start_in_thread("all_gather", x, axis, dim, sizes, step=step)
 
     def start_reduce_scatter(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], op: str, step: Step = None,
@@ -180,18 +179,17 @@ class Communicator(Messages):
         """Start a `reduce_scatter`; see `start_all_reduce`."""
         if out is not None:
             return self.reduce_scatter(x, axis, dim, sizes, op, step, out)
-        index, n, me = self._place(axis)
-        source = as_torch(x)
-        _check_reduction(op, source)
-        self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
-        with self._step(step, "reduce_scatter", _reduce_scatter_bytes(n, me, source, dim, sizes), index):
-            return Started(self._start_in_thread("reduce_scatter", source, axis, dim, sizes, op))
+        return self._start_in_thread("reduce_scatter", x, axis, dim, sizes, op, step=step)
 
     def finish_collective(self, x: Any, step: Step = None, out: Array | None = None) -> Any:
-        """Return the result of a collective once it is complete; `x` is what its start returned."""
+        """Return the result of a collective once it is complete; `x` is what its start returned.
+
+        Raises what the collective raises.
+        """
         if isinstance(x, Started):
             with self._waiting(step):
-                result = x.result()
+                result, traffic = x.result()
+            self.traffic.merge(traffic)
         else:
             result = as_torch(x)
         return result if out is None else self._write_to(result, out)
@@ -202,32 +200,33 @@ class Communicator(Messages):
         if self._communication_thread is not None:
             self._communication_thread.wait()
 
-    def _execute(self, kind: str, x: torch.Tensor, axis: str, *arguments: Any) -> torch.Tensor:
-        """Execute a collective in the thread of started ones."""
-        self._wait_for_group(axis)
-        result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
-        return result
+    def _start_all_reduce(self, x: Array, axis: str, op: str, step: Step) -> Started:
+        return self._start_in_thread("all_reduce", x, axis, op, step=step)
 
-    def _wait_for_group(self, axis: str) -> None:
-        """Wait for the ranks of the group without using the processor, where waiting in a collective does."""
-
-    def _start_all_reduce(self, x: torch.Tensor, axis: str, op: str) -> Callable[[], torch.Tensor]:
-        """Start the reduction of `x`; return a function that waits for it, and returns its result."""
-        return self._start_in_thread("all_reduce", x, axis, op)
-
-    def _start_in_thread(self, kind: str, x: torch.Tensor, axis: str, *arguments: Any) -> Callable[[], torch.Tensor]:
+    def _start_in_thread(self, kind: str, x: Array, axis: str, *arguments: Any, step: Step) -> Started:
         """Start the collective `kind` in a thread, or execute it here if the transport has no channel for one."""
         channel = self._channel(axis)
         if channel is None:
-            result: torch.Tensor = getattr(self, kind)(x, axis, *arguments)
-            return lambda: result
+            result = getattr(self, kind)(x, axis, *arguments, step=step)
+            return Started(lambda: (result, Traffic()))
         if self._communication_thread is None:
             self._communication_thread = CommunicationThread(channel._execute)
-        return self._communication_thread.start(kind, x, axis, *arguments)
+        return self._communication_thread.start(kind, x, axis, arguments, step, self.checks_steps)
 
     def _channel(self, axis: str) -> Communicator | None:
         """Return the rank's communicator for a thread, None if collectives along the axis are to run at their start."""
         return None
+
+    def _execute(
+        self, kind: str, x: Array, axis: str, arguments: tuple[Any, ...], step: Step, checks_steps: bool
+    ) -> tuple[Any, Traffic]:
+        """Execute a collective in the thread of started ones; return its result, and the bytes sent."""
+        self.checks_steps, self.traffic = checks_steps, Traffic()
+        self._wait_for_group(axis)
+        return getattr(self, kind)(x, axis, *arguments, step=step), self.traffic
+
+    def _wait_for_group(self, axis: str) -> None:
+        """Wait for the ranks of the group without using the processor, where waiting in a collective does."""
 
     def all_to_all(
         self, x: Array, axis: str, split_dim: int, split_sizes: Sequence[int], concat_dim: int,
@@ -464,22 +463,13 @@ def collective(method: _Method) -> _Method:
 _all_reduce_volume = lru_cache(maxsize=256)(Collective.ALL_REDUCE.volume)
 
 
-def _all_reduce_bytes(n: int, x: torch.Tensor) -> int:
+def all_reduce_bytes(n: int, x: torch.Tensor) -> int:
     """Return the bytes that one of `n` ranks sends."""
     return int(_all_reduce_volume(n, bytes_of(x)))
 
 
-def _all_gather_bytes(n: int, me: int, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> int:
-    """Return the bytes that rank `me` of `n` sends."""
-    return int(row_bytes(x, dim) * Collective.ALL_GATHER.volume(n, sum(sizes), 0, sizes[(me + 1) % n]))
-
-
-def _reduce_scatter_bytes(n: int, me: int, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> int:
-    """Return the bytes that rank `me` of `n` sends."""
-    return int(row_bytes(x, dim) * Collective.REDUCE_SCATTER.volume(n, sum(sizes), sizes[me]))
-
-
-def _check_reduction(op: str, x: torch.Tensor) -> None:
+def check_reduction(op: str, x: torch.Tensor) -> None:
+    """Raise RunError unless `x` can be reduced by `op`."""
     import torch
 
     if op not in REDUCTIONS:

@@ -26,6 +26,11 @@ class Traffic:
         self.calls[kind] = self.calls.get(kind, 0) + calls
         self.bytes[kind] = self.bytes.get(kind, 0) + sent
 
+    def merge(self, other: Traffic) -> None:
+        """Count what another has counted."""
+        for kind, calls in other.calls.items():
+            self.add(kind, other.bytes[kind], calls)
+
     @property
     def total_bytes(self) -> int:
         """Bytes sent by communication of every kind."""

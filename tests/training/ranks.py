@@ -1,5 +1,7 @@
 """One rank of a launch that trains several bundles, one after the other: ``python ranks.py FOLDER``.
 
+With ``apart`` as another argument, each rank is as if it was on a machine of its own.
+
 FOLDER has for each job a bundle ``NAME.dist`` and its batches ``NAME.pt``; rank 0 writes losses and state beside them.
 """
 
@@ -11,13 +13,18 @@ from pathlib import Path
 import torch
 
 from distir_relax.bundle import read_bundle
+from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.training.batches import numbers, training_of
+from distir_relax.runtime.transports.mpi import MPICommunicator
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, apart: bool) -> None:
+    if apart:
+        MPICommunicator._is_on_one_machine = lambda self, axis: False  # type: ignore[method-assign]
+        MPICommunicator._sum_in_shared_memory = Communicator._sum_in_shared_memory  # type: ignore[method-assign]
     with joined_world() as world:
         assert world is not None, "mpirun starts this"
         limit_threads(world.local_size)
@@ -36,4 +43,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "apart" in sys.argv[2:])

@@ -83,21 +83,16 @@ def test_the_same_bits(strategy: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
-    ("launch", "ranks", "native"), [(mpirun, 3, "1"), (mpirun, 2, "0"), (torchrun, 2, "1")],
+    ("launch", "ranks", "places"), [(mpirun, 3, []), (mpirun, 2, ["apart"]), (torchrun, 2, [])],
     ids=["shared memory", "threads of MPI", "gloo"],
 )  # fmt: skip
-def test_the_same_bits_in_processes(
-    launch: Callable[..., Any], ranks: int, native: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISTIR_NATIVE", native)
+def test_the_same_bits_in_processes(launch: Callable[..., Any], ranks: int, places: list[str], tmp_path: Path) -> None:
     for name, size in (("in_order", 0.0), ("overlapped", 4e6)):
         step = made(f"{ranks}/1/1/1", size)
         step.save(tmp_path / f"{name}.dist", backends=("torch",))
-        batches = [
-            dict(zip(("input", "targets"), batch(number), strict=True)) for number in range(STEPS)
-        ]  # fmt: skip
+        batches = [dict(zip(("input", "targets"), batch(number), strict=True)) for number in range(STEPS)]
         torch.save(batches, tmp_path / f"{name}.pt")
-    done = launch(ranks, Path(__file__).with_name("ranks.py"), tmp_path)
+    done = launch(ranks, Path(__file__).with_name("ranks.py"), tmp_path, *places)
     assert done.returncode == 0, done.stderr
     losses, state = torch.load(tmp_path / "in_order.found")
     found, values = torch.load(tmp_path / "overlapped.found")

@@ -102,6 +102,7 @@ class MPICommunicator(Communicator):
             group = mesh.group(self.rank, axis)
             self._by_axis.append(world.Split(color=group[0], key=mesh.coordinates(self.rank)[axis]))
         self._shared_sums: dict[int, SharedSums | None] = {}
+        self._on_one_machine: dict[int, bool] = {}
         self._thread_channel: MPICommunicator | None = None
         if not is_channel and device == "cpu" and mesh.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             # All ranks create it together, so not at the first collective that one of them starts.
@@ -115,9 +116,17 @@ class MPICommunicator(Communicator):
                 time.sleep(_POLL_SECONDS)
 
     def _channel(self, axis: str) -> MPICommunicator | None:
-        # Ranks that share memory reduce with the processors that compute. Their threads would take turns with the
-        # programs, block by block: a sum then takes 20 times as long.
-        return self._thread_channel if self._sums(self._place(axis)[0]) is None else None
+        # On one machine the processors that compute also reduce. Threads would take turns with the programs, block by
+        # block: a sum in shared memory then takes 20 times as long.
+        return None if self._is_on_one_machine(self._place(axis)[0]) else self._thread_channel
+
+    def _is_on_one_machine(self, axis: int) -> bool:
+        """Whether the ranks of a group are; all of them call this together first."""
+        if axis not in self._on_one_machine:
+            node = self._by_axis[axis].Split_type(self._mpi.COMM_TYPE_SHARED)
+            self._on_one_machine[axis] = node.Get_size() == self._by_axis[axis].Get_size()
+            node.Free()
+        return self._on_one_machine[axis]
 
     def _all_reduce(self, x: torch.Tensor, out: torch.Tensor, axis: int, op: str) -> None:
         host = _host(x)

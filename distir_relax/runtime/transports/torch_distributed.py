@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
-from distir_relax.runtime.arrays import combine, split
-from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.arrays import as_torch, combine, split
+from distir_relax.runtime.communicator import Communicator, all_reduce_bytes, check_reduction
 from distir_relax.runtime.launcher_detection import launch_size, local_size
+from distir_relax.runtime.point_to_point import Step
+from distir_relax.runtime.progress import Traffic
+from distir_relax.runtime.started_collectives import Started
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.runtime.arrays import Array
 
 # The watchdog's time-out must expire before torch's own.
 _NEVER = timedelta(days=7)
@@ -225,23 +230,26 @@ class TorchCommunicator(Communicator):
         with _peers_alive("reduce with"):
             self._dist.all_reduce(out, self._ops[op], group=self._by_axis[axis])
 
-    def _start_all_reduce(self, x: torch.Tensor, axis: str, op: str) -> Callable[[], torch.Tensor]:
+    def _start_all_reduce(self, x: Array, axis: str, op: str, step: Step) -> Started:
         index, n, _ = self._place(axis)
-        if n == 1 or not x.numel():
-            return lambda: x.clone()
-        work, finish = self._prepared(x, op, n)
-        reduced = work if work is not x else work.clone()
-        with _peers_alive("reduce with"):
-            request: Any = self._dist.all_reduce(
-                reduced, self._ops["sum" if op == "mean" else op], group=self._by_axis[index], async_op=True
-            )
+        source = as_torch(x)
+        check_reduction(op, source)
+        with self._step(step, "all_reduce", all_reduce_bytes(n, source), index):
+            if n == 1 or not source.numel():
+                return Started(lambda: (source.clone(), Traffic()))
+            work, finish = self._prepared(source, op, n)
+            reduced = work if work is not source else work.clone()
+            with _peers_alive("reduce with"):
+                request: Any = self._dist.all_reduce(
+                    reduced, self._ops["sum" if op == "mean" else op], group=self._by_axis[index], async_op=True
+                )
 
-        def result() -> torch.Tensor:
+        def result() -> tuple[torch.Tensor, Traffic]:
             with _peers_alive("reduce with"):
                 request.wait()
-            return finish(reduced)
+            return finish(reduced), Traffic()
 
-        return result
+        return Started(result)
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         result = x.new_empty(sum(counts)) if out is None else out
