@@ -94,10 +94,13 @@ class _BoundCall:
 
 
 def emit_bound(bundle: Bundle, entry: str) -> str:
-    """Return the text that binds a step of the program `entry`; empty if that is too large, or cannot be bound."""
+    """Return the text that binds a step of the program `entry`; empty if that is too large, or cannot be bound.
+
+    It is empty, too, for a bundle in memory whose program is not the one that is emitted for its text.
+    """
     from distir_relax.ir import gc_disabled
     from distir_relax.layout import assuming
-    from distir_relax.lowering.emit.torch import to_torch_bound
+    from distir_relax.lowering.emit.torch import to_torch, to_torch_bound
 
     with gc_disabled():
         try:
@@ -106,8 +109,13 @@ def emit_bound(bundle: Bundle, entry: str) -> str:
         except BundleError:
             return ""
         with assuming(ranked.guards):
-            is_small = _result_bytes(ranked, entry) <= _MOST_BYTES
-            return to_torch_bound(ranked, entry, bundle.manifest.name) if is_small else ""
+            if _result_bytes(ranked, entry) > _MOST_BYTES:
+                return ""
+            name = bundle.manifest.name
+            files = {program.name: program.torch for program in bundle.manifest.programs}
+            # Programs of files were compared when they were loaded.
+            is_own = bundle.path is not None or to_torch(ranked, name)[entry] == bundle.programs.get(files[entry] or "")
+            return to_torch_bound(ranked, entry, name) if is_own else ""
 
 
 def _result_bytes(module: Module, name: str) -> int:
