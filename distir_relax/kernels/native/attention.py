@@ -6,6 +6,9 @@ lanes, and the heads that share keys are rows of one block. Blocks of keys begin
 order of sums does not depend on the number of rows: a row's result does not depend on the rows that are computed with
 it. A vector of rows skips the keys after the last that one of them attends to; their weights would be zero.
 
+A score is the sum of `_PARTS` sums, of every `_PARTS`-th element. So the scores of one new position, whose heads are
+few rows, have the same bits if lanes are elements of several keys: then no lane is idle.
+
 With the instruction of `dot`, keys, queries, weights and values are pairs of bfloat16: of elements ``j`` and
 ``j + depth`` of keys and queries, and of keys ``2 i`` and ``2 i + 1`` of weights and values. Sums are float32.
 
@@ -36,9 +39,14 @@ KEYS = 64
 _MOST_ROWS = 96
 _TOGETHER = 8
 """Keys whose scores are computed at the same time."""
+_PARTS = 4
+"""Sums of which a score is one."""
+_SHARED = LANES // _PARTS
+"""Keys whose elements share a vector."""
 _ROWS, _COLUMNS = 4, 4
 """Rows, and vectors of columns, whose values are added at the same time."""
 _SCORES = tuple(f"score_{number}" for number in range(_TOGETHER))
+_PARTIAL = tuple(f"part_{key}_{part}" for key in range(_SHARED) for part in range(_PARTS))
 _SUMS = tuple(f"sum_{row}_{column}" for row in range(_ROWS) for column in range(_COLUMNS))
 _PART = ("cache", "row", "rows", "start", "past")
 NUMBERS_OF_BLOCK = len(_PART)
@@ -84,6 +92,12 @@ def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtyp
     depth, item = -(-width // pair), "float32" if pair == 1 else "uint32"
     sizes = {"query": (depth * padded, item), "key": (KEYS * depth, item), "value": (KEYS // pair * columns, item)}
     sizes |= {"score": (KEYS * padded, "float32"), "sums": (padded * columns, "float32")}
+    # Pairs have an instruction of their own.
+    parts = _PARTS if pair == 1 and width % _PARTS == 0 else 1
+    few = group if parts > 1 and group <= _ROWS else 0
+    if few:
+        sizes |= {"few_query": (few * width, "float32"), "few_score": (few * KEYS, "float32")}
+        sizes |= {"few_best": (1, "float32")}
     sizes |= {"weight": (KEYS // pair * padded, item)} if pair == 2 else {}
     sizes |= dict.fromkeys(("top", "total", "factor"), (padded, "float32"))
     sizes |= dict.fromkeys(("first_key", "end_key"), (padded, "int32"))
@@ -95,7 +109,8 @@ def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtyp
     lines += [line for name in names for line in at_address(name, f"{name}_", _MOST, stored)]
     lines += [f"to_power: T.let = scale * T.float32({math.log2(math.e)!r})"]
     of_thread = [f'{name} = T.alloc_buffer(({size},), "{kind}", scope="local")' for name, (size, kind) in sizes.items()]
-    of_thread += [line for name in (*_SCORES, "best", *_SUMS) for line in local(name)]
+    registers = [*_SCORES, "best", *_SUMS, *_PARTIAL * (parts > 1), *_few_registers(few)]
+    of_thread += [line for name in registers for line in local(name)]
     of_keys = [
         f"base: T.let = turn_of_keys * {KEYS}",
         f"count: T.let = T.min(ends[1] - base, T.int64({KEYS}))",
@@ -103,9 +118,12 @@ def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtyp
         "count_old: T.let = T.max(T.int64(0), T.min(count, past - base))",
         *_read("key", depth, 1, pair, _copy_key(width, pair)),
         *_read("value", columns, pair, pair, _copy_value(value_width, columns, pair)),
-        *_weigh(width, padded, pair),
-        *_add_values(padded, columns, pair),
     ]
+    of_rows = [*_weigh(width, padded, pair, parts), *_add_values(padded, columns, pair)]
+    if few:
+        one = [*_weigh_few(width, few), *_add_values_few(columns, few)]
+        of_rows = ["if rows == 1:", *indented(one), "else:", *indented(of_rows)]
+    of_keys += of_rows
     of_block = [
         f"head: T.let = unit % {heads}",
         *first_and_last,
@@ -122,6 +140,7 @@ def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtyp
         *_append("k", width),
         *_append("v", value_width),
         *_begin(query, group, width, padded, columns, pair),
+        *_begin_few(query, few, width),
         f"for turn_of_keys in range(ends[0] // {KEYS}, (ends[1] + {KEYS - 1}) // {KEYS}):",
         *indented(of_keys),
         *_write(query, group, value_width, columns),
@@ -279,15 +298,143 @@ def _read(target: str, size: int, shared: int, pair: int, copy: _Copy) -> list[s
     ]
 
 
-def _weigh(width: int, padded: int, pair: int) -> list[str]:
+def _begin_few(query: str, few: int, width: int) -> list[str]:
+    """Read the queries of one position for `_score_few`."""
+    source = f"widen(q[{query} * q_head + row * q_row + {{0}}])"
+    copies = _each(0, width, _store(f"few_query[g * {width} + {{}}]".format, source.format))
+    return ["if rows == 1:", f"    for g in range({few}):", *indented(indented(copies))] if few else []
+
+
+def _few_registers(few: int) -> list[str]:
+    names = [f"few_{half}_{g}" for half in range(_TOGETHER // _SHARED) for g in range(few)]
+    return [*names, *(f"keys_{half}" for half in range(_TOGETHER // _SHARED) if few)]
+
+
+def _score(width: int, padded: int, pair: int, parts: int) -> list[str]:
+    """Compute the scores of the keys of a step, with rows in the lanes of vectors."""
+    depth = -(-width // pair)
+
+    def begun(names: Sequence[str]) -> list[str]:
+        return [line for name in names for line in (_VECTOR, f"    {name}[lane] = T.float32(0)")]
+
+    def added(name: str, key: int, j: str) -> str:
+        query = f"query[T.Ramp(({j}) * {padded} + vector * {LANES}, 1, {LANES})]"
+        element = f"T.Broadcast(key[(step * {_TOGETHER} + {key}) * {depth} + {j}], {LANES})"
+        return f"{name}[{_ALL}] = {_added(f'{name}[{_ALL}]', query, element, pair)}"
+
+    if parts == 1:
+        lines = [added(name, number, "j") for number, name in enumerate(_SCORES)]
+        return [*begun(_SCORES), f"for j in range({depth}):", *indented(lines)]
+    lines = []
+    for first in range(0, _TOGETHER, _SHARED):
+        lines += [*begun(_PARTIAL), f"for j in range({width // parts}):"]
+        for part in range(parts):
+            lines += indented(
+                [added(f"part_{key}_{part}", first + key, f"j * {parts} + {part}") for key in range(_SHARED)]
+            )
+        for key in range(_SHARED):
+            total = _pairwise([f"part_{key}_{part}[lane]" for part in range(parts)])
+            lines += [_VECTOR, f"    {_SCORES[first + key]}[lane] = {total}"]
+    return lines
+
+
+def _pairwise(terms: Sequence[str]) -> str:
+    """Return the sum of an expression of neighbors, then of neighbors of those, and so on."""
+    while len(terms) > 1:
+        terms = [f"({a} + {b})" for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
+
+
+def _weigh_few(width: int, few: int) -> list[str]:
+    """Compute the same weights for one position, whose heads are `few`: first elements, then keys are in the lanes."""
+    return ["for step in range(steps):", *indented(_score_few(width, few)), *_weights_few(few)]
+
+
+def _score_few(width: int, few: int) -> list[str]:
+    """Compute the scores of the keys of a step; lanes are elements of `_SHARED` keys."""
+    halves, every = range(_TOGETHER // _SHARED), list(range(LANES))
+    names = [f"few_{half}_{g}" for half in halves for g in range(few)]
+    lines = [line for name in names for line in (_VECTOR, f"    {name}[lane] = T.float32(0)")]
+    lines.append(f"for j in range({width // _PARTS}):")
+    for half in halves:
+        keys = [f"(step * {_TOGETHER} + {half * _SHARED + key}) * {width} + j * {_PARTS}" for key in range(_SHARED)]
+        rows = ", ".join(f"key[T.Ramp({at}, 1, {_PARTS})]" for at in keys)
+        lines.append(f"    keys_{half}[{_ALL}] = T.Shuffle([{rows}], {every})")
+    for half in halves:
+        for g in range(few):
+            element = f"few_query[T.Ramp({g * width} + j * {_PARTS}, 1, {_PARTS})]"
+            query = f"T.Shuffle([{', '.join([element] * _SHARED)}], {every})"
+            name = f"few_{half}_{g}[{_ALL}]"
+            lines.append(f"    {name} = {_added(name, query, f'keys_{half}[{_ALL}]', 1)}")
+    for half in halves:
+        for g in range(few):
+            total, lanes = f"few_{half}_{g}[{_ALL}]", LANES
+            while lanes > _SHARED:
+                even, odd = (f"T.Shuffle([{total}], {list(range(first, lanes, 2))})" for first in (0, 1))
+                total, lanes = f"({even} + {odd})", lanes // 2
+            at = f"{g * KEYS} + step * {_TOGETHER} + {half * _SHARED}"
+            lines.append(f"few_score[T.Ramp({at}, 1, {_SHARED})] = {total}")
+    return lines
+
+
+def _weights_few(few: int) -> list[str]:
+    """Compute the weights from the scores of a block of keys, which are in the lanes."""
+    lines = list[str]()
+    for g in range(few):
+        at = f"{g * KEYS} + part * {LANES} + lane"
+        position = f"T.cast(base + part * {LANES} + lane, 'int32')"
+        allowed = f"T.And({position} >= first_key[{g}], {position} < end_key[{g}])"
+        score = _SCORES[0]
+        lines += [
+            _VECTOR,
+            f"    best[lane] = top[{g}]",
+            f"for part in range((count + {LANES - 1}) // {LANES}):",
+            f"    {_VECTOR}",
+            f"        {score}[lane] = T.Select({allowed}, few_score[{at}] * to_power, {_LEAST})",
+            f"    {_VECTOR}",
+            f"        few_score[{at}] = {score}[lane]",
+            f"    {_VECTOR}",
+            f"        best[lane] = T.max(best[lane], {score}[lane])",
+        ]
+        best, lanes = f"best[{_ALL}]", LANES
+        while lanes > 1:
+            halves = (f"T.Shuffle([{best}], {list(range(first, lanes, 2))})" for first in (0, 1))
+            best, lanes = f"T.max({', '.join(halves)})", lanes // 2
+        lines += [
+            f"few_best[0] = {best}",
+            f"factor[{g}] = exp2_to_one(top[{g}] - few_best[0])",
+            f"top[{g}] = few_best[0]",
+            f"total[{g}] = total[{g}] * factor[{g}]",
+            f"for part in range((count + {LANES - 1}) // {LANES}):",
+            f"    {_VECTOR}",
+            f"        few_score[{at}] = exp2_to_one(few_score[{at}] - few_best[0])",
+        ]
+    lines += ["for i in range(count):"]
+    return lines + [f"    total[{g}] = total[{g}] + few_score[{g * KEYS} + i]" for g in range(few)]
+
+
+def _add_values_few(columns: int, few: int) -> list[str]:
+    """Add the values of a block of keys, as `_add_values`, to the sums of the rows of one position."""
+    lines = list[str]()
+    for column in range(0, columns, _COLUMNS * LANES):
+        parts = range(min(_COLUMNS, (columns - column) // LANES))
+        sums = [(f"sum_{g}_{c}[{_ALL}]", g, column + c * LANES) for g in range(few) for c in parts]
+        places = [f"sums[T.Ramp({g * columns + j}, 1, {LANES})]" for _, g, j in sums]
+        for (name, g, _), place in zip(sums, places, strict=True):
+            lines.append(f"{name} = {place} * T.Broadcast(factor[{g}], {LANES})")
+        lines.append("for i in range(count):")
+        for name, g, j in sums:
+            value = f"value[T.Ramp(i * {columns} + {j}, 1, {LANES})]"
+            weight = f"T.Broadcast(few_score[{g * KEYS} + i], {LANES})"
+            lines.append(f"    {name} = {_added(name, value, weight, 1)}")
+        lines += [f"{place} = {name}" for (name, _, _), place in zip(sums, places, strict=True)]
+    return lines
+
+
+def _weigh(width: int, padded: int, pair: int, parts: int) -> list[str]:
     """Compute the weights of a block of keys: powers of two of scores, relative to the greatest score until now."""
-    at, depth = f"vector * {LANES} + lane", -(-width // pair)
-    of_step = [line for name in _SCORES for line in (_VECTOR, f"    {name}[lane] = T.float32(0)")]
-    of_step.append(f"for j in range({depth}):")
-    for number, name in enumerate(_SCORES):
-        score, query = f"{name}[{_ALL}]", f"query[T.Ramp(j * {padded} + vector * {LANES}, 1, {LANES})]"
-        key = f"T.Broadcast(key[(step * {_TOGETHER} + {number}) * {depth} + j], {LANES})"
-        of_step.append(f"    {score} = {_added(score, query, key, pair)}")
+    at = f"vector * {LANES} + lane"
+    of_step = _score(width, padded, pair, parts)
     for number, name in enumerate(_SCORES):
         key = f"step * {_TOGETHER} + {number}"
         position = f"T.cast(base + {key}, 'int32')"
