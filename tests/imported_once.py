@@ -52,9 +52,7 @@ class ImportedTraining:
         training, source = self._training, self._source
         plan = compile_source(replace(source, options=complete(options, str(source.options["name"]))))
         assert not plan.imported.unused
-        return dr.TrainingStep(
-            plan, training.optimizer, training.loss is not None, bool(training.precision), training.seed, {}
-        )
+        return training.step(plan, options)
 
 
 @cache

@@ -12,8 +12,8 @@ import typer
 from distir_relax.cli.app import app
 from distir_relax.cli.options import (
     AutoOption,
-    Backend,
     BatchOption,
+    Emitted,
     JsonOption,
     SequenceOption,
     TaskOption,
@@ -38,7 +38,7 @@ def compile_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
     options: dict[str, Any],
-    backend: Annotated[list[Backend] | None, typer.Option(help="Backend to emit programs for; repeatable.")] = None,
+    backend: Annotated[list[Emitted] | None, typer.Option(help="Backend to emit programs for; repeatable.")] = None,
     auto: AutoOption = False,
     train: Annotated[bool, typer.Option("--train", help="Compile a training step from a dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Value of the function's parameter ranks.")] = None,
@@ -79,7 +79,7 @@ def compile_command(
     pretrained = {"task": task, "batch": batch, "sequence": sequence}
     generation = {"generate": generate or None, "max_length": max_length, "max_batch": max_batch,
                   "max_source": max_source, "weights": None if weights is None else weights.value}  # fmt: skip
-    backends = tuple(choice.value for choice in backend or Backend)
+    backends = tuple(choice.value for choice in backend or Emitted)
     _compile(Target(target, options, auto, train, ranks, pretrained, generation), output, backends, times, json)
 
 

@@ -15,11 +15,19 @@ from distir_relax.compiler.options import CompileOptions, ImportOptions, Option,
 from distir_relax.errors import DistIRError
 
 
-class Backend(StrEnum):
-    """Backend that runs a rank's program."""
+class Emitted(StrEnum):
+    """Backend that programs are emitted for."""
 
     torch = "torch"
     tvm = "tvm"
+
+
+class Backend(StrEnum):
+    """Backend that runs a rank's program; `checked` is torch with a check of each result."""
+
+    torch = "torch"
+    tvm = "tvm"
+    checked = "checked"
 
 
 class Stage(StrEnum):

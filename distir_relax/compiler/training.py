@@ -201,6 +201,21 @@ class Training:
         step = TrainingConfig(self.optimizer, trained, self.clip_norm, self._is_narrow, self.averaging)
         return Source(imported, self._options(options or {}, imported), step)
 
+    def step(self, plan: Plan, options: CompileOptions) -> TrainingStep:
+        """Return the step of a plan that was compiled from what `read` returns, with these options."""
+        named_parameters = self.model.named_parameters(remove_duplicate=False)
+        unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
+
+        def compile_evaluation() -> Plan:
+            evaluated = compile_source(self.read_evaluation(plan, options))
+            tensors = {**evaluated.imported.tensors, **plan.imported.tensors}
+            return replace(evaluated, imported=replace(evaluated.imported, tensors=tensors))
+
+        return TrainingStep(
+            plan, self.optimizer, self.loss is not None, self._is_narrow, self.seed, unused, compile_evaluation,
+            self.metrics is not None,
+        )  # fmt: skip
+
     def read_evaluation(self, step: Plan, options: CompileOptions | None = None) -> Source:
         """Import the model in evaluation mode with its loss and the metrics, to be compiled with these options.
 
@@ -325,18 +340,7 @@ def compile_training(
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics
     )
-    plan = compile_source(training.read(options))
-    named_parameters = model.named_parameters(remove_duplicate=False)
-    unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
-
-    def compile_evaluation() -> Plan:
-        evaluated = compile_source(training.read_evaluation(plan, options))
-        tensors = {**evaluated.imported.tensors, **plan.imported.tensors}
-        return replace(evaluated, imported=replace(evaluated.imported, tensors=tensors))
-
-    return TrainingStep(
-        plan, optimizer, loss is not None, precision == "bf16", seed, unused, compile_evaluation, metrics is not None
-    )
+    return training.step(compile_source(training.read(options)), options)
 
 
 def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:

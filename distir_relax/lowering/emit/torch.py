@@ -45,6 +45,13 @@ def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[C
     return _Program(module, module.function(entry), name, ranks, clocked=clocked).text(), clocked
 
 
+def to_torch_checked(module: Module, entry: str, name: str) -> str:
+    """Return the text of the program `entry` as `to_torch`, with a check after each op (`kernels.finite`)."""
+    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
+    module = _unrepeated(module)
+    return _Program(module, module.function(entry), name, ranks, checked=True).text()
+
+
 def to_torch(module: Module, name: str) -> dict[str, str]:
     """Return the text of a Python module for each program of the ranked `module`; the docstring has the model's `name`.
 
@@ -97,6 +104,7 @@ _RESERVED |= {
     "attention",
     "clock",
     "elementwise",
+    "finite",
     "indices",
     "norms",
     "positions",
@@ -130,6 +138,7 @@ class _Program:
     growing: Mapping[str, int] = field(default_factory=dict)
     """The dims along which states grow."""
     clocked: list[ClockedOp] | None = None
+    checked: bool = False
     names: dict[str, str] = field(default_factory=dict)
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -189,6 +198,7 @@ class _Program:
                 set(used_names) | symbols,
                 self.mutated[function.name],
                 self.clocked,
+                self.checked,
                 by_call=self.states is None,
             )
             callees[function.name] = emitted.callee()
@@ -259,6 +269,7 @@ def _imports(texts: Sequence[str]) -> str:
         "attention.": "from distir_relax.kernels import attention\n",
         "elementwise.": "from distir_relax.kernels import elementwise\n",
         "clock(": "from distir_relax.kernels.clock import clock\n",
+        "finite.": "from distir_relax.kernels import finite\n",
         "indices.": "from distir_relax.kernels import indices\n",
         "norms.": "from distir_relax.kernels import norms\n",
         "positions.": "from distir_relax.kernels import positions\n",

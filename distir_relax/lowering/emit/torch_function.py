@@ -65,7 +65,8 @@ class ClockedOp:
 class TorchFunction:
     """The text of one function. `stored` are the inputs that are in its `weights`; `fixed` values never change.
 
-    With `clocked`, it records the end of each op by its number there, where the ops are appended.
+    With `clocked`, it records the end of each op by its number there, where the ops are appended. If it is `checked`, a
+    result with a NaN is an error (`kernels.finite`).
 
     Values of the entry function that depend on sizes and fixed values only are computed once for each choice of sizes,
     unless they are `mutated`.
@@ -79,6 +80,7 @@ class TorchFunction:
     taken: set[str]
     mutated: Collection[str] = ()
     clocked: list[ClockedOp] | None = None
+    checked: bool = False
     by_call: bool = True
     """Whether `prepare_sizes` runs for the sizes of a call, rather than for a block of positions."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -157,6 +159,7 @@ class TorchFunction:
             f"def {name}({', '.join(['comm', *weights, *sizes, *arguments])}):\n"
             + ("" if self.clocked is None or self.name != "main" else "    clock(-1)\n")
             + unpack
+            + ("" if not self.checked or self.name != "main" else self._begin_checks())
             + "".join(f"    {line}\n" for line in body)
             + f"    return {result}\n"
         )
@@ -297,11 +300,14 @@ class TorchFunction:
                 stage, kind, microbatch = (op.attrs.get(key) for key in TASK)
                 lines += [f"comm.begin({stage}, {json.dumps(kind)}, {microbatch})"] if op.task else []
                 callee = self.callees[op.callee]
+                lines += [f"finite.enter({json.dumps(op.location or callee.name)})"] if self.checked else []
                 lines.append(self.call(op, callee.name, callee.symbols, dead))
+                lines += ["finite.leave()"] if self.checked else []
                 lines += ["comm.end()"] if op.task else []
                 dead = unused
             else:
                 lines += self.op_lines(op, overwritten=reused.get(op.results[0].name) if op.results else None)
+                lines += self._check_lines(op) if self.checked else []
                 dead += unused
             if dead:
                 lines.append(f"del {', '.join(self.names[v.name] for v in dead)}")
@@ -355,6 +361,21 @@ class TorchFunction:
             self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
             for i, v in enumerate(op.operands)
         ]
+
+    def _begin_checks(self) -> str:
+        """Return the line that checks the inputs and the weights."""
+        inputs = ", ".join(f"({json.dumps(v.name)}, {self.names[v.name]})" for v in self.arguments())
+        return f"    finite.begin(comm, [{inputs}], weights)\n"
+
+    def _check_lines(self, op: Op) -> list[str]:
+        """Return the line that checks the results of an op."""
+        floats = [v for v in op.results if "float" in v.tensor.dtype]
+        # What was started has no result yet.
+        if not floats or Trait.STARTS in lookup(op.name, op.location).traits:
+            return []
+        names = ", ".join(f"%{v.name}" for v in op.results)
+        what = f"{names} = {op.name}" + (f"  # {op.location}" if op.location else "")
+        return [f"finite.check(comm, {json.dumps(what)}, {', '.join(self.names[v.name] for v in floats)})"]
 
     def clock_lines(self, op: Op) -> list[str]:
         """Return the lines after an op that record its end."""

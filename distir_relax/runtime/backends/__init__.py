@@ -95,6 +95,7 @@ def _lazily(name: str) -> Load:
 
 
 _backends = {name: Backend(_lazily(name), (name,)) for name in BACKENDS}
+_backends["checked"] = Backend(_lazily("checked"), ("torch",))
 
 
 def register_backend(name: str, load: Load, programs: Sequence[str] = ()) -> None:

@@ -28,17 +28,25 @@ _NO_SIZES: Mapping[str, int] = types.MappingProxyType({})
 
 def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TorchProgram:
     """See `Backend.load`."""
-    module = _load_module(bundle, rank)
+    program = load_module(bundle, rank, comm, device)
+    if device == "cpu" and not bundle.manifest.updates:
+        program.bound = BoundCalls(lambda: _load_bind(bundle, rank, comm, program.weights))
+    return program
+
+
+def load_module(
+    bundle: Bundle, rank: int, comm: Communicator, device: str, name: str = "", text: str = ""
+) -> TorchProgram:
+    """Load a rank's program with its weights: that of the bundle, or another `text` of a module called `name`.
+
+    Raises BundleError when the bundle was not compiled for torch, and for a text that is no program.
+    """
+    module = load_text(text, name, f"<{bundle.manifest.name}/{name}.py>") if text else _load_module(bundle, rank)
     weights = load_weights(bundle, rank, device)
     state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
     weights = prepare_weights(module, comm, weights)
     prepare_sizes = getattr(module, "prepare_sizes", None)
-    program = TorchProgram(
-        module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes
-    )
-    if device == "cpu" and not bundle.manifest.updates:
-        program.bound = BoundCalls(lambda: _load_bind(bundle, rank, comm, weights))
-    return program
+    return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes)
 
 
 def prepare_weights(
@@ -79,7 +87,7 @@ class TorchProgram:
     ) -> None:  # fmt: skip
         self._main = main
         self._comm = comm
-        self._weights = weights
+        self.weights = weights
         self._held = memory(weights.values())
         self.steps = steps
         self.state = state
@@ -102,7 +110,7 @@ class TorchProgram:
             if self.bound is not None and (found := self.bound.run(sizes, inputs)) is not None:
                 return found
             of_sizes = self._prepared_sizes(values)
-            outputs = list(self._main(self._comm, self._weights, *values, *of_sizes, *inputs))
+            outputs = list(self._main(self._comm, self.weights, *values, *of_sizes, *inputs))
             if self.bound is not None:
                 self.bound.add(sizes, of_sizes, inputs, outputs)
             return outputs
@@ -112,7 +120,7 @@ class TorchProgram:
         if self._prepare_sizes is None:
             return []
         if values not in self._of_sizes:
-            self._of_sizes[values] = self._prepare_sizes(self._comm, self._weights, *values)
+            self._of_sizes[values] = self._prepare_sizes(self._comm, self.weights, *values)
             if len(self._of_sizes) > _MAX_SIZES:
                 self._of_sizes.popitem(last=False)
         self._of_sizes.move_to_end(values)
