@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     )
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
+    from distir_relax.runtime.training import callbacks
+    from distir_relax.runtime.training.callbacks import Callback
+    from distir_relax.runtime.training.in_process import train
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.generation import search_generation
@@ -65,6 +68,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Callback",
     "Constant",
     "Cosine",
     "CosineRestarts",
@@ -98,6 +102,7 @@ __all__ = [
     "WarmupStableDecay",
     "annotate_sharding",
     "bind",
+    "callbacks",
     "compare_precision",
     "compile",
     "compile_generation",
@@ -111,6 +116,7 @@ __all__ = [
     "search_generation",
     "simulate",
     "simulate_generation",
+    "train",
 ]
 
 # Imported lazily: a rank that runs a bundle imports this package too, and must not load the compiler.
@@ -132,6 +138,7 @@ _HOMES = {
     "DeviceMesh": "distir_relax.layout",
     "Dim": "distir_relax.frontends.dynamic_shapes",
     "NothingSplit": "distir_relax.compiler.source",
+    "Callback": "distir_relax.runtime.training.callbacks",
     "Plan": "distir_relax.compiler.compile",
     "SurpriseGather": "distir_relax.compiler.compile",
     "annotate_sharding": "distir_relax.sharding.annotate",
@@ -157,12 +164,17 @@ _HOMES = {
     "simulate": "distir_relax.compiler.simulate",
     "simulate_generation": "distir_relax.compiler.simulate_generation",
     "Strategy": "distir_relax.strategies",
+    "train": "distir_relax.runtime.training.in_process",
 }
+# Public names that are modules.
+_MODULES = {"callbacks": "distir_relax.runtime.training.callbacks"}
 # Public names that differ from those in their modules.
 _NAMES = {"define_op": "define"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), _NAMES.get(name, name))
     raise AttributeError(f"module 'distir_relax' has no attribute {name!r}")

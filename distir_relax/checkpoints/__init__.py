@@ -5,6 +5,7 @@ from distir_relax.checkpoints.folder import (
     Position,
     Saved,
     begin,
+    best,
     checkpoint_names,
     finish,
     latest,
@@ -14,6 +15,6 @@ from distir_relax.checkpoints.folder import (
 from distir_relax.checkpoints.state_file import StateFile
 
 __all__ = [
-    "STATE_FILE", "Position", "Saved", "StateFile", "begin", "checkpoint_names", "finish", "latest", "remove",
-    "saved_steps",
+    "STATE_FILE", "Position", "Saved", "StateFile", "begin", "best", "checkpoint_names", "finish",
+    "latest", "remove", "saved_steps",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""Checkpoint folder of a run: atomic checkpoints, retention of the newest, and a pointer to the last.
+"""Checkpoint folder of a run: atomic checkpoints, retention of the newest, and pointers to the last and the best.
 
 ::
 
     ck/latest                            step-00000300
+    ck/best                              step-00000200
     ck/step-00000200/state.safetensors   all tensors that the program updates, global, by name
     ck/step-00000200/position.json       position of the run
     ck/step-00000300/...
@@ -30,8 +31,9 @@ from distir_relax.support.units import listed
 STATE_FILE = "state.safetensors"
 _POSITION_FILE = "position.json"
 _LATEST_FILE = "latest"
+_BEST_FILE = "best"
 _NAME = re.compile(r"step-(\d{8,18})")
-_FORMAT = 1
+_FORMAT = 2
 _AGAIN = "choose an older checkpoint of the folder, or begin anew"
 
 
@@ -39,7 +41,9 @@ _AGAIN = "choose an older checkpoint of the folder, or begin anew"
 class Position:
     """Position of a run: steps done, samples seen, random seed, and the program's identity.
 
-    `rates` are its learning rates as JSON, for display; a run uses those of its bundle.
+    `done` is the number of steps that the weights had been trained for before the run, from which learning rates and
+    random seeds count. `rates` are its learning rates as JSON, for display; a run uses those of its bundle. `metrics`
+    are those by which the run keeps its best checkpoint.
     """
 
     step: int
@@ -47,6 +51,8 @@ class Position:
     seed: int
     program: str
     rates: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,17 +92,19 @@ def begin(folder: Path, step: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(".step-*"):
             remove(old)
-        for pointer in folder.glob(f".{_LATEST_FILE}.*"):
-            pointer.unlink(missing_ok=True)
+        for name in (_LATEST_FILE, _BEST_FILE):
+            for pointer in folder.glob(f".{name}.*"):
+                pointer.unlink(missing_ok=True)
         draft.mkdir()
     except OSError as wrong:
         raise _unwritable(folder, wrong) from None
     return draft
 
 
-def finish(draft: Path, position: Position, keep: int) -> Path:
-    """Publish a draft that contains all tensors; of older checkpoints only the newest `keep - 1` stay.
+def finish(draft: Path, position: Position, keep: int, is_best: bool = False) -> Path:
+    """Publish a draft that contains all tensors; of older checkpoints only the newest `keep - 1` stay, and the best.
 
+    Checkpoints of later steps, of a run that went back to an earlier one, are removed.
     Raises CheckpointError if it cannot be written; existing checkpoints are intact then.
     """
     folder = draft.parent
@@ -110,15 +118,16 @@ def finish(draft: Path, position: Position, keep: int) -> Path:
             target.rename(draft.with_name(draft.name + ".old"))
         draft.rename(target)
         _sync(folder)
-        pointer = folder / f".{_LATEST_FILE}.{secrets.token_hex(4)}"
-        _write(pointer, target.name + "\n")
-        pointer.replace(folder / _LATEST_FILE)
+        for name in (_LATEST_FILE, *([_BEST_FILE] if is_best else [])):
+            pointer = folder / f".{name}.{secrets.token_hex(4)}"
+            _write(pointer, target.name + "\n")
+            pointer.replace(folder / name)
         _sync(folder)
-        for old in [
-            *folder.glob(".step-*.old"),
-            *(folder / _name(step) for step in saved_steps(folder)[: -max(1, keep)]),
-        ]:
-            remove(old)
+        so_far = [_name(step) for step in saved_steps(folder) if step <= position.step]
+        kept = {*so_far[-max(1, keep) :], *({_pointed(folder, _BEST_FILE)} & set(so_far))}
+        for old in [*folder.glob(".step-*.old"), *(folder / name for name in checkpoint_names(folder))]:
+            if old.name not in kept:
+                remove(old)
     except OSError as wrong:
         raise _unwritable(folder, wrong) from None
     return target
@@ -151,15 +160,26 @@ def latest(folder: Path) -> Saved:
         return _read(folder)
     if not folder.is_dir():
         raise CheckpointError("there is no such folder of checkpoints", str(folder))
-    name = ""
-    with contextlib.suppress(CheckpointError):
-        name = read_bytes(folder / _LATEST_FILE, CheckpointError, 4096).decode("utf-8", "replace").strip()
-    # A run that ended between two renames has left the name of the previous checkpoint, which may be gone.
-    if _NAME.fullmatch(name) and (folder / name).is_dir():
+    if name := _pointed(folder, _LATEST_FILE):
         return _read(folder / name)
     if not (steps := saved_steps(folder)):
         raise CheckpointError("there is no checkpoint in this folder", str(folder))
     return _read(folder / _name(steps[-1]))
+
+
+def best(folder: Path) -> Saved | None:
+    """Return the best checkpoint of a folder, or None if none is marked. Raises CheckpointError if it is damaged."""
+    name = _pointed(folder, _BEST_FILE)
+    return _read(folder / name) if name else None
+
+
+def _pointed(folder: Path, pointer: str) -> str:
+    """Return the name of the checkpoint in a pointer's file; empty if there is none."""
+    name = ""
+    with contextlib.suppress(CheckpointError):
+        name = read_bytes(folder / pointer, CheckpointError, 4096).decode("utf-8", "replace").strip()
+    # A run that ended between two renames has left the name of the previous checkpoint, which may be gone.
+    return name if _NAME.fullmatch(name) and (folder / name).is_dir() else ""
 
 
 def _read(path: Path) -> Saved:
@@ -170,7 +190,9 @@ def _read(path: Path) -> Saved:
     if (version := table.whole("format")) != _FORMAT:
         raise CheckpointError(f"the checkpoint has format {version}, this version reads format {_FORMAT}", str(file))
     rates = table.fields("rates").table
-    position = Position(table.whole("step"), table.whole("samples"), table.whole("seed"), table.text("program"), rates)
+    metrics = {key: value for key, value in table.fields("metrics").table.items() if isinstance(value, (int, float))}
+    step, samples, seed, done = (table.whole(name) for name in ("step", "samples", "seed", "done"))
+    position = Position(step, samples, seed, table.text("program"), rates, metrics, done)
     try:
         return Saved(path, position, FileWeights(path / STATE_FILE, ()))
     except BundleError as wrong:

@@ -16,11 +16,11 @@ from typer.core import TyperCommand
 from distir_relax.cli.app import app, exit_all
 from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
 from distir_relax.cli.signals import Interrupted
-from distir_relax.errors import DistIRError, RunError
+from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax.runtime.training.callbacks import Ended
     from distir_relax.runtime.training.train import Run
-    from distir_relax.runtime.training.training_loop import Ended
     from distir_relax.runtime.world import World
 
 
@@ -29,6 +29,7 @@ class Resume(StrEnum):
 
     last = "last"
     auto = "auto"
+    best = "best"
 
 
 class ResumeCommand(TyperCommand):
@@ -53,9 +54,18 @@ def train(
     keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
     resume: Annotated[
         Resume | None,
-        typer.Option("--resume", help="Continue from the last checkpoint; auto: from the newest valid one, if any."),
+        typer.Option("--resume", help="Continue from the last checkpoint, or best; auto: from the newest valid one."),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Write loss and seconds of each step to this .csv.")] = None,
+    best: Annotated[
+        str, typer.Option(metavar="METRIC", help="Keep the best checkpoint too, by loss or another METRIC[:max].")
+    ] = "",
+    log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Log to a .csv, .jsonl, TensorBoard folder, or mlflow:URI; repeatable."),
+    ] = None,
+    callbacks: Annotated[
+        list[str] | None, typer.Option(metavar="FILE.py:FUNCTION", help="Returns callbacks of the run; repeatable.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sample order; 0 by default.")] = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
@@ -66,33 +76,32 @@ def train(
 
     FUNCTION receives `start`, the number of the first step, and `seed`, if it has parameters of these names.
     """
-    from distir_relax.cli.training_data import load_data
-    from distir_relax.cli.training_progress import TrainingProgress
+    from distir_relax.cli.training_data import load_callbacks, load_data
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launcher_detection import detect
+    from distir_relax.runtime.training.callbacks import Progress, logger
+    from distir_relax.runtime.training.options import TrainOptions
     from distir_relax.runtime.training.train import Run, train_rank, train_threads
-    from distir_relax.runtime.training.training_loop import TrainOptions
 
-    _check(resume, checkpoint, log)
+    options = TrainOptions(steps, checkpoint, every, keep, resume.value if resume else "", seed, best)
+    observers = [Progress(), *map(logger, log or [])]
     if n is not None and detect() is None:
         flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
-        flags |= {"log": log, "seed": seed, "backend": backend, "device": device, "timeout": timeout}
+        flags |= {"best": best or None, "log": log, "callbacks": callbacks}
+        flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
         _launch(n, bundle, flags, checkpoint)
-    options = TrainOptions(steps, checkpoint, every, keep, resume.value if resume else "", seed)
-    with joined_world(timeout) as world, TrainingProgress(log) as progress, _SignalRecorder(world) as received_signal:
-        run = Run(bundle, load_data(data), options, progress, backend.value, device.value, timeout, received_signal)
+    with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
+        observers += [callback for target in callbacks or [] for callback in load_callbacks(target)]
+        run = Run(bundle, load_data(data), options, observers, backend.value, device.value, timeout, received_signal)
         try:
             ended = train_threads(run) if world is None else train_rank(world, run)
         except Interrupted:
-            progress.stop()
             _print_resume_hint(checkpoint)
             raise
         except DistIRError as error:
             if world is None:
                 raise
-            progress.stop()
             exit_all(world, error)
-        progress.stop()
         if world is None or world.rank == 0:
             _print_summary(run, ended)
         if world is not None:
@@ -132,21 +141,13 @@ class _SignalRecorder:
         self._number = self._number or number
 
 
-def _check(resume: Resume | None, checkpoint: Path | None, log: Path | None) -> None:
-    from distir_relax.runtime.inputs import check_writable
-
-    if resume is not None and checkpoint is None:
-        raise RunError("expected a checkpoint folder to resume from, found none", "--resume", "give --checkpoint DIR")
-    if log is not None:
-        check_writable(log)
-
-
 def _print_summary(run: Run, ended: Ended) -> None:
     if ended.signal:
         _print_resume_hint(run.options.checkpoints, ended.step, ended.reason)
         return
     why = f" ({ended.reason})" if ended.reason else ""
     wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""
+    wrote += f", the best of step {ended.best}" if ended.best is not None else ""
     typer.echo(f"trained to step {ended.step} of {run.options.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
@@ -160,8 +161,9 @@ def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | No
     check_size(read_bundle(bundle, verify_weights=False).manifest.mesh, n)
     arguments = ["train", str(bundle)]
     for option, value in flags.items():
-        if value is not None and value is not False:
-            arguments += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for item in values:
+            arguments += [f"--{option}", str(item)]
     try:
         code = launch(n, arguments, graceful=True)
     except Interrupted:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import torch
+from torch.utils.data import DataLoader
 
 ROWS = 11
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -76,3 +77,8 @@ class Table:
 def samples() -> Table:
     """The data set."""
     return Table()
+
+
+def loader() -> DataLoader[Batch]:
+    """A loader of the data set, which has another order in each epoch."""
+    return DataLoader(Table(), batch_size=ROWS, shuffle=True, drop_last=True)  # type: ignore[arg-type]

@@ -21,9 +21,11 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
+from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.options import TrainOptions
 from distir_relax.runtime.training.train import Run, train_threads
-from distir_relax.runtime.training.training_loop import Done, Ended, Training, TrainOptions
+from distir_relax.runtime.training.training_loop import Training
 from tests.runtime.processes import environment, mpirun, python
 from tests.training import data, perceptron
 
@@ -38,19 +40,19 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {3: perceptron.saved("3/1/1/1", folder), 2: perceptron.saved("1/2/1/1", folder)}
 
 
-class Heard:
-    """A listener that keeps what it hears."""
+class Heard(Callback):
+    """A callback that keeps losses and paths."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
         self.paths: list[Path] = []
         self.unit = ""
 
-    def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
-        self.unit = f"{per_step} {unit}"
+    def begun(self, run: RunInfo) -> None:
+        self.unit = f"{run.work} {run.unit}"
 
-    def done(self, done: Done) -> None:
-        self.losses[done.step] = done.loss
+    def done(self, result: StepResult) -> None:
+        self.losses[result.step] = result.loss
 
     def saved(self, path: Path, step: int) -> None:
         self.paths.append(path)
@@ -59,8 +61,8 @@ class Heard:
 def train(bundle: Path, name: str, steps: int, stop_behind: int = 0, **options: object) -> tuple[Heard, Ended]:
     """Train here; a run that is told to stop behind a step does."""
     heard = Heard()
-    stop = lambda: len(heard.losses) + 1 == stop_behind  # noqa: E731
-    run = Run(bundle, load_data(f"{DATA}:{name}"), TrainOptions(steps, **options), heard, stop=stop)  # type: ignore[arg-type]
+    stop = lambda: 0 < len(heard.losses) == stop_behind  # noqa: E731
+    run = Run(bundle, load_data(f"{DATA}:{name}"), TrainOptions(steps, **options), [heard], stop=stop)  # type: ignore[arg-type]
     return heard, train_threads(run)
 
 
@@ -118,7 +120,7 @@ def test_what_cannot_be_is_said_before_the_first_step(bundles: dict[int, Path], 
         train(bundles[3], "batches", 2, checkpoints=tmp_path, resume="last", seed=5)
     with pytest.raises(ImportModelError, match="does not exist"):
         train(bundles[3], "bacthes", 2)
-    with pytest.raises(ImportModelError, match="expected batches or a data set, found NoneType"):
+    with pytest.raises(RunError, match="expected batches or a data set, found NoneType"):
         train(bundles[3], "nothing", 2)
 
 
@@ -190,7 +192,7 @@ class DivergingExecutor(ThreadExecutor):
 def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> None:
     bundle = read_bundle(bundles[3])
     source = Stream(bundle.manifest, data.batches)
-    training = Training(DivergingExecutor(Session(bundle)), lambda seed: source, TrainOptions(2), Heard())
+    training = Training(DivergingExecutor(Session(bundle)), lambda seed: source, TrainOptions(2), [Heard()])
     with pytest.raises(RunError, match="the ranks get different batches"):
         training.run()
 
@@ -283,7 +285,7 @@ def test_a_run_that_is_sent_sigterm_writes_its_step(
 def test_a_signal_before_the_first_step_ends_the_run_there(bundles: dict[int, Path], tmp_path: Path) -> None:
     heard = Heard()
     options = TrainOptions(3, tmp_path / "ck")
-    run = Run(bundles[3], load_data(f"{DATA}:batches"), options, heard, stop=lambda: signal.SIGTERM)
+    run = Run(bundles[3], load_data(f"{DATA}:batches"), options, [heard], stop=lambda: signal.SIGTERM)
     ended = train_threads(run)
     assert (ended.step, ended.reason, ended.signal, ended.saved) == (0, "terminated", signal.SIGTERM, None)
     assert heard.losses == {}

@@ -11,6 +11,7 @@ from distir_relax.checkpoints import (
     Saved,
     StateFile,
     begin,
+    best,
     checkpoint_names,
     finish,
     latest,
@@ -21,10 +22,10 @@ from distir_relax.runtime.state import changing
 from distir_relax.runtime.training.executor import Executor
 
 
-def save(executor: Executor, folder: Path, position: Position, keep: int) -> Path | None:
-    """Write a checkpoint atomically; return its folder on the first process.
+def save(executor: Executor, folder: Path, position: Position, keep: int, is_best: bool = False) -> Path | None:
+    """Write a checkpoint atomically, marked as the best if it `is_best`; return its folder on the first process.
 
-    All processes call it, and must see the folder. The newest `keep - 1` older checkpoints stay. Raises
+    All processes call it, and must see the folder. The newest `keep - 1` older checkpoints stay, and the best. Raises
     CheckpointError on all processes if one of them cannot write.
     """
     tensors = changing(executor.bundle.manifest)
@@ -41,26 +42,30 @@ def save(executor: Executor, folder: Path, position: Position, keep: int) -> Pat
                 with StateFile(draft / STATE_FILE, tensors) as file:
                     executor.save_pieces(file)
         with executor.agreed():
-            return folder / finish(draft, position, keep).name if executor.first else None
+            return folder / finish(draft, position, keep, is_best).name if executor.first else None
     except BaseException:
         for path in mine:
             remove(path)
         raise
 
 
-def resume(executor: Executor, folder: Path, auto: bool = False) -> Saved | None:
-    """Load the newest checkpoint of a folder into the ranks, whatever number of ranks has written it.
+def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | None:
+    """Load the "last" or the "best" checkpoint of a folder into the ranks, whatever number of ranks has written it.
 
-    With `auto` it is the newest complete one, and None if there is none. Raises CheckpointError on all processes
+    With "auto" it is the newest complete one, and None if there is none. Raises CheckpointError on all processes
     if it is missing, damaged, or does not fit the program.
     """
-    if auto:
+    if which == "auto":
         chosen = executor.exchange(_newest_complete(folder) if executor.first else "")[0]
         if not chosen:
             return None
         folder = folder / chosen
     with executor.agreed():
-        saved = latest(folder)
+        saved = best(folder) if which == "best" else latest(folder)
+        if saved is None:
+            raise CheckpointError(
+                "there is no best checkpoint in this folder", str(folder), "--best METRIC keeps one; --resume continues"
+            )
         saved.check_fits(changing(executor.bundle.manifest))
     identities = executor.exchange([saved.path.name, *saved.tensors.identity[2:]])
     with executor.agreed():

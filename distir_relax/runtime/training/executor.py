@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.call_shapes import Call
+from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
@@ -44,10 +46,29 @@ class Executor(ABC):
     _session: Session | RankSession
 
     def __init__(self, session: Session | RankSession, first: bool = True) -> None:
-        self.bundle = session.bundle
+        self.bundle: Bundle = session.bundle
         self.first = first
         """Whether this process is the one that writes files and prints."""
         self._session = session
+
+    @property
+    @abstractmethod
+    def communicator(self) -> Communicator:
+        """The communicator of the first rank of this process."""
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of that rank in the communication of the last step, waiting for others included."""
+        return self.communicator.progress.waited
+
+    @property
+    def peak_memory(self) -> int:
+        """Largest memory in bytes so far: that of the rank's GPU, or else the resident memory of this process."""
+        if self.communicator.device != "cpu":
+            import torch
+
+            return torch.cuda.max_memory_allocated(self.communicator.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
     @abstractmethod
     def begin_evaluation(self, suffix: str = "") -> None:
@@ -82,14 +103,22 @@ class Executor(ABC):
 
 
 class ThreadExecutor(Executor):
-    """All ranks as threads of this process."""
+    """All ranks as threads of this process. `bundle` is the training step's, if that of the session lacks its part."""
 
     _session: Session
 
-    def __init__(self, session: Session, load: Callable[[Bundle], Session] = Session) -> None:
+    def __init__(
+        self, session: Session, load: Callable[[Bundle], Session] = Session, bundle: Bundle | None = None
+    ) -> None:
         super().__init__(session)
+        self.bundle = bundle or session.bundle
         self._load = load
         self._evaluation: Session | None = None
+
+    @property
+    def communicator(self) -> Communicator:
+        """See `Executor`."""
+        return self._session.communicators[0]
 
     def begin_evaluation(self, suffix: str = "") -> None:
         """See `Executor`."""
@@ -141,6 +170,11 @@ class RankExecutor(Executor):
         assert self._evaluation is not None, "it has begun"
         local = batch.local(self._world.rank, self._evaluation.communicator.device)
         return self._evaluation.run_local(batch.call, local, outputs)
+
+    @property
+    def communicator(self) -> Communicator:
+        """See `Executor`."""
+        return self._session.communicator
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Data, training_of
+from distir_relax.runtime.training.callbacks import Callback, Ended
 from distir_relax.runtime.training.executor import Executor, RankExecutor, ThreadExecutor
-from distir_relax.runtime.training.training_loop import Ended, Listener, Training, TrainOptions
+from distir_relax.runtime.training.options import TrainOptions
+from distir_relax.runtime.training.training_loop import Training
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
 
@@ -23,7 +25,7 @@ DataOf = Callable[[Manifest, int], Data]
 
 @dataclass(frozen=True)
 class Run:
-    """A training run: its bundle, data, options and listener.
+    """A training run: its bundle, data, options and callbacks.
 
     `data` is called once the bundle is read; `stop` returns the signal that this process received, or 0.
     """
@@ -31,7 +33,7 @@ class Run:
     bundle: Path
     data: DataOf
     options: TrainOptions
-    listener: Listener
+    callbacks: Sequence[Callback] = ()
     backend: str = "torch"
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
@@ -39,8 +41,8 @@ class Run:
 
     def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
-        manifest = executor.bundle.manifest
-        return Training(executor, lambda seed: self.data(manifest, seed), self.options, self.listener, self.stop)
+        data = lambda seed: self.data(executor.bundle.manifest, seed)  # noqa: E731
+        return Training(executor, data, self.options, self.callbacks, self.stop)
 
 
 def train_threads(run: Run) -> Ended:

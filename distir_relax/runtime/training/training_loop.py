@@ -6,110 +6,72 @@ import hashlib
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from distir_relax.bundle import Manifest
-from distir_relax.checkpoints import Position, saved_steps
+from distir_relax.checkpoints import Position, best, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.layout import typical_value
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.training.batches import Data, data_inputs, training_of
+from distir_relax.runtime.training.best_value import BestValue
+from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.executor import Batch, Executor
+from distir_relax.runtime.training.options import Metric, TrainOptions
 from distir_relax.support.learning_rate import schedule_to_json
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills after SIGTERM."""
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of a training run: total steps, and the folder of checkpoints, written each `every` steps.
-
-    `resume` is "last" to resume from the newest checkpoint, which must exist and be complete, "auto" to resume from the
-    newest complete one, or start if there is none, or empty. `seed` is that of the order of samples; None is 0, or
-    that of the resumed run.
-    """
-
-    steps: int
-    checkpoints: Path | None = None
-    every: int = 100
-    keep: int = 3
-    resume: str = ""
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Done:
-    """A finished step: its number, counted from 1, the loss before its update, the seconds since the previous one.
-
-    `work` is the number of samples or tokens that it processed.
-    """
-
-    step: int
-    loss: float
-    seconds: float
-    work: int
-
-
-class Listener(Protocol):
-    """Observer of a training run, called on the first process."""
-
-    def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
-        """Called when the run starts after `step`; a typical step processes `per_step` samples or tokens."""
-
-    def done(self, done: Done) -> None:
-        """Called after each step."""
-
-    def saved(self, path: Path, step: int) -> None:
-        """Called after a checkpoint was written."""
-
-
-@dataclass
-class Ended:
-    """State in which a run ended: its last step, the loss on the first process, and why it ended early."""
-
-    step: int
-    loss: float = math.nan
-    saved: int | None = None
-    reason: str = ""
-    """Empty if all steps were made, else ``interrupted``, ``terminated`` (by a signal) or ``the data has ended``."""
-    signal: int = 0
-    """The number of the signal that ended the run, if one did."""
-
-
 @dataclass
 class Training:
     """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
 
-    Between two steps the ranks exchange errors, signals and the end of data, so that all take the same action.
+    `evaluate` returns metrics by name; all processes call it, after the steps of `options.evaluate_every`. The metrics
+    of the first process count.
+
+    Between two steps the ranks exchange errors, signals, the end of data, and requests of callbacks to end the run, so
+    that all take the same action.
     """
 
     executor: Executor
     data: Callable[[int], Data]
     options: TrainOptions
-    listener: Listener
+    callbacks: Sequence[Callback] = ()
     stop: Callable[[], int] = lambda: 0
+    evaluate: Callable[[int], Mapping[str, float]] | None = None
     ended: Ended = field(init=False)
+    _best: BestValue | None = field(init=False, default=None)
 
     def run(self) -> Ended:
-        """Run all steps. Raises errors of batches, steps and checkpoints, and RunError for a loss that is not finite.
+        """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
+        not finite.
 
         All processes of a launch raise the same error, except for errors of a rank's program.
         """
+        try:
+            return self._run()
+        finally:
+            if self.executor.first:
+                for callback in self.callbacks:
+                    callback.close()
+
+    def _run(self) -> Ended:
         training_of(self.executor.bundle.manifest)
         position = self._begin()
         source = self.data(position.seed)
         self.ended = Ended(position.step, saved=position.step or None)
+        self._read_best(position.step)
         self._apply_signals(self.executor.exchange(self.stop()))
         if self.ended.reason:
             return self.ended
         batch = self._first(source, position.step)
-        if self.executor.first:
-            self.listener.begun(position.step, self.options, *per_step(self.executor.bundle.manifest))
+        self._start(position.step)
         last, samples = time.perf_counter(), position.samples
         for step in range(position.step, self.options.steps):
             if batch is None:
@@ -117,29 +79,28 @@ class Training:
                 break
             loss = self._step(batch)
             (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
-            batch, error = self._next(source, step + 1)
-            self._synchronize(step, loss, error)
             now = time.perf_counter()
-            if self.executor.first:
-                self.listener.done(Done(step + 1, loss, now - last, work))
+            error = self._done(step, loss, now - last, work)
             last = now
-            if self.options.checkpoints is not None and (
-                (step + 1) % self.options.every == 0
-                or step + 1 == self.options.steps
-                or self.ended.signal in CHECKPOINT_SIGNALS
-            ):
-                self._save(self.options.checkpoints, step + 1, samples, position.seed)
+            batch, data_error = self._next(source, step + 1)
+            self._synchronize(step, loss, error or data_error)
+            improves = self._evaluate(step + 1)
+            if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
+                self._save(self.options.checkpoints, replace(position, step=step + 1, samples=samples), improves)
             if self.ended.reason:
                 break
+        self._notify(lambda callback: callback.ended(self.ended))
         return self.ended
 
     def _begin(self) -> Position:
         options, manifest = self.options, self.executor.bundle.manifest
-        assert manifest.training is not None, "it was asked for"
         saved = None
         if options.resume and options.checkpoints is not None:
-            saved = resume(self.executor, options.checkpoints, options.resume == "auto")
+            saved = resume(self.executor, options.checkpoints, options.resume)
         if saved is not None:
+            # Schedules continue those of the resumed run, also if the bundle was saved after some steps.
+            training = replace(training_of(manifest), done=saved.position.done)
+            self.executor.bundle = self.executor.bundle.for_training(training)
             if options.seed not in (None, saved.position.seed):
                 raise CheckpointError(
                     f"the run that is resumed has the seed {saved.position.seed}, found --seed {options.seed}",
@@ -152,7 +113,25 @@ class Training:
                     f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
                     "go on from it with --resume, or --resume auto, or choose another folder",
                 )  # fmt: skip
-        return Position(0, 0, options.seed or 0, manifest.name)
+        return Position(0, 0, options.seed or 0, manifest.name, done=training_of(manifest).done)
+
+    def _read_best(self, step: int) -> None:
+        """Begin with the best checkpoint of the run that is resumed after `step`, if it keeps one."""
+        if not self.options.best or self.options.checkpoints is None:
+            return
+        with self.executor.agreed():
+            metric, value = Metric.parse(self.options.best), None
+            if self.options.resume and (saved := best(self.options.checkpoints)) and saved.position.step <= step:
+                self.ended.best, value = saved.position.step, saved.position.metrics.get(metric.name)
+            self._best = BestValue(metric, self.evaluate is not None, value)
+
+    def _start(self, step: int) -> None:
+        """Call `begun` of the callbacks."""
+        work, unit = per_step(self.executor.bundle.manifest)
+        run = RunInfo(step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None)
+        for callback in self.callbacks:
+            callback.stop_reason = ""
+        self._notify(lambda callback: callback.begun(run))
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch, which must be the same on all processes."""
@@ -178,10 +157,26 @@ class Training:
         outputs = self.executor.step(batch, (loss,))
         return float(outputs[loss]) if loss in outputs else math.nan
 
+    def _done(self, step: int, loss: float, seconds: float, work: int) -> DistIRError | None:
+        """Call `done` of the callbacks; return the error of one, which `_synchronize` reports."""
+        if not self.executor.first:
+            return None
+        rates = learning_rates(self.executor.bundle.manifest, step)
+        communication, memory = self.executor.communication_seconds, self.executor.peak_memory
+        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory)
+        if self._best is not None:
+            self._best.add_loss(loss)
+        try:
+            for callback in self.callbacks:
+                callback.done(result)
+        except DistIRError as failure:
+            return failure
+        return None
+
     def _synchronize(self, step: int, loss: float, error: DistIRError | None) -> None:
-        """Exchange errors, signals and the end of data between two steps."""
+        """Exchange errors, signals, the end of data and requests of callbacks between two steps."""
         number = math.isfinite(loss) or not self.executor.first
-        everyone = self.executor.exchange([number, self.stop(), error is not None])
+        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason])
         self.ended.step, self.ended.loss = step + 1, loss
         if not all(theirs[0] for theirs in everyone):
             shown = self.executor.exchange(str(loss))[0]
@@ -193,7 +188,39 @@ class Training:
             with self.executor.agreed():
                 if error is not None:
                     raise error
+        self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
+
+    def _evaluate(self, step: int) -> bool:
+        """Evaluate after a step, if one is due; return whether the metric of the best checkpoint has improved."""
+        if self.evaluate is None or (step % self.options.evaluate_every and step < self.options.steps):
+            return False
+        with self.executor.agreed():
+            mine = dict(self.evaluate(step))
+        metrics = self.executor.exchange(mine)[0]
+        self._notify(lambda callback: callback.evaluated(step, metrics))
+        self.ended.reason = self.ended.reason or self.executor.exchange(self._stop_reason)[0]
+        if self._best is None:
+            return False
+        with self.executor.agreed():
+            return self._best.add(metrics)
+
+    @property
+    def _stop_reason(self) -> str:
+        """Return the reason for which a callback wants the run to end, on the first process."""
+        reasons = (callback.stop_reason for callback in self.callbacks) if self.executor.first else ()
+        return next(filter(None, reasons), "")
+
+    def _notify(self, call: Callable[[Callback], None]) -> None:
+        """Call a method of the callbacks on the first process; an error is raised on all of them."""
+        with self.executor.agreed():
+            for callback in self.callbacks if self.executor.first else ():
+                call(callback)
+
+    def _is_saved(self, step: int) -> bool:
+        """Return whether a checkpoint is due after a step: each `every`, the last one, and one that ends the run."""
+        ends = self.ended.reason != "" and self.ended.signal in (0, *CHECKPOINT_SIGNALS)
+        return step % self.options.every == 0 or step == self.options.steps or ends
 
     def _apply_signals(self, signals: Sequence[int]) -> None:
         """End the run if any process received a signal."""
@@ -205,19 +232,31 @@ class Training:
         hint = "give a lower learning rate, a warm-up, or clip_norm"
         return f"{hint}; the last checkpoint is of step {self.ended.saved}" if self.ended.saved else hint
 
-    def _save(self, folder: Path, step: int, samples: int, seed: int) -> None:
+    def _save(self, folder: Path, position: Position, improves: bool) -> None:
         manifest = self.executor.bundle.manifest
         rates = {name: schedule_to_json(schedule) for name, schedule in training_of(manifest).rates.items()}
-        path = save(self.executor, folder, Position(step, samples, seed, manifest.name, rates), self.options.keep)
-        self.ended.saved = step
-        if path is not None:
-            self.listener.saved(path, step)
+        metrics: dict[str, float] = {}
+        if self._best is not None:
+            if self.evaluate is None:
+                improves = bool(self.executor.exchange(self._best.add_mean_loss())[0])
+            metrics = self._best.metrics
+        position = replace(position, program=manifest.name, rates=rates, metrics=metrics)
+        path = save(self.executor, folder, position, self.options.keep, improves)
+        self.ended.saved = position.step
+        self.ended.best = position.step if improves else self.ended.best
+        self._notify(lambda callback: callback.saved(Path(path or ""), position.step))
 
 
 def per_step(manifest: Manifest) -> tuple[int, str]:
     """Return the typical work of a step and its unit: tokens if the first input is an integer matrix, else samples."""
     rows, tokens = _rows(manifest)
     return (tokens, "tokens") if tokens else (rows, "samples")
+
+
+def learning_rates(manifest: Manifest, step: int) -> dict[str, float]:
+    """Return the learning rates of a step, counted from 0, by the names of their inputs."""
+    training = training_of(manifest)
+    return {name: schedule(step + training.done) for name, schedule in training.rates.items()}
 
 
 def _rows(manifest: Manifest) -> tuple[int, int]:

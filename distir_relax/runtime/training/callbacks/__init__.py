@@ -1,0 +1,14 @@
+"""Callbacks of training runs: logs, progress, and early stopping; ``dr.callbacks`` in a user's program."""
+
+from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.early_stopping import EarlyStopping
+from distir_relax.runtime.training.callbacks.file_loggers import CSVLogger, JSONLogger
+from distir_relax.runtime.training.callbacks.logger import logger
+from distir_relax.runtime.training.callbacks.mlflow_logger import MLflowLogger
+from distir_relax.runtime.training.callbacks.progress import Progress
+from distir_relax.runtime.training.callbacks.tensorboard_logger import TensorBoardLogger
+
+__all__ = [
+    "CSVLogger", "Callback", "EarlyStopping", "Ended", "JSONLogger", "MLflowLogger", "Progress", "RunInfo",
+    "StepResult", "TensorBoardLogger", "logger",
+]  # fmt: skip

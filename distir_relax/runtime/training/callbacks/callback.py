@@ -1,0 +1,92 @@
+"""Protocol of callbacks: they observe a training run, and may end it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distir_relax.bundle import Manifest
+from distir_relax.runtime.training.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run at its start: its options, its program, and the `step` after which it starts, 0 unless it resumes.
+
+    A typical step processes `work` samples or tokens, as `unit` says. `evaluates` is whether the run has evaluations.
+    """
+
+    step: int
+    options: TrainOptions
+    manifest: Manifest
+    work: int
+    unit: str
+    evaluates: bool = False
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A finished step: its number, counted from 1, the loss before its update, the seconds since the previous one."""
+
+    step: int
+    loss: float
+    seconds: float
+    work: int
+    """Samples or tokens that the step processed."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates of the step, by name: ``learning_rate``, ``learning_rate.1``, ..."""
+    communication_seconds: float = 0.0
+    """Seconds of the first rank in communication, waiting for others included."""
+    peak_memory: int = 0
+    """Largest memory in bytes that the first process has had: of its GPU if it has one, else resident memory."""
+
+
+@dataclass
+class Ended:
+    """State in which a run ended: its last step, the loss on the first process, and why it ended early."""
+
+    step: int
+    loss: float = math.nan
+    saved: int | None = None
+    """Step of the last checkpoint."""
+    best: int | None = None
+    """Step of the best checkpoint, of a run that keeps it."""
+    reason: str = ""
+    """Empty if all steps were made, else ``interrupted``, ``terminated`` (by a signal), ``the data has ended``, or a
+    callback's reason."""
+    signal: int = 0
+    """The number of the signal that ended the run, if one did."""
+
+
+class Callback:
+    """Observer of a training run, called on its first process. Its methods do nothing; override those of interest.
+
+    An exception in a method ends the run on all ranks.
+    """
+
+    stop_reason = ""
+    """Why the run is to end; empty while it is not."""
+
+    def stop(self, reason: str) -> None:
+        """End the run on all ranks after the current step, whose checkpoint is written. `reason` is for its report."""
+        self.stop_reason = reason
+
+    def begun(self, run: RunInfo) -> None:
+        """Called when the run starts."""
+
+    def done(self, result: StepResult) -> None:
+        """Called after each step, also after one whose loss is not finite, which then ends the run with an error."""
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Called after each evaluation, with its metrics by name."""
+
+    def saved(self, path: Path, step: int) -> None:
+        """Called after a checkpoint was written."""
+
+    def ended(self, ended: Ended) -> None:
+        """Called when the run has ended without an error."""
+
+    def close(self) -> None:
+        """Called last, also after an error and if the run has not begun: release files and connections."""

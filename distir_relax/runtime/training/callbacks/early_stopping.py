@@ -1,0 +1,55 @@
+"""End of a training run when a metric has stopped to improve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
+from distir_relax.runtime.training.options import Metric
+
+
+class EarlyStopping(Callback):
+    """End the run after `patience` evaluations in a row that do not improve a metric by more than `min_delta`.
+
+    In a run without evaluations the metric is ``loss``, the training loss, and `patience` counts steps. A resumed run
+    counts anew. Raises RunError for a mode other than "min" and "max", and for a metric that evaluations do not have.
+    """
+
+    def __init__(self, metric: str = "loss", patience: int = 3, min_delta: float = 0.0, mode: str = "min") -> None:
+        if patience < 1 or min_delta < 0:
+            raise RunError(
+                f"expected a patience of 1 or more and min_delta of 0 or more, found {patience} and {min_delta}",
+                "EarlyStopping",
+            )
+        self.metric = Metric(metric, mode)
+        self.patience, self.min_delta = patience, min_delta
+        self._evaluates = False
+        self._best: float | None = None
+        self._count = 0
+
+    def begun(self, run: RunInfo) -> None:
+        """See `Callback`."""
+        self._evaluates, self._best, self._count = run.evaluates, None, 0
+        if not run.evaluates and self.metric.name != "loss":
+            raise RunError(
+                f"expected the metric loss in a run without evaluations, found {self.metric.name!r}", "EarlyStopping"
+            )
+
+    def done(self, result: StepResult) -> None:
+        """See `Callback`."""
+        if not self._evaluates:
+            self._observe(result.loss, "steps")
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self._observe(self.metric.of(metrics, "EarlyStopping"), "evaluations")
+
+    def _observe(self, value: float, unit: str) -> None:
+        if self.metric.improves(value, self._best, self.min_delta):
+            self._best, self._count = value, 0
+            return
+        self._count += 1
+        if self._count >= self.patience:
+            best = "none" if self._best is None else f"{self._best:.6g}"
+            self.stop(f"{self.metric.name} has not improved in {self._count} {unit}, the best is {best}")

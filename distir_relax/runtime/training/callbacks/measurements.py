@@ -1,0 +1,24 @@
+"""Measurements of a step by name, as all logs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distir_relax.runtime.training.callbacks.callback import StepResult
+
+
+def step_measurements(result: StepResult, unit: str) -> dict[str, float]:
+    """Return the loss, the seconds, the work (as `unit`), the learning rates, and the rest of a step's result."""
+    return {
+        "loss": result.loss,
+        "seconds": result.seconds,
+        unit: result.work,
+        **result.rates,
+        "communication_seconds": result.communication_seconds,
+        "peak_memory": result.peak_memory,
+    }
+
+
+def evaluation_measurements(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics of an evaluation by names that differ from those of steps: ``evaluation/loss``."""
+    return {f"evaluation/{name}": value for name, value in metrics.items()}

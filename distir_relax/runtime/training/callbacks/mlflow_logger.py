@@ -1,0 +1,91 @@
+"""MLflow log of a training run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.measurements import evaluation_measurements, step_measurements
+
+
+class MLflowLogger(Callback):
+    """A run of an MLflow experiment: options as parameters, measurements of steps and evaluations as metrics.
+
+    `uri` is the tracking server or store, by default MLflow's own choice (the variable ``MLFLOW_TRACKING_URI``). The
+    experiment has the program's name unless another is passed. Raises RunError without the package `mlflow`, and for
+    errors of MLflow.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
+        try:
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
+        except ImportError:
+            raise RunError(
+                "a log of MLflow needs the package mlflow, found none", f"mlflow:{uri or ''}", "pip install mlflow"
+            ) from None
+        self.uri, self.experiment = uri, experiment
+        self._make, self._failure = MlflowClient, MlflowException
+        self._client: Any = None
+        self._run = ""
+        self._status = "FAILED"
+        self._unit = ""
+
+    def begun(self, run: RunInfo) -> None:
+        """See `Callback`."""
+        self._unit = run.unit
+        self._status = "FAILED"
+        name = self.experiment or run.manifest.name
+        options = run.options
+        parameters = {
+            "program": run.manifest.name,
+            "ranks": run.manifest.mesh.size,
+            "steps": options.steps,
+            "first_step": run.step + 1,
+            f"{run.unit}_per_step": run.work,
+        }
+        try:
+            self._client = self._make(self.uri)
+            found = self._client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+            self._run = self._client.create_run(experiment).info.run_id
+            for key, value in parameters.items():
+                self._client.log_param(self._run, key, value)
+        except self._failure as wrong:
+            raise self._error(wrong) from None
+
+    def done(self, result: StepResult) -> None:
+        """See `Callback`."""
+        self._write(step_measurements(result, self._unit), result.step)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self._write(evaluation_measurements(metrics), step)
+
+    def ended(self, ended: Ended) -> None:
+        """See `Callback`."""
+        self._status = "KILLED" if ended.signal else "FINISHED"
+
+    def close(self) -> None:
+        """See `Callback`."""
+        if self._run:
+            run, self._run = self._run, ""
+            # The error that ended the run is the one to report.
+            with suppress(self._failure):
+                self._client.set_terminated(run, self._status)
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric as Entry
+
+        now = round(time.time() * 1000)
+        try:
+            self._client.log_batch(self._run, [Entry(name, float(value), now, step) for name, value in values.items()])
+        except self._failure as wrong:
+            raise self._error(wrong) from None
+
+    def _error(self, wrong: Exception) -> RunError:
+        return RunError(f"MLflow reports an error: {wrong}", f"mlflow:{self.uri or ''}", "is the server running?")

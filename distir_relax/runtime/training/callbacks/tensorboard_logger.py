@@ -1,0 +1,58 @@
+"""TensorBoard log of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.measurements import evaluation_measurements, step_measurements
+
+
+class TensorBoardLogger(Callback):
+    """Scalars in a folder that TensorBoard reads: ``train/loss``, ``evaluation/loss``, ... by step.
+
+    A resumed run replaces the scalars of the steps after its checkpoint. Raises RunError without the package
+    `tensorboard`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError:
+            raise RunError(
+                "a TensorBoard log needs the package tensorboard, found none", str(folder), "pip install tensorboard"
+            ) from None
+        self.folder = Path(folder)
+        self._make = SummaryWriter
+        self._writer: Any = None
+        self._unit = ""
+
+    def begun(self, run: RunInfo) -> None:
+        """See `Callback`."""
+        self._unit = run.unit
+        try:
+            self._writer = self._make(str(self.folder), purge_step=run.step + 1 if run.step else None)
+        except OSError as wrong:
+            raise RunError(f"cannot write the log: {wrong.strerror}", str(self.folder)) from None
+
+    def done(self, result: StepResult) -> None:
+        """See `Callback`."""
+        measurements = step_measurements(result, self._unit)
+        self._write({f"train/{name}": value for name, value in measurements.items()}, result.step)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self._write(evaluation_measurements(metrics), step)
+
+    def close(self) -> None:
+        """See `Callback`."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)

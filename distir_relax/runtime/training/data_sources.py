@@ -1,0 +1,133 @@
+"""Data of a training run from a user's object: batches, a data loader, a data set, or a function that returns one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from distir_relax.bundle import Manifest
+from distir_relax.errors import RunError
+from distir_relax.runtime.training.batches import Data, Samples, Stream
+from distir_relax.runtime.training.data_loader import LoaderEpochs, check_loader, is_loader
+
+_Result = TypeVar("_Result")
+Guard = Callable[[Callable[[], Any], str], Any]
+"""Call of a user's code; the text says for what, for errors: ``was iterated over``."""
+
+
+def call_directly(action: Callable[[], _Result], moment: str) -> _Result:
+    """Call a user's code, whose exceptions reach the caller: a `Guard`."""
+    return action()
+
+
+def open_data(data: Any, manifest: Manifest, seed: int, guard: Guard = call_directly) -> Data:
+    """Return the batches of a user's object.
+
+    `data` is an iterable of batches, a `torch.utils.data.DataLoader`, a data set of single samples (``__len__`` and
+    ``__getitem__``), or a function that returns one of them (`open_function`). Raises RunError for other objects.
+    """
+    if callable(data) and not _is_source(data):
+        parameters = inspect.signature(data).parameters
+
+        def call(start: int | None) -> Any:
+            offered = {"seed": seed, "start": start}
+            return data(**{name: value for name, value in offered.items() if name in parameters})
+
+        return open_function(call, "start" in parameters, manifest, seed, guard)
+    return _open(data, lambda: data, manifest, seed, guard)
+
+
+def open_function(
+    call: Callable[[int | None], Any], takes_start: bool, manifest: Manifest, seed: int, guard: Guard = call_directly
+) -> Data:
+    """Return the batches of a function of the number of a run's first step, if it `takes_start`, else of None.
+
+    A function of the first step is called again, from there, when its batches end; another one when it has returned an
+    iterator that ends. Raises RunError for an unusable result.
+    """
+    if takes_start:
+        return Stream(manifest, lambda step: _iterate(call(step), guard))
+    return _open(call(None), lambda: call(None), manifest, seed, guard)
+
+
+def _open(data: Any, again: Callable[[], Any], manifest: Manifest, seed: int, guard: Guard) -> Data:
+    if is_loader(data):
+        check_loader(data, manifest)
+        epochs = LoaderEpochs(data, seed)
+        return Stream(manifest, lambda step: _iterate(epochs.begin(step), guard))
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (list, tuple, dict)):
+        return Samples(manifest, _GuardedSamples(data, guard), seed)
+    return Stream(manifest, _Epochs(data, again, guard).begin)
+
+
+def _is_source(data: Any) -> bool:
+    return hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+
+
+class _Epochs:
+    """Batches of an iterable, which is iterated again for each epoch; batches before the first step are skipped.
+
+    An iterator, which has one epoch, is replaced by the result of `again`.
+    """
+
+    def __init__(self, data: Any, again: Callable[[], Any], guard: Guard) -> None:
+        self._data, self._again, self._guard = data, again, guard
+        self._begun = False
+
+    def begin(self, step: int) -> Iterable[Any]:
+        """Return the batches from a step on, or those of the next epoch."""
+        if self._begun:
+            return self._next_epoch()
+        self._begun = True
+        return self._skip(step)
+
+    def _next_epoch(self) -> Iterator[Any]:
+        if isinstance(self._data, Iterator):
+            self._data = self._again()
+        return _iterate(self._data, self._guard)
+
+    def _skip(self, count: int) -> Iterator[Any]:
+        items = _iterate(self._data, self._guard)
+        while True:
+            skipped = sum(1 for _ in islice(items, count))
+            count -= skipped
+            if not count or not skipped:
+                return items
+            items = self._next_epoch()
+
+
+class _GuardedSamples:
+    """A data set whose code is called by a guard."""
+
+    def __init__(self, samples: Any, guard: Guard) -> None:
+        self._samples, self._guard = samples, guard
+
+    def __len__(self) -> int:
+        return int(self._guard(lambda: len(self._samples), "was asked for its length"))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._guard(lambda: self._samples[index], f"was asked for sample {index}")
+
+
+_END = object()
+
+
+def _iterate(data: Any, guard: Guard) -> Iterator[Any]:
+    """Return an iterator over batches that calls the user's code by the guard."""
+    if not hasattr(data, "__iter__") or isinstance(data, dict):
+        raise RunError(
+            f"expected batches or a data set, found {type(data).__name__}", "the data",
+            "an iterable of (inputs, targets), a DataLoader, or a data set of single samples",
+        )  # fmt: skip
+
+    def items() -> Iterator[Any]:
+        source = guard(lambda: iter(data), "was iterated over")
+        while True:
+            item = guard(lambda: next(source, _END), "was asked for a batch")
+            if item is _END:
+                return
+            yield item
+
+    return items()

@@ -1,0 +1,109 @@
+"""Training loop for Python programs, with ranks as threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.errors import RunError
+from distir_relax.runtime.session import Session
+from distir_relax.runtime.training.batches import training_of
+from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.data_sources import open_data
+from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.options import TrainOptions
+from distir_relax.runtime.training.training_loop import Training
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.training.batches import Data
+
+
+class CompiledStep(Protocol):
+    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far."""
+
+    steps: int
+
+    @property
+    def plan(self) -> Any:
+        """The compiled program, whose `session(backend)` runs it."""
+        ...
+
+    def bundle(self, backends: Sequence[str]) -> Bundle:
+        """Return its bundle, whose manifest describes the step."""
+        ...
+
+
+def train(
+    step: CompiledStep | str | Path,
+    data: Any,
+    *,
+    steps: int,
+    checkpoint: str | Path | None = None,
+    every: int = 100,
+    keep: int = 3,
+    resume: str = "",
+    best: str = "",
+    callbacks: Sequence[Callback] = (),
+    seed: int | None = None,
+    evaluate: Callable[[int], Mapping[str, float]] | None = None,
+    evaluate_every: int = 100,
+    backend: str = "torch",
+    device: str = "cpu",
+) -> Ended:
+    """Train a `TrainingStep` or the bundle at a path, with ranks as threads of this process.
+
+    `data` is an iterable of batches, each ``(inputs, targets)`` or a dict by input names, a
+    `torch.utils.data.DataLoader`, a data set of single samples, or a function that returns one of them, with parameters
+    `start` and `seed` if it likes (``docs/training.md``). A list, loader or data set is read again for each epoch.
+
+    `steps` is the total number of steps, those before a resume included. Checkpoints are written to the folder
+    `checkpoint` each `every` steps and at the end; the last `keep` stay, and with `best`, such as ``"loss"`` or
+    ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A `TrainingStep` has the trained
+    parameters afterwards, and its `steps` are those of the run. `callbacks` observe the run; nothing is shown
+    without ``dr.callbacks.Progress()``. `evaluate(step)` returns metrics by name, after each `evaluate_every` steps and
+    the last one.
+
+    Raises a `DistIRError` for options, data or a checkpoint that do not fit, a loss that is not finite, and a
+    failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
+    """
+    folder = None if checkpoint is None else Path(checkpoint)
+    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise RunError(
+                f"expected a dr.Callback, found {type(callback).__name__}", "callbacks",
+                "derive its class from dr.Callback, and pass an object of it",
+            )  # fmt: skip
+    if isinstance(step, (str, Path)):
+        executor = ThreadExecutor(Session(read_bundle(Path(step)), backend, device))
+        observers = tuple(callbacks)
+    else:
+        if device != "cpu":
+            raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
+        executor = ThreadExecutor(step.plan.session(backend), bundle=step.bundle([backend]))
+        observers = (_StepCount(step), *callbacks)
+    training_of(executor.bundle.manifest)
+
+    def opened(seed: int) -> Data:
+        return open_data(data, executor.bundle.manifest, seed)
+
+    return Training(executor, opened, options, observers, evaluate=evaluate).run()
+
+
+class _StepCount(Callback):
+    """Keeps the number of steps of a `TrainingStep`."""
+
+    def __init__(self, step: CompiledStep) -> None:
+        self._step = step
+        self._before = 0
+
+    def begun(self, run: RunInfo) -> None:
+        """See `Callback`."""
+        self._before = training_of(run.manifest).done
+        self._step.steps = self._before + run.step
+
+    def done(self, result: StepResult) -> None:
+        """See `Callback`."""
+        self._step.steps = self._before + result.step

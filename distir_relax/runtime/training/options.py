@@ -1,0 +1,88 @@
+"""Options of a training run, and the metric by which its best checkpoint is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distir_relax.errors import RunError
+
+RESUME = ("last", "auto", "best")
+"""Checkpoints from which a run resumes."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by name, of which smaller values are better (`mode` is "min") or greater ones ("max").
+
+    Raises RunError for another mode.
+    """
+
+    name: str
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max") or not self.name:
+            raise RunError(
+                f"expected the mode min or max of a metric, found {self.mode!r}", self.name or "the metric",
+                "loss has the mode min; write accuracy:max, or EarlyStopping('accuracy', mode='max')",
+            )  # fmt: skip
+
+    @classmethod
+    def parse(cls, text: str) -> Metric:
+        """Read ``NAME``, whose smallest value is the best, or ``NAME:max``. Raises RunError for another mode."""
+        name, separator, mode = text.rpartition(":")
+        return cls(name, mode) if separator else cls(text)
+
+    def of(self, metrics: Mapping[str, float], where: str) -> float:
+        """Return the metric's value. Raises RunError if it is not among the metrics of an evaluation."""
+        if self.name not in metrics:
+            shown = ", ".join(metrics) or "none"
+            raise RunError(f"expected the metric {self.name!r} of an evaluation, found {shown}", where)
+        return metrics[self.name]
+
+    def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:
+        """Return whether `value` is better than `best` by more than `least`; any number is better than None."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        return best - value > least if self.mode == "min" else value - best > least
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a training run: total steps, and the folder of checkpoints, written each `every` steps.
+
+    `resume` is "last" to resume from the newest checkpoint, which must exist and be complete, "auto" to resume from the
+    newest complete one, or start if there is none, "best" to resume from the best one, or empty. `seed` is that of the
+    order of samples; None is 0, or that of the resumed run. `best` is the metric whose best checkpoint is kept
+    (`Metric.parse`), or empty. A run that evaluates does so each `evaluate_every` steps, and after the last.
+
+    Raises RunError for values outside of their range, and for `resume` and `best` without a folder of checkpoints.
+    """
+
+    steps: int
+    checkpoints: Path | None = None
+    every: int = 100
+    keep: int = 3
+    resume: str = ""
+    seed: int | None = None
+    best: str = ""
+    evaluate_every: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "every", "keep", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise RunError(f"expected 1 or more, found {getattr(self, name)}", name)
+        if self.resume not in ("", *RESUME):
+            raise RunError(f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume")
+        for name, purpose in (("resume", "resume from"), ("best", "keep the best one in")):
+            if getattr(self, name) and self.checkpoints is None:
+                raise RunError(
+                    f"expected a checkpoint folder to {purpose}, found none", f"--{name}", "give --checkpoint DIR"
+                )
+        if self.best:
+            Metric.parse(self.best)

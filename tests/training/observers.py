@@ -1,0 +1,73 @@
+"""Callbacks named on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import distir_relax as dr
+
+
+class Stop(dr.Callback):
+    """Asks for the end of the run after step 4."""
+
+    def done(self, result: dr.callbacks.StepResult) -> None:
+        """See `Callback`."""
+        if result.step == 4:
+            self.stop("step 4 is enough")
+
+
+class Failing(dr.Callback):
+    """Raises an error after step 3."""
+
+    def done(self, result: dr.callbacks.StepResult) -> None:
+        """See `Callback`."""
+        if result.step == 3:
+            raise LookupError("there is no such column")
+
+
+class Calls(dr.Callback):
+    """Keeps the names of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.results: list[dr.callbacks.StepResult] = []
+
+    def begun(self, run: dr.callbacks.RunInfo) -> None:
+        """See `Callback`."""
+        self.calls.append(f"begun {run.step}")
+
+    def done(self, result: dr.callbacks.StepResult) -> None:
+        """See `Callback`."""
+        self.calls.append(f"done {result.step}")
+        self.results.append(result)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        self.calls.append(f"evaluated {step} {dict(metrics)}")
+
+    def saved(self, path: Path, step: int) -> None:
+        """See `Callback`."""
+        self.calls.append(f"saved {path.name} {step}")
+
+    def ended(self, ended: dr.callbacks.Ended) -> None:
+        """See `Callback`."""
+        self.calls.append(f"ended {ended.step} {ended.reason}".strip())
+
+    def close(self) -> None:
+        """See `Callback`."""
+        self.calls.append("close")
+
+
+def stopping() -> Stop:
+    """One callback."""
+    return Stop()
+
+
+def failing() -> list[dr.Callback]:
+    """Several callbacks."""
+    return [Calls(), Failing()]
+
+
+def nothing() -> None:
+    """No callback."""

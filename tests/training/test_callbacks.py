@@ -1,0 +1,330 @@
+"""Callbacks of training runs: the protocol, logs, early stopping, the best checkpoint, and the dashboard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import distir_relax as dr
+from distir_relax.bundle import read_bundle
+from distir_relax.checkpoints import best, saved_steps
+from distir_relax.cli.training_data import load_callbacks
+from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
+from distir_relax.runtime.training.callbacks import Ended, RunInfo, StepResult, logger
+from distir_relax.runtime.training.callbacks.loss_chart import History, line_chart
+from distir_relax.runtime.training.options import Metric, TrainOptions
+from tests.runtime.processes import mpirun
+from tests.training import data, observers, perceptron
+
+pytestmark = pytest.mark.timeout(120)
+DATA, OBSERVERS = Path(data.__file__), Path(observers.__file__)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The training of a small model on 2 ranks."""
+    return perceptron.saved("2/1/1/1", tmp_path_factory.mktemp("bundles"))
+
+
+def values(*numbers: float, name: str = "loss") -> Any:
+    """Evaluations with these values of a metric, one after the other."""
+    rest = iter(numbers)
+    return lambda step: {name: next(rest)}
+
+
+def run(bundle: Path, steps: int, *callbacks: dr.Callback, **options: Any) -> Ended:
+    return dr.train(bundle, data.batches, steps=steps, callbacks=callbacks, **options)
+
+
+def test_callbacks_are_called_in_order(bundle: Path, tmp_path: Path) -> None:
+    calls = observers.Calls()
+    ended = run(
+        bundle, 5, calls, checkpoint=tmp_path, every=3, evaluate=values(0.5, 0.25, 0.75), evaluate_every=2
+    )  # fmt: skip
+    assert calls.calls == [
+        "begun 0", "done 1", "done 2", "evaluated 2 {'loss': 0.5}", "done 3", "saved step-00000003 3", "done 4",
+        "evaluated 4 {'loss': 0.25}", "done 5", "evaluated 5 {'loss': 0.75}", "saved step-00000005 5", "ended 5",
+        "close",
+    ]  # fmt: skip
+    assert (ended.step, ended.saved, ended.best) == (5, 5, None)
+    training = read_bundle(bundle).manifest.training
+    assert training is not None
+    for result in calls.results:
+        assert result.rates == {"learning_rate": training.rates["learning_rate"](result.step - 1)}
+        assert 0 < result.communication_seconds < result.seconds
+        # This process has torch loaded.
+        assert 2**26 < result.peak_memory < 2**40
+
+
+def test_a_callback_ends_the_run_and_is_closed_after_errors(bundle: Path, tmp_path: Path) -> None:
+    calls = observers.Calls()
+    ended = run(bundle, 9, observers.Stop(), calls, checkpoint=tmp_path)
+    assert (ended.step, ended.reason, ended.saved) == (4, "step 4 is enough", 4)
+    assert calls.calls[-2:] == ["ended 4 step 4 is enough", "close"]
+    calls = observers.Calls()
+    with pytest.raises(LookupError, match="no such column"):
+        run(bundle, 9, calls, observers.Failing())
+    assert calls.calls[-2:] == ["done 3", "close"]
+    with pytest.raises(RunError, match=r"expected a dr.Callback, found type"):
+        run(bundle, 9, observers.Calls)  # type: ignore[arg-type]
+
+
+@pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
+def test_ranks_agree_on_the_end_and_on_errors_of_callbacks(bundle: Path, tmp_path: Path) -> None:
+    command = ("-m", "distir_relax", "train", bundle, "--data", f"{DATA}:batches", "--steps", 9)
+    log, rows = tmp_path / "log.csv", tmp_path / "log.jsonl"
+    done = mpirun(
+        2, *command, "--callbacks", f"{OBSERVERS}:stopping", "--checkpoint", tmp_path / "ck", "--log", log,
+        "--log", rows, "--best", "loss", "--every", 2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "trained to step 4 of 9 (step 4 is enough)" in done.stdout
+    assert saved_steps(tmp_path / "ck") == [2, 4]
+    found = list(csv.DictReader(log.open()))
+    assert [row["step"] for row in found] == ["1", "2", "3", "4"]
+    assert [float(row["loss"]) for row in found] == [json.loads(line)["loss"] for line in rows.open()]
+    # The metric of a run without evaluations is the mean loss since the last checkpoint.
+    losses = [float(row["loss"]) for row in found]
+    means = {2: sum(losses[:2]) / 2, 4: sum(losses[2:]) / 2}
+    chosen = best(tmp_path / "ck")
+    assert chosen is not None
+    assert chosen.position.step == min(means, key=means.__getitem__)
+    assert chosen.position.metrics == {"loss": pytest.approx(min(means.values()))}
+    done = mpirun(2, *command, "--callbacks", f"{OBSERVERS}:failing")
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 1
+    assert "raised LookupError when it was called (Failing.done): there is no such column" in done.stderr
+    assert f"{OBSERVERS}:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_callbacks_of_a_file() -> None:
+    assert len(load_callbacks(f"{OBSERVERS}:stopping")) == 1
+    with pytest.raises(ImportModelError, match=r"expected a dr.Callback or a list of them, found NoneType"):
+        load_callbacks(f"{OBSERVERS}:nothing")
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+def test_a_resumed_run_continues_its_log(name: str, bundle: Path, tmp_path: Path) -> None:
+    path, folder = tmp_path / name, tmp_path / "ck"
+    whole = observers.Calls()
+    run(bundle, 7, whole, logger(path), checkpoint=folder, every=5)
+    (folder / "latest").write_text("step-00000005\n")
+    run(bundle, 9, logger(path), checkpoint=folder, resume="last", evaluate=values(0.5, name="accuracy"))
+    text = path.read_text()
+    rows: list[dict[str, Any]] = (
+        [{k: v for k, v in row.items() if v} for row in csv.DictReader(text.splitlines())]
+        if name.endswith(".csv")
+        else [json.loads(line) for line in text.splitlines()]
+    )
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
+    assert {key: float(value) for key, value in rows[-1].items()} == {"step": 9, "evaluation/accuracy": 0.5}
+    for row, result in zip(rows[:5], whole.results, strict=False):
+        assert float(row["loss"]) == result.loss
+        assert float(row["seconds"]) == result.seconds
+        assert float(row["samples"]) == result.work == 11
+        assert float(row["learning_rate"]) == result.rates["learning_rate"]
+        assert float(row["communication_seconds"]) == result.communication_seconds
+        assert float(row["peak_memory"]) == result.peak_memory
+    path.write_text("no log\nof ours\n")
+    with pytest.raises(RunError, match="expected the log of the run that is resumed"):
+        run(bundle, 11, logger(path), checkpoint=folder, resume="last")
+
+
+def test_tensorboard_reads_the_log(bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    calls = observers.Calls()
+    run(bundle, 3, calls, logger(tmp_path / "tb"), evaluate=values(0.5))
+    found = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3]
+    assert [event.value for event in found.Scalars("train/loss")] == pytest.approx([r.loss for r in calls.results])
+    assert [(event.step, event.value) for event in found.Scalars("evaluation/loss")] == [(3, 0.5)]
+
+
+class Client:
+    """A client of MLflow that keeps its calls."""
+
+    calls: list[tuple[Any, ...]]
+
+    def __init__(self, uri: str | None) -> None:
+        self.calls.append(("uri", uri))
+
+    def get_experiment_by_name(self, name: str) -> None:
+        return None
+
+    def create_experiment(self, name: str) -> str:
+        self.calls.append(("experiment", name))
+        return "17"
+
+    def create_run(self, experiment: str) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"run of {experiment}"))
+
+    def log_param(self, run: str, key: str, value: object) -> None:
+        self.calls.append((run, key, value))
+
+    def log_batch(self, run: str, metrics: Sequence[tuple[Any, ...]]) -> None:
+        self.calls.extend((run, name, value, step) for name, value, _, step in metrics)
+
+    def set_terminated(self, run: str, status: str) -> None:
+        self.calls.append((run, status))
+
+
+def test_mlflow_gets_parameters_metrics_and_the_status(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents: dict[str, dict[str, object]] = {
+        "mlflow": {},
+        "mlflow.exceptions": {"MlflowException": KeyError},
+        "mlflow.tracking": {"MlflowClient": Client},
+        "mlflow.entities": {"Metric": lambda *values: values},
+    }
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    Client.calls = []
+    calls = observers.Calls()
+    run(bundle, 2, calls, logger("mlflow:http://host:5000"), evaluate=values(0.5))
+    found = Client.calls
+    assert found[:2] == [("uri", "http://host:5000"), ("experiment", "perceptron")]
+    for entry in (
+        ("ranks", 2),
+        ("samples_per_step", 11),
+        ("loss", calls.results[1].loss, 2),
+        ("evaluation/loss", 0.5, 2),
+    ):
+        assert ("run of 17", *entry) in found
+    assert found[-1] == ("run of 17", "FINISHED")
+    with pytest.raises(LookupError):
+        run(bundle, 9, logger("mlflow:"), observers.Failing())
+    assert found[-1] == ("run of 17", "FAILED")
+
+
+def test_logs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        RunError, match=r"expected a log that ends in .csv or .jsonl, a folder, or mlflow:URI, found .txt"
+    ):
+        logger("log.txt")
+    with pytest.raises(RunError, match="there is no such folder"):
+        logger(tmp_path / "none" / "log.csv")
+    for module, target in (("torch.utils.tensorboard.writer", tmp_path), ("mlflow.exceptions", "mlflow:")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(RunError, match="found none") as caught:
+            logger(target)
+        assert "pip install" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options", "step"),
+    [
+        ([3, 2, 1, 1.5, 1.2, 0.5], {"patience": 2}, 5),
+        ([3, 2, 1, 1.5, 0.9, 1.2], {"patience": 2}, None),
+        ([3, 2, 1.9, 1.85, 1.8, 1.7], {"patience": 3, "min_delta": 0.25}, 5),
+        ([1, 2, 1.5, float("nan")], {"patience": 2, "mode": "max"}, 4),
+    ],
+)
+def test_early_stopping_counts_evaluations(
+    numbers: list[float], options: dict[str, Any], step: int | None, bundle: Path
+) -> None:
+    stopping = dr.callbacks.EarlyStopping("accuracy", **options)
+    ended = run(
+        bundle, len(numbers), stopping, evaluate=values(*numbers, name="accuracy"), evaluate_every=1
+    )  # fmt: skip
+    assert ended.step == (step or len(numbers))
+    assert ("accuracy has not improved" in ended.reason) == (step is not None)
+
+
+def test_metrics_that_do_not_exist_are_refused(bundle: Path, tmp_path: Path) -> None:
+    for options, words in (
+        ({"callbacks": [dr.callbacks.EarlyStopping("f1")]}, "expected the metric loss in a run without evaluations"),
+        ({"best": "f1", "checkpoint": tmp_path}, "expected the metric loss in a run without evaluations, found 'f1'"),
+        ({"best": "f1", "checkpoint": tmp_path, "evaluate": values(1.0)}, "expected the metric 'f1' .*, found loss"),
+        ({"best": "loss"}, "expected a checkpoint folder to keep the best one in"),
+        ({"best": "loss:least", "checkpoint": tmp_path}, "expected the mode min or max of a metric, found 'least'"),
+        ({"resume": "newest", "checkpoint": tmp_path}, "expected last, auto, best or nothing, found 'newest'"),
+        ({"every": 0}, "expected 1 or more, found 0"),
+    ):
+        with pytest.raises(RunError, match=words):
+            dr.train(bundle, data.batches, steps=2, **options)  # type: ignore[arg-type]
+    with pytest.raises(DistIRError, match="patience of 1 or more"):
+        dr.callbacks.EarlyStopping(patience=0)
+    assert not Metric("loss").improves(1.0, 1.0)
+
+
+def test_the_best_checkpoint_is_kept_and_resumed(bundle: Path, tmp_path: Path) -> None:
+    def states(name: str) -> bytes:
+        return (tmp_path / name / "state.safetensors").read_bytes()
+
+    options: dict[str, Any] = {
+        "checkpoint": tmp_path,
+        "every": 3,
+        "keep": 1,
+        "best": "accuracy:max",
+        "evaluate_every": 2,
+    }
+    accuracies = values(0.25, 0.75, 0.5, 0.625, 0.75, name="accuracy")
+    ended = run(bundle, 9, evaluate=accuracies, **options)
+    assert (ended.saved, ended.best) == (9, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "latest", "step-00000004", "step-00000009"]
+    assert (tmp_path / "best").read_text() == "step-00000004\n"
+    last = states("step-00000009")
+    calls = observers.Calls()
+    ended = run(bundle, 9, calls, resume="best", evaluate=values(0.5, 0.5, 0.625, name="accuracy"), **options)
+    # It continues after step 4; what follows is written again, and its best is still that of the first run.
+    assert calls.calls[:2] == ["begun 4", "done 5"]
+    assert ended.best == 4
+    assert saved_steps(tmp_path) == [4, 9]
+    assert states("step-00000009") == last
+    (tmp_path / "best").unlink()
+    with pytest.raises(CheckpointError, match="there is no best checkpoint in this folder"):
+        run(bundle, 9, resume="best", checkpoint=tmp_path)
+
+
+def test_later_checkpoints_go_when_a_run_goes_back(bundle: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path, "every": 2, "best": "loss", "evaluate_every": 2}
+    run(bundle, 8, evaluate=values(0.5, 1, 1, 1), **options)
+    assert saved_steps(tmp_path) == [2, 4, 6, 8]
+    run(bundle, 3, resume="best", evaluate=values(1), **options)
+    assert saved_steps(tmp_path) == [2, 3]
+
+
+def test_a_chart_joins_its_points() -> None:
+    # Four columns of four dots: the lowest, the two lowest, the two in the middle, the two highest.
+    assert line_chart([0, 1, 2, 3], 2, 1) == ["⣠⠞"]
+    assert line_chart([4.0], 2, 1) == ["⠂ "]
+    history = History(8)
+    for number in range(17):
+        history.add(float(number))
+    history.add(float("nan"))
+    assert history.means(99) == pytest.approx([1.5, 5.5, 9.5, 13.5, 16.0])
+    assert history.means(2) == pytest.approx([3.5, 13.0])
+
+
+def test_the_dashboard_shows_a_run(bundle: Path) -> None:
+    manifest = read_bundle(bundle).manifest
+    console = Console(width=90, record=True, force_terminal=True, file=io.StringIO())
+    progress = dr.callbacks.Progress(console)
+    progress.begun(RunInfo(0, TrainOptions(500), manifest, 11, "samples"))
+    for step in range(1, 201):
+        progress.done(StepResult(step, 8.0 - step / 100, 0.05, 11, {"learning_rate": 3e-4}, 0.01, 2**30))
+    progress.evaluated(200, {"loss": 5.5})
+    progress.saved(Path("ck/step-00000200"), 200)
+    assert progress._dashboard is not None
+    progress.close()
+    console.print(progress._dashboard.render(90))
+    text = console.export_text()
+    for words in (
+        "perceptron, 2 ranks", "step 200/500", "0:00:15 left", "7.99", "220 samples/s", "communication 20%",
+        "peak memory   1.07 GB", "learning rate 0.0003", "evaluation    loss 5.5 (step 200)", "ck/step-00000200",
+    ):  # fmt: skip
+        assert words in text, text

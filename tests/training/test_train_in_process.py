@@ -1,0 +1,170 @@
+"""`dr.train`: the loop in a Python program, and the kinds of data that it takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+
+import distir_relax as dr
+from distir_relax.bundle import Manifest
+from distir_relax.cli.training_data import load_data
+from distir_relax.errors import CheckpointError, RunError
+from distir_relax.runtime.training.data_loader import LoaderEpochs
+from distir_relax.runtime.training.data_sources import open_data
+from tests.training import data, observers, perceptron
+from tests.training.data import ROWS, Batch, drawn
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Table(Dataset[Batch]):
+    """47 samples, of four batches and a rest. It keeps the indices that are read, and draws noise for each."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 47
+
+    def __getitem__(self, index: int) -> Batch:
+        self.read.append(index)
+        x = torch.randn(5, generator=torch.Generator().manual_seed(index)) + torch.rand(5) / 64
+        return x, 2 * x[:3]
+
+
+class Streamed(IterableDataset[Batch]):
+    """Three batches of samples in a fixed order."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(3):
+            yield from zip(*drawn(number), strict=True)
+
+
+def indexed(**options: Any) -> DataLoader[Any]:
+    """A loader of the table."""
+    return DataLoader(Table(), **({"batch_size": ROWS, "drop_last": True} | options))
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "shuffled": lambda: indexed(shuffle=True),
+    "in order": indexed,
+    "a generator": lambda: indexed(shuffle=True, generator=torch.Generator().manual_seed(5)),
+    "a sampler": lambda: indexed(sampler=WeightedRandomSampler([1.0, 2.0, 3.0] * 15, 40)),
+    "a batch sampler": lambda: DataLoader(Table(), batch_sampler=BatchSampler(RandomSampler(range(33)), ROWS, True)),
+    "whole batches": lambda: DataLoader([drawn(i) for i in range(5)], batch_size=None, shuffle=True),  # type: ignore[arg-type]
+    "workers": lambda: indexed(shuffle=True, num_workers=2, persistent_workers=True),
+    "a stream": lambda: DataLoader(Streamed(), batch_size=ROWS),
+}
+
+
+def batches(loader: DataLoader[Any], start: int, number: int, seed: int = 7) -> list[torch.Tensor]:
+    """Inputs of batches of a run that starts with one of them."""
+    epochs, found = LoaderEpochs(loader, seed), []
+    while len(found) < number:
+        found += [item[0] for item in itertools.islice(epochs.begin(start + len(found)), number - len(found))]
+    return found
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_continues_with_the_batches_of_the_step(name: str) -> None:
+    before = torch.get_rng_state()
+    whole = batches(LOADERS[name](), 0, 12)
+    assert torch.equal(torch.get_rng_state(), before)
+    for start in (3, 7):
+        torch.rand(start)
+        found = batches(LOADERS[name](), start, 12 - start)
+        # Random numbers of workers start again with the run.
+        tolerance = 2**-6 if name == "workers" else 0
+        torch.testing.assert_close(torch.stack(found), torch.stack(whole[start:]), rtol=0, atol=tolerance)
+    if name not in ("in order", "a stream"):
+        other = batches(LOADERS[name](), 0, 5, seed=8)
+        assert not torch.allclose(torch.stack(other), torch.stack(whole[:5]), atol=2**-5)
+
+
+def test_batches_before_the_first_step_are_not_loaded() -> None:
+    table = Table()
+    loader = DataLoader(table, batch_size=ROWS, shuffle=True, drop_last=True)
+    batches(loader, 0, 8)
+    whole, table.read = table.read, []
+    batches(loader, 6, 2)
+    assert table.read == whole[6 * ROWS :]
+    # An epoch has each sample at most once, the next one another order.
+    assert len(set(whole[: 4 * ROWS])) == 4 * ROWS
+    assert whole[: 4 * ROWS] != whole[4 * ROWS :]
+
+
+def test_a_training_step_is_trained_as_by_calls(tmp_path: Path) -> None:
+    by_calls, step = perceptron.step("3/1/1/1"), perceptron.step("3/1/1/1")
+    losses = [by_calls(*drawn(number)) for number in range(9)]
+    calls = observers.Calls()
+    items = [drawn(number) for number in range(9)]
+    step(*items[0])
+    options: dict[str, Any] = {"checkpoint": tmp_path, "callbacks": [calls]}
+    ended = dr.train(step, items[1:], steps=4, **options)
+    assert (ended.step, step.steps) == (4, 5)
+    ended = dr.train(step, items[1:], steps=6, resume="last", **options)
+    assert (ended.step, step.steps) == (6, 7)
+    # Another object continues the run: the learning rates, too, are those of the steps.
+    other = perceptron.step("2/1/1/1")
+    dr.train(other, items[1:], steps=8, resume="last", **options)
+    assert other.steps == 9
+    assert [result.loss for result in calls.results] == pytest.approx(losses[1:], rel=1e-5)
+    for name, value in by_calls.parameters().items():
+        torch.testing.assert_close(other.parameters()[name], value, rtol=1e-4, atol=1e-6)
+    # It trains on, by calls too.
+    torch.testing.assert_close(other(*drawn(9)), by_calls(*drawn(9)), rtol=1e-4, atol=0)
+
+
+def test_kinds_of_data_give_the_same_run(tmp_path: Path) -> None:
+    path = perceptron.saved("2/1/1/1", tmp_path)
+    items = [drawn(number) for number in range(5)]
+    sources: list[Any] = [
+        items, tuple(items), data.epoch, lambda start: items[start:] or items, data.few,
+        DataLoader(items, batch_size=None),
+    ]  # fmt: skip
+    found = []
+    for source in sources:
+        calls = observers.Calls()
+        dr.train(path, source, steps=5, callbacks=[calls])
+        found.append([result.loss for result in calls.results])
+    assert all(losses == found[0] for losses in found)
+    # An iterator has one epoch; a list is read again.
+    assert dr.train(path, iter(items), steps=7).reason == "the data has ended"
+    assert dr.train(path, items, steps=7).reason == ""
+    ended = dr.train(path, data.samples(), steps=4, seed=3)
+    assert (
+        ended.loss == dr.train(path, data.samples, steps=4, seed=3).loss != dr.train(path, data.samples, steps=4).loss
+    )
+
+
+def test_a_loader_trains_on_the_command_line(tmp_path: Path) -> None:
+    manifest = perceptron.saved_manifest("3/1/1/1", tmp_path)
+    here = open_data(data.loader(), manifest, 5)
+    there = load_data(f"{data.__file__}:loader")(manifest, 5)
+    for step in range(2, 9):
+        mine, theirs = here.batch(step), there.batch(step)
+        assert mine is not None
+        assert theirs is not None
+        for name, value in mine.global_arrays().items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs.global_arrays()[name]))
+
+
+def test_unusable_data_are_refused(tmp_path: Path) -> None:
+    manifest: Manifest = perceptron.saved_manifest("3/1/1/1", tmp_path)
+    with pytest.raises(RunError, match="expected batches of 11 samples, found 3 in the last one of an epoch") as caught:
+        open_data(DataLoader(Table(), batch_size=ROWS), manifest, 0)
+    assert "drop_last=True" in caught.value.hint
+    with pytest.raises(RunError, match="expected batches or a data set, found int"):
+        open_data(17, manifest, 0).batch(0)
+    step = perceptron.step("1/1/1/1")
+    with pytest.raises(RunError, match="a TrainingStep runs on the CPU, found 'cuda'"):
+        dr.train(step, data.batches, steps=2, device="cuda")
+    dr.train(step, data.batches, steps=1, checkpoint=tmp_path / "ck")
+    with pytest.raises(CheckpointError, match="there are checkpoints here already"):
+        dr.train(step, data.batches, steps=2, checkpoint=tmp_path / "ck")
