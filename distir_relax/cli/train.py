@@ -76,7 +76,7 @@ def train(
 
     FUNCTION receives `start`, the number of the first step, and `seed`, if it has parameters of these names.
     """
-    from distir_relax.cli.training_data import load_callbacks, load_data
+    from distir_relax.cli.training_data import UserCallbacks, load_data
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launcher_detection import detect
     from distir_relax.runtime.training.callbacks import Progress, logger
@@ -91,7 +91,7 @@ def train(
         flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
         _launch(n, bundle, flags, checkpoint)
     with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
-        observers += [callback for target in callbacks or [] for callback in load_callbacks(target)]
+        observers += map(UserCallbacks, callbacks or [])
         run = Run(bundle, load_data(data), options, observers, backend.value, device.value, timeout, received_signal)
         try:
             ended = train_threads(run) if world is None else train_rank(world, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,38 +36,37 @@ def load_data(target: str) -> Callable[[Manifest, int], Data]:
     return open_target
 
 
-def load_callbacks(target: str) -> list[Callback]:
-    """Return the callbacks of ``FILE.py:FUNCTION``, which returns one or several.
+class UserCallbacks(Callback):
+    """The callbacks that ``FILE.py:FUNCTION`` returns, one or several; their errors show the user's own frames.
 
-    Raises `ImportModelError` if the function is missing, raises, or returns something else.
+    The function is called when the run begins, on its first process. Raises `ImportModelError` if it is missing, and
+    when the run begins if it raises or returns something else.
     """
-    result = call_function(find_function(target), target, {})
-    callbacks = [result] if isinstance(result, Callback) else result
-    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(callback, Callback) for callback in callbacks):
-        raise ImportModelError(
-            f"expected a dr.Callback or a list of them, found {type(result).__name__}", target,
-            "derive the class from dr.Callback, and return an object of it",
-        )  # fmt: skip
-    return [_UserCallback(callback, target.rpartition(":")[0]) for callback in callbacks]
 
-
-class _UserCallback(Callback):
-    """A callback whose errors show the user's own frames."""
-
-    def __init__(self, callback: Callback, file: str) -> None:
-        self._callback, self._file = callback, file
+    def __init__(self, target: str) -> None:
+        self._target, self._function = target, find_function(target)
+        self._callbacks: list[Callback] = []
 
     @property
     def stop_reason(self) -> str:
         """See `Callback`."""
-        return self._callback.stop_reason
+        return next((callback.stop_reason for callback in self._callbacks if callback.stop_reason), "")
 
     @stop_reason.setter
     def stop_reason(self, reason: str) -> None:
-        self._callback.stop_reason = reason
+        for callback in self._callbacks:
+            callback.stop_reason = reason
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
+        result = call_function(self._function, self._target, {})
+        callbacks = list(result) if isinstance(result, (list, tuple)) else [result]
+        if not all(isinstance(callback, Callback) for callback in callbacks):
+            raise ImportModelError(
+                f"expected a dr.Callback or a list of them, found {type(result).__name__}", self._target,
+                "derive the class from dr.Callback, and return an object of it",
+            )  # fmt: skip
+        self._callbacks = callbacks
         self._call("begun", run)
 
     def done(self, result: StepResult) -> None:
@@ -90,5 +90,7 @@ class _UserCallback(Callback):
         self._call("close")
 
     def _call(self, method: str, *arguments: Any) -> None:
-        name = f"was called ({type(self._callback).__name__}.{method})"
-        users_code(lambda: getattr(self._callback, method)(*arguments), self._file, name)
+        file = self._target.rpartition(":")[0]
+        for callback in self._callbacks:
+            function = partial(getattr(callback, method), *arguments)
+            users_code(function, file, f"was called ({type(callback).__name__}.{method})")

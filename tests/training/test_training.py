@@ -326,7 +326,8 @@ def test_resume_may_stand_alone(bundles: dict[int, Path], tmp_path: Path) -> Non
         assert done.exit_code == 0, done.output
         return [line.split()[1] for line in done.output.splitlines() if line.startswith("step ")]
 
-    assert steps("--resume", "auto", "--steps", 1) == ["1/1"]
+    assert steps("--resume", "auto", "--steps", 1, "--best", "loss") == ["1/1"]
     assert steps("--resume", "--steps", 2) == ["2/2"]
+    assert steps("--resume", "best", "--steps", 2) == ["2/2"]
     assert steps("--steps", 3, "--resume") == ["3/3"]
     assert steps("--resume=auto", "--steps", 4) == ["4/4"]

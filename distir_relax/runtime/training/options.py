@@ -79,10 +79,10 @@ class TrainOptions:
                 raise RunError(f"expected 1 or more, found {getattr(self, name)}", name)
         if self.resume not in ("", *RESUME):
             raise RunError(f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume")
-        for name, purpose in (("resume", "resume from"), ("best", "keep the best one in")):
-            if getattr(self, name) and self.checkpoints is None:
-                raise RunError(
-                    f"expected a checkpoint folder to {purpose}, found none", f"--{name}", "give --checkpoint DIR"
-                )
+        hint = "give --checkpoint DIR"
+        if self.resume and self.checkpoints is None:
+            raise RunError("expected a checkpoint folder to resume from, found none", "--resume", hint)
+        if self.best and self.checkpoints is None:
+            raise RunError("expected a checkpoint folder for the best one, found none", "--best", hint)
         if self.best:
             Metric.parse(self.best)

@@ -10,6 +10,7 @@ from typing import Any
 from distir_relax.errors import RunError
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.callbacks.measurements import evaluation_measurements, step_measurements
+from distir_relax.runtime.training.callbacks.optional_package import check_installed
 
 
 class MLflowLogger(Callback):
@@ -21,22 +22,20 @@ class MLflowLogger(Callback):
     """
 
     def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
-        try:
-            from mlflow.exceptions import MlflowException
-            from mlflow.tracking import MlflowClient
-        except ImportError:
-            raise RunError(
-                "a log of MLflow needs the package mlflow, found none", f"mlflow:{uri or ''}", "pip install mlflow"
-            ) from None
+        check_installed("mlflow", f"mlflow:{uri or ''}")
         self.uri, self.experiment = uri, experiment
-        self._make, self._failure = MlflowClient, MlflowException
         self._client: Any = None
+        self._failure: type[Exception] = Exception
         self._run = ""
         self._status = "FAILED"
         self._unit = ""
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self._failure = MlflowException
         self._unit = run.unit
         self._status = "FAILED"
         name = self.experiment or run.manifest.name
@@ -49,7 +48,7 @@ class MLflowLogger(Callback):
             f"{run.unit}_per_step": run.work,
         }
         try:
-            self._client = self._make(self.uri)
+            self._client = MlflowClient(self.uri)
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
             self._run = self._client.create_run(experiment).info.run_id

@@ -9,6 +9,7 @@ from typing import Any
 from distir_relax.errors import RunError
 from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
 from distir_relax.runtime.training.callbacks.measurements import evaluation_measurements, step_measurements
+from distir_relax.runtime.training.callbacks.optional_package import check_installed
 
 
 class TensorBoardLogger(Callback):
@@ -19,22 +20,18 @@ class TensorBoardLogger(Callback):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise RunError(
-                "a TensorBoard log needs the package tensorboard, found none", str(folder), "pip install tensorboard"
-            ) from None
+        check_installed("tensorboard", str(folder))
         self.folder = Path(folder)
-        self._make = SummaryWriter
         self._writer: Any = None
         self._unit = ""
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
+        from torch.utils.tensorboard.writer import SummaryWriter
+
         self._unit = run.unit
         try:
-            self._writer = self._make(str(self.folder), purge_step=run.step + 1 if run.step else None)
+            self._writer = SummaryWriter(str(self.folder), purge_step=run.step + 1 if run.step else None)
         except OSError as wrong:
             raise RunError(f"cannot write the log: {wrong.strerror}", str(self.folder)) from None
 
