@@ -59,6 +59,10 @@ def train(
     best: Annotated[
         str, typer.Option(metavar="METRIC", help="Keep the best checkpoint too, by loss or another METRIC[:max].")
     ] = "",
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches or samples to evaluate.")
+    ] = None,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations; the last is evaluated.")] = 100,
     log: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Log to a .csv, .jsonl, TensorBoard folder, or mlflow:URI; repeatable."),
@@ -76,23 +80,26 @@ def train(
 
     FUNCTION receives `start`, the number of the first step, and `seed`, if it has parameters of these names.
     """
-    from distir_relax.cli.training_data import UserCallbacks, load_data
+    from distir_relax.cli.training_data import UserCallbacks, load_data, load_evaluation
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launcher_detection import detect
     from distir_relax.runtime.training.callbacks import Progress, logger
     from distir_relax.runtime.training.options import TrainOptions
     from distir_relax.runtime.training.train import Run, train_rank, train_threads
 
-    options = TrainOptions(steps, checkpoint, every, keep, resume.value if resume else "", seed, best)
+    options = TrainOptions(steps, checkpoint, every, keep, resume.value if resume else "", seed, best, evaluate_every)
     observers = [Progress(), *map(logger, log or [])]
     if n is not None and detect() is None:
         flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
+        flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every}
         flags |= {"best": best or None, "log": log, "callbacks": callbacks}
         flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
         _launch(n, bundle, flags, checkpoint)
     with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
         observers += map(UserCallbacks, callbacks or [])
-        run = Run(bundle, load_data(data), options, observers, backend.value, device.value, timeout, received_signal)
+        evaluated = None if evaluation is None else load_evaluation(evaluation)
+        where = (backend.value, device.value, timeout)
+        run = Run(bundle, load_data(data), options, observers, evaluated, *where, received_signal)
         try:
             ended = train_threads(run) if world is None else train_rank(world, run)
         except Interrupted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from distir_relax.bundle import Manifest
 from distir_relax.errors import ImportModelError
 from distir_relax.runtime.training.batches import Data
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
-from distir_relax.runtime.training.data_sources import open_function
+from distir_relax.runtime.training.data_sources import open_evaluation, open_function
+from distir_relax.runtime.training.executor import Batch
 from distir_relax.support.user_function import call_function, find_function, users_code
 
 
@@ -34,6 +35,20 @@ def load_data(target: str) -> Callable[[Manifest, int], Data]:
         return open_function(call, takes_start, manifest, seed, lambda action, when: users_code(action, file, when))
 
     return open_target
+
+
+def load_evaluation(target: str) -> Callable[[Manifest], Callable[[], Iterable[Batch]]]:
+    """Return a function from the manifest of an evaluation to one that yields the batches of ``FILE.py:FUNCTION``.
+
+    Raises `ImportModelError` if the function is missing. Its result is as for `load_data`.
+    """
+    function = find_function(target)
+    file = target.rpartition(":")[0]
+
+    def call() -> Any:
+        return call_function(function, target, {})
+
+    return lambda manifest: open_evaluation(call, manifest, lambda action, when: users_code(action, file, when))
 
 
 class UserCallbacks(Callback):

@@ -79,6 +79,11 @@ def samples() -> Table:
     return Table()
 
 
+def held_out() -> list[Batch]:
+    """Two batches to evaluate."""
+    return [drawn(101), drawn(102)]
+
+
 def loader() -> DataLoader[Batch]:
     """A loader of the data set, which has another order in each epoch."""
     return DataLoader(Table(), batch_size=ROWS, shuffle=True, drop_last=True)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ class Calls(dr.Callback):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.results: list[dr.callbacks.StepResult] = []
+        self.metrics: dict[int, dict[str, float]] = {}
 
     def begun(self, run: dr.callbacks.RunInfo) -> None:
         """See `Callback`."""
@@ -45,6 +46,7 @@ class Calls(dr.Callback):
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
         self.calls.append(f"evaluated {step} {dict(metrics)}")
+        self.metrics[step] = dict(metrics)
 
     def saved(self, path: Path, step: int) -> None:
         """See `Callback`."""

@@ -33,7 +33,8 @@ DATA, OBSERVERS = Path(data.__file__), Path(observers.__file__)
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The training of a small model on 2 ranks."""
-    return perceptron.saved("2/1/1/1", tmp_path_factory.mktemp("bundles"))
+    step = perceptron.step("2/1/1/1", evaluates=True)
+    return step.save(tmp_path_factory.mktemp("bundles") / "m.dist", backends=("torch",))
 
 
 def values(*numbers: float, name: str = "loss") -> Any:
@@ -86,25 +87,25 @@ def test_ranks_agree_on_the_end_and_on_errors_of_callbacks(bundle: Path, tmp_pat
     log, rows = tmp_path / "log.csv", tmp_path / "log.jsonl"
     done = mpirun(
         2, *command, "--callbacks", f"{OBSERVERS}:stopping", "--checkpoint", tmp_path / "ck", "--log", log,
-        "--log", rows, "--best", "loss", "--every", 2,
+        "--log", rows, "--evaluation", f"{DATA}:held_out", "--evaluate-every", 2, "--best", "error", "--keep", 1,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "trained to step 4 of 9 (step 4 is enough)" in done.stdout
-    assert saved_steps(tmp_path / "ck") == [2, 4]
-    found = list(csv.DictReader(log.open()))
-    assert [row["step"] for row in found] == ["1", "2", "3", "4"]
-    assert [float(row["loss"]) for row in found] == [json.loads(line)["loss"] for line in rows.open()]
-    # A loader shuffles in the same order on all ranks.
+    # A loader shuffles in the same order on all ranks, and threads of one process have the same results.
     calls = observers.Calls()
-    dr.train(bundle, data.loader(), steps=4, callbacks=[calls])
-    assert [float(row["loss"]) for row in found] == pytest.approx([r.loss for r in calls.results], rel=1e-5)
-    # The metric of a run without evaluations is the mean loss since the last checkpoint.
-    losses = [float(row["loss"]) for row in found]
-    means = {2: sum(losses[:2]) / 2, 4: sum(losses[2:]) / 2}
+    options: dict[str, Any] = {"evaluation": data.held_out, "evaluate_every": 2}
+    dr.train(bundle, data.loader(), steps=4, callbacks=[calls], **options)
+    found = list(csv.DictReader(log.open()))
+    assert [row["step"] for row in found] == ["1", "2", "2", "3", "4", "4"]
+    losses = [float(row["loss"]) for row in found if row["loss"]]
+    assert losses == pytest.approx([result.loss for result in calls.results], rel=1e-5)
+    assert losses == [item["loss"] for item in map(json.loads, rows.open()) if "loss" in item]
+    errors = {int(row["step"]): float(row["evaluation/error"]) for row in found if row["evaluation/error"]}
+    assert errors == pytest.approx({step: metrics["error"] for step, metrics in calls.metrics.items()}, rel=1e-5)
     chosen = best(tmp_path / "ck")
     assert chosen is not None
-    assert chosen.position.step == min(means, key=means.__getitem__)
-    assert chosen.position.metrics == {"loss": pytest.approx(min(means.values()))}
+    assert errors[chosen.position.step] == chosen.position.metrics["error"] == min(errors.values())
+    assert saved_steps(tmp_path / "ck") == sorted({chosen.position.step, 4})
     done = mpirun(2, *command, "--callbacks", f"{OBSERVERS}:failing")
     assert done.returncode == 2
     assert done.stderr.count("error: ") == 1
@@ -294,6 +295,17 @@ def test_the_best_checkpoint_is_kept_and_resumed(bundle: Path, tmp_path: Path) -
     (tmp_path / "best").unlink()
     with pytest.raises(CheckpointError, match="there is no best checkpoint in this folder"):
         run(bundle, 9, resume="best", checkpoint=tmp_path)
+
+
+def test_without_evaluations_the_metric_is_the_mean_training_loss(bundle: Path, tmp_path: Path) -> None:
+    calls = observers.Calls()
+    ended = run(bundle, 6, calls, checkpoint=tmp_path, every=2, best="loss")
+    losses = [result.loss for result in calls.results]
+    means = {step: sum(losses[step - 2 : step]) / 2 for step in (2, 4, 6)}
+    assert ended.best == min(means, key=means.__getitem__)
+    chosen = best(tmp_path)
+    assert chosen is not None
+    assert chosen.position.metrics == {"loss": pytest.approx(min(means.values()))}
 
 
 def test_later_checkpoints_go_when_a_run_goes_back(bundle: Path, tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import distir_relax as dr
 from distir_relax.bundle import Manifest
@@ -119,6 +127,26 @@ def test_a_training_step_is_trained_as_by_calls(tmp_path: Path) -> None:
         torch.testing.assert_close(other.parameters()[name], value, rtol=1e-4, atol=1e-6)
     # It trains on, by calls too.
     torch.testing.assert_close(other(*drawn(9)), by_calls(*drawn(9)), rtol=1e-4, atol=0)
+
+
+def test_a_run_is_evaluated_on_data() -> None:
+    step, by_calls = (perceptron.step(strategy, evaluates=True) for strategy in ("3/1/1/1", "2/1/1/1"))
+    held_out = data.held_out()
+    samples = TensorDataset(*map(torch.cat, zip(*held_out, strict=True)))
+    sources: list[Any] = [held_out, data.held_out, lambda: iter(held_out)]
+    for source in (*sources, DataLoader(samples, batch_size=ROWS, shuffle=True), samples):
+        calls = observers.Calls()
+        done = dr.train(step, data.batches, steps=3, callbacks=[calls], evaluation=source, evaluate_every=2)
+        assert done.step == 3
+        for number in range(3):
+            by_calls(*drawn(number))
+            if number > 0:
+                expected = by_calls.evaluate(held_out)
+                assert calls.metrics[number + 1] == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(RunError, match="the bundle has no evaluation"):
+        dr.train(perceptron.step("1/1/1/1"), data.batches, steps=3, evaluation=held_out)
+    with pytest.raises(RunError, match="found both"):
+        dr.train(step, data.batches, steps=3, evaluation=held_out, evaluate=step.evaluate)  # type: ignore[arg-type]
 
 
 def test_kinds_of_data_give_the_same_run(tmp_path: Path) -> None:

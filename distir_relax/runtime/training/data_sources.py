@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from distir_relax.bundle import Manifest
 from distir_relax.errors import RunError
-from distir_relax.runtime.training.batches import Data, Samples, Stream
+from distir_relax.runtime.training.batches import Data, Samples, Stream, batches_of
 from distir_relax.runtime.training.data_loader import LoaderEpochs, check_loader, is_loader
+from distir_relax.runtime.training.executor import Batch
 
 _Result = TypeVar("_Result")
 Guard = Callable[[Callable[[], Any], str], Any]
@@ -52,18 +53,47 @@ def open_function(
     return _open(call(None), lambda: call(None), manifest, seed, guard)
 
 
+def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly) -> Callable[[], Iterator[Batch]]:
+    """Return a function that yields the batches of a user's object once, in the same order at each call.
+
+    `data` is as for `open_data`, or a function without parameters that returns such an object. It is called again after
+    it has returned an iterator. `manifest` is that of the evaluation.
+    """
+    is_function = callable(data) and not _is_source(data)
+    objects: list[Any] = [] if is_function else [data]
+
+    def batches() -> Iterator[Batch]:
+        if is_function and (not objects or isinstance(objects[0], Iterator)):
+            objects[:] = [data()]
+        source = objects[0]
+        if is_loader(source):
+            check_loader(source, manifest)
+            yield from batches_of(manifest, _iterate(LoaderEpochs(source, 0).begin(0), guard))
+        elif _has_samples(source):
+            yield from Samples(manifest, _GuardedSamples(source, guard), None).epoch()
+        else:
+            yield from batches_of(manifest, _iterate(source, guard))
+
+    return batches
+
+
 def _open(data: Any, again: Callable[[], Any], manifest: Manifest, seed: int, guard: Guard) -> Data:
     if is_loader(data):
         check_loader(data, manifest)
         epochs = LoaderEpochs(data, seed)
         return Stream(manifest, lambda step: _iterate(epochs.begin(step), guard))
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (list, tuple, dict)):
+    if _has_samples(data):
         return Samples(manifest, _GuardedSamples(data, guard), seed)
     return Stream(manifest, _Epochs(data, again, guard).begin)
 
 
 def _is_source(data: Any) -> bool:
     return hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+
+
+def _has_samples(data: Any) -> bool:
+    """Return whether the items of an object are single samples."""
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (list, tuple, dict))
 
 
 class _Epochs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distir_relax.errors import DistIRError, RunError
 
 if TYPE_CHECKING:
+    from distir_relax.bundle import Bundle
     from distir_relax.runtime.training.executor import Batch, Executor
 
 
@@ -18,13 +19,7 @@ def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], suffix:
     under their name and `suffix`, too, are those: ``.averaged``. Raises RunError for a bundle without evaluation, and
     for no batches; an error of one process's batches is raised by all.
     """
-    training = executor.bundle.manifest.training
-    names = () if training is None else training.evaluated
-    if not names:
-        raise RunError(
-            "the bundle has no evaluation", executor.bundle.manifest.name,
-            "compile the step with metrics={...}, which may be empty: then the loss is evaluated",
-        )  # fmt: skip
+    names = evaluated_names(executor.bundle)
     executor.begin_evaluation(suffix)
     totals, count = dict.fromkeys(names, 0.0), 0
     source = iter(batches())
@@ -51,6 +46,17 @@ def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], suffix:
         with executor.agreed():
             raise RunError("expected batches to evaluate, found none", "the evaluation data")
     return {name: total / count for name, total in totals.items()} if executor.first else {}
+
+
+def evaluated_names(bundle: Bundle) -> tuple[str, ...]:
+    """Return the outputs of a training step's evaluation. Raises RunError for a bundle without one."""
+    training = bundle.manifest.training
+    if training is None or not training.evaluated:
+        raise RunError(
+            "the bundle has no evaluation", bundle.manifest.name,
+            "compile the step with metrics={...}, which may be empty: then the loss is evaluated",
+        )  # fmt: skip
+    return tuple(training.evaluated)
 
 
 def _rows(batch: Batch) -> int:

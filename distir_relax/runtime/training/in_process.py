@@ -11,9 +11,11 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import training_of
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
-from distir_relax.runtime.training.data_sources import open_data
+from distir_relax.runtime.training.data_sources import open_data, open_evaluation
+from distir_relax.runtime.training.evaluation import evaluated_names
 from distir_relax.runtime.training.executor import ThreadExecutor
 from distir_relax.runtime.training.options import TrainOptions
+from distir_relax.runtime.training.train import evaluator
 from distir_relax.runtime.training.training_loop import Training
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def train(
     best: str = "",
     callbacks: Sequence[Callback] = (),
     seed: int | None = None,
+    evaluation: Any = None,
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
     evaluate_every: int = 100,
     backend: str = "torch",
@@ -62,8 +65,11 @@ def train(
     `checkpoint` each `every` steps and at the end; the last `keep` stay, and with `best`, such as ``"loss"`` or
     ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A `TrainingStep` has the trained
     parameters afterwards, and its `steps` are those of the run. `callbacks` observe the run; nothing is shown
-    without ``dr.callbacks.Progress()``. `evaluate(step)` returns metrics by name, after each `evaluate_every` steps and
-    the last one.
+    without ``dr.callbacks.Progress()``.
+
+    The run is evaluated after each `evaluate_every` steps and the last one, on `evaluation`, which is data like `data`,
+    for a step compiled with `metrics`, or by `evaluate`, a function of the number of steps done that returns metrics by
+    name.
 
     Raises a `DistIRError` for options, data or a checkpoint that do not fit, a loss that is not finite, and a
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
@@ -77,14 +83,22 @@ def train(
                 "derive its class from dr.Callback, and pass an object of it",
             )  # fmt: skip
     if isinstance(step, (str, Path)):
-        executor = ThreadExecutor(Session(read_bundle(Path(step)), backend, device))
+        bundle = read_bundle(Path(step))
+        executor = ThreadExecutor(Session(bundle, backend, device), lambda part: Session(part, backend, device))
         observers = tuple(callbacks)
     else:
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
-        executor = ThreadExecutor(step.plan.session(backend), bundle=step.bundle([backend]))
+        executor = ThreadExecutor(
+            step.plan.session(backend), lambda part: Session(part, backend), step.bundle([backend])
+        )
         observers = (_StepCount(step), *callbacks)
     training_of(executor.bundle.manifest)
+    if evaluation is not None:
+        if evaluate is not None:
+            raise RunError("expected evaluation data or a function that evaluates, found both", "evaluation, evaluate")
+        evaluated_names(executor.bundle)
+        evaluate = evaluator(executor, lambda manifest: open_evaluation(evaluation, manifest))
 
     def opened(seed: int) -> Data:
         return open_data(data, executor.bundle.manifest, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Data, training_of
 from distir_relax.runtime.training.callbacks import Callback, Ended
-from distir_relax.runtime.training.executor import Executor, RankExecutor, ThreadExecutor
+from distir_relax.runtime.training.evaluation import evaluate, evaluated_names
+from distir_relax.runtime.training.executor import Batch, Executor, RankExecutor, ThreadExecutor
 from distir_relax.runtime.training.options import TrainOptions
 from distir_relax.runtime.training.training_loop import Training
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
@@ -21,19 +22,23 @@ from distir_relax.runtime.world import World
 
 DataOf = Callable[[Manifest, int], Data]
 """Constructor of a run's data, from the manifest and the seed of the order."""
+EvaluationOf = Callable[[Manifest], Callable[[], Iterable[Batch]]]
+"""Constructor of the data of a run's evaluations, from the manifest of the evaluation."""
 
 
 @dataclass(frozen=True)
 class Run:
     """A training run: its bundle, data, options and callbacks.
 
-    `data` is called once the bundle is read; `stop` returns the signal that this process received, or 0.
+    `data` is called once the bundle is read, and so is `evaluation`, with the manifest of the bundle's evaluation; it
+    returns a function that yields the batches to evaluate. `stop` returns the signal that this process received, or 0.
     """
 
     bundle: Path
     data: DataOf
     options: TrainOptions
     callbacks: Sequence[Callback] = ()
+    evaluation: EvaluationOf | None = None
     backend: str = "torch"
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
@@ -42,13 +47,28 @@ class Run:
     def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
         data = lambda seed: self.data(executor.bundle.manifest, seed)  # noqa: E731
-        return Training(executor, data, self.options, self.callbacks, self.stop)
+        evaluate = evaluator(executor, self.evaluation)
+        return Training(executor, data, self.options, self.callbacks, self.stop, evaluate)
+
+    def check(self, bundle: Bundle) -> None:
+        """Raise RunError for a bundle that is not a training step, or lacks an evaluation that the run needs."""
+        training_of(bundle.manifest)
+        if self.evaluation is not None:
+            evaluated_names(bundle)
+
+
+def evaluator(executor: Executor, data: EvaluationOf | None) -> Callable[[int], dict[str, float]] | None:
+    """Return a function that evaluates the step of an executor on data, for `Training`; None without data."""
+    if data is None or executor.bundle.evaluation is None:
+        return None
+    batches = data(executor.bundle.evaluation.manifest)
+    return lambda step: evaluate(executor, batches)
 
 
 def train_threads(run: Run) -> Ended:
     """Train with ranks as threads of this process. Raises what `Training.run` raises."""
     bundle = read_bundle(run.bundle)
-    training_of(bundle.manifest)
+    run.check(bundle)
 
     def load(part: Bundle) -> Session:
         return Session(part, run.backend, run.device, run.timeout)
@@ -62,15 +82,14 @@ def train_rank(world: World, run: Run) -> Ended:
     Raises what `Training.run` raises if all ranks raise it. An error of one rank alone is printed and ends the
     launch: with code 2 for the user's errors, 1 with a traceback for others.
     """
+
+    def check(bundle: Bundle) -> dict[str, Any]:
+        run.check(bundle)
+        return {}  # inputs come with each step
+
     with ending_launch(world):
-        session, _ = load_rank(world, run.bundle, run.backend, run.device, _check)
+        session, _ = load_rank(world, run.bundle, run.backend, run.device, check)
         executor = RankExecutor(
             world, session, lambda part: RankSession(world, part, run.backend, run.device, verified=True)
         )
         return run.of(executor).run()
-
-
-def _check(bundle: Bundle) -> dict[str, Any]:
-    """Raise `DistIRError` unless the bundle is a training step; return no inputs, as they come with each step."""
-    training_of(bundle.manifest)
-    return {}

@@ -32,8 +32,8 @@ CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class Training:
     """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
 
-    `evaluate` returns metrics by name; all processes call it, after the steps of `options.evaluate_every`. The metrics
-    of the first process count.
+    `evaluate` returns the metrics after a step, by name; all processes call it, each `options.evaluate_every` steps and
+    after the last one. The metrics of the first process count.
 
     Between two steps the ranks exchange errors, signals, the end of data, and requests of callbacks to end the run, so
     that all take the same action.
@@ -195,9 +195,7 @@ class Training:
         """Evaluate after a step, if one is due; return whether the metric of the best checkpoint has improved."""
         if self.evaluate is None or (step % self.options.evaluate_every and step < self.options.steps):
             return False
-        with self.executor.agreed():
-            mine = dict(self.evaluate(step))
-        metrics = self.executor.exchange(mine)[0]
+        metrics = self.executor.exchange(dict(self.evaluate(step)))[0]
         self._notify(lambda callback: callback.evaluated(step, metrics))
         self.ended.reason = self.ended.reason or self.executor.exchange(self._stop_reason)[0]
         if self._best is None:
