@@ -81,27 +81,42 @@ def train(
     FUNCTION receives `start`, the number of the first step, and `seed`, if it has parameters of these names.
     """
     from distir_relax.cli.training_data import UserCallbacks, load_data, load_evaluation
+    from distir_relax.runtime.handshake import agreed
     from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.launched import ending_launch
     from distir_relax.runtime.launcher_detection import detect
-    from distir_relax.runtime.training.callbacks import Progress, logger
+    from distir_relax.runtime.training.callbacks import Callback, Progress, logger
     from distir_relax.runtime.training.options import TrainOptions
     from distir_relax.runtime.training.train import Run, train_rank, train_threads
 
-    options = TrainOptions(steps, checkpoint, every, keep, resume.value if resume else "", seed, best, evaluate_every)
-    observers = [Progress(), *map(logger, log or [])]
+    def build() -> tuple[TrainOptions, list[Callback]]:
+        which = resume.value if resume else ""
+        options = TrainOptions(steps, checkpoint, every, keep, which, seed, best, evaluate_every)
+        return options, [Progress(), *map(logger, log or [])]
+
+    def build_run() -> Run:
+        options, observers = build()
+        observers += map(UserCallbacks, callbacks or [])
+        evaluated = None if evaluation is None else load_evaluation(evaluation)
+        where = (backend.value, device.value, timeout)
+        return Run(bundle, load_data(data), options, observers, evaluated, *where, received_signal)
+
     if n is not None and detect() is None:
         flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
         flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every}
         flags |= {"best": best or None, "log": log, "callbacks": callbacks}
         flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
+        build()  # reports errors once, without mpirun's own output around them
         _launch(n, bundle, flags, checkpoint)
     with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
-        observers += map(UserCallbacks, callbacks or [])
-        evaluated = None if evaluation is None else load_evaluation(evaluation)
-        where = (backend.value, device.value, timeout)
-        run = Run(bundle, load_data(data), options, observers, evaluated, *where, received_signal)
         try:
-            ended = train_threads(run) if world is None else train_rank(world, run)
+            if world is None:
+                run = build_run()
+                ended = train_threads(run)
+            else:
+                with ending_launch(world), agreed(world):
+                    run = build_run()
+                ended = train_rank(world, run)
         except Interrupted:
             _print_resume_hint(checkpoint)
             raise

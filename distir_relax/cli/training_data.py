@@ -62,16 +62,6 @@ class UserCallbacks(Callback):
         self._target, self._function = target, find_function(target)
         self._callbacks: list[Callback] = []
 
-    @property
-    def stop_reason(self) -> str:
-        """See `Callback`."""
-        return next((callback.stop_reason for callback in self._callbacks if callback.stop_reason), "")
-
-    @stop_reason.setter
-    def stop_reason(self, reason: str) -> None:
-        for callback in self._callbacks:
-            callback.stop_reason = reason
-
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
         result = call_function(self._function, self._target, {})
@@ -109,3 +99,5 @@ class UserCallbacks(Callback):
         for callback in self._callbacks:
             function = partial(getattr(callback, method), *arguments)
             users_code(function, file, f"was called ({type(callback).__name__}.{method})")
+            if callback.stop_reason:
+                self.stop(callback.stop_reason)

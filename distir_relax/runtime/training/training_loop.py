@@ -84,9 +84,11 @@ class Training:
             last = now
             batch, data_error = self._next(source, step + 1)
             self._synchronize(step, loss, error or data_error)
+            paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
                 self._save(self.options.checkpoints, replace(position, step=step + 1, samples=samples), improves)
+            last += time.perf_counter() - paused
             if self.ended.reason:
                 break
         self._notify(lambda callback: callback.ended(self.ended))

@@ -28,7 +28,10 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class StepResult:
-    """A finished step: its number, counted from 1, the loss before its update, the seconds since the previous one."""
+    """A finished step: its number, counted from 1, the loss before its update, and its seconds.
+
+    These are from the end of the previous step, without its evaluation and checkpoint, with the loading of the batch.
+    """
 
     step: int
     loss: float
