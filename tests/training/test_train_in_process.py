@@ -183,6 +183,14 @@ def test_a_loader_trains_on_the_command_line(tmp_path: Path) -> None:
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs.global_arrays()[name]))
 
 
+def test_the_backend_with_checks_runs_a_step_and_its_evaluation() -> None:
+    step = perceptron.step("2/1/1/1", evaluates=True)
+    options: dict[str, Any] = {"evaluation": data.held_out, "evaluate_every": 2}
+    with pytest.raises(RunError, match="the input 'x' has a NaN before the step"):
+        dr.train(step, data.with_nan, steps=9, backend="checked", **options)
+    assert step.steps == 4
+
+
 def test_unusable_data_are_refused(tmp_path: Path) -> None:
     manifest: Manifest = perceptron.saved_manifest("3/1/1/1", tmp_path)
     with pytest.raises(RunError, match="expected batches of 11 samples, found 3 in the last one of an epoch") as caught:
