@@ -11,6 +11,7 @@ as an alias of the operand.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,9 @@ def functionalize(program: ExportedProgram) -> ExportedProgram:
     program.graph_module.recompile()
     try:
         # The program only has values, whether or not the model requires gradients; without them more writes are valid.
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # Torch copies its own trees in a way that it says is deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
             functionalized: ExportedProgram = program.run_decompositions({})
     except Exception as error:  # torch raises errors of many types for unsupported writes
         raise _unsupported_write(program, marks, error) from error
