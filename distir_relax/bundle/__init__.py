@@ -20,13 +20,14 @@ from distir_relax.bundle.manifest import (
     local_shape,
 )
 from distir_relax.bundle.read import check_weights, other_checksums, other_weights, read_bundle, weights_identity
-from distir_relax.bundle.training_manifest import TrainingManifest
+from distir_relax.bundle.training_manifest import AVERAGED, TrainingManifest
 from distir_relax.bundle.weight_files import StoredWeights, model_files
 from distir_relax.bundle.weights import TensorWeights, WeightSource, safetensors_header, save_weights
 from distir_relax.bundle.weights_file import FileTensor, FileWeights, StoredGroups
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [
+    "AVERAGED",
     "BACKENDS",
     "FORMAT",
     "RECORDS_FILE",

@@ -263,6 +263,8 @@ class Manifest:
             placed |= file.tensors.keys()
 
     def _check_training(self, training: TrainingManifest) -> None:
+        if unknown := sorted(set(training.names.values()) - {tensor.name for tensor in self.weights}):
+            raise BundleError(f"expected weights under the names of the model, found {unknown[0]!r}")
         numbers = {(t.name, t.dtype) for t in (*self.inputs, *self.outputs) if t.shape == ()}
         for what, name, dtypes in (
             ("loss", training.loss, ("float64", "float32", "float16", "bfloat16")),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from distir_relax.support import Fields
 from distir_relax.support.learning_rate import Schedule, schedule_from_json, schedule_to_json
+
+AVERAGED = ".averaged"
+"""Suffix of a weight of a training step that is the average of another one."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class TrainingManifest:
     `rates` are the inputs for learning rates, float64 scalars, each set by its schedule at each step. `seed` is the
     input, if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of
     steps made before the bundle was written. `evaluated` are the outputs of the evaluation, scalars, if the bundle has
-    one.
+    one. `names` maps the model's names of its parameters, and of the buffers that training changes, to weights.
     """
 
     loss: str
@@ -26,12 +29,19 @@ class TrainingManifest:
     first_seed: int = 0
     done: int = 0
     evaluated: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
         rates = {name: schedule_to_json(schedule) for name, schedule in self.rates.items()}
         numbers = {"seed": self.seed, "first_seed": self.first_seed, "done": self.done}
-        return {"loss": self.loss, **numbers, "rates": rates, "evaluated": list(self.evaluated)}
+        return {
+            "loss": self.loss,
+            **numbers,
+            "rates": rates,
+            "evaluated": list(self.evaluated),
+            "names": dict(self.names),
+        }
 
     @classmethod
     def from_json(cls, table: Fields) -> TrainingManifest:
@@ -40,4 +50,5 @@ class TrainingManifest:
         schedules = {name: schedule_from_json(rates.fields(name)) for name in rates.table}
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
         evaluated = table.texts("evaluated", [])
-        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated)
+        names = table.by_name("names")
+        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names)

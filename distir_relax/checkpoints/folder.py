@@ -62,6 +62,8 @@ class Saved:
     path: Path
     position: Position
     tensors: FileWeights
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The model's names of its parameters and buffers, and their names in the program, of which some may be frozen."""
 
     def check_fits(self, expected: Sequence[Tensor]) -> None:
         """Raise CheckpointError unless it has each tensor that a program updates, of its shape and dtype."""
@@ -101,16 +103,19 @@ def begin(folder: Path, step: int) -> Path:
     return draft
 
 
-def finish(draft: Path, position: Position, keep: int, is_best: bool = False) -> Path:
+def finish(
+    draft: Path, position: Position, keep: int, is_best: bool = False, names: Mapping[str, str] | None = None
+) -> Path:
     """Publish a draft that contains all tensors; of older checkpoints only the newest `keep - 1` stay, and the best.
 
-    Checkpoints of later steps, of a run that went back to an earlier one, are removed.
+    Checkpoints of later steps, of a run that went back to an earlier one, are removed. `names` maps the model's names
+    of its tensors to those of the program.
     Raises CheckpointError if it cannot be written; existing checkpoints are intact then.
     """
     folder = draft.parent
     target = folder / _name(position.step)
     try:
-        text = json.dumps({"format": _FORMAT, **asdict(position)}, indent=1) + "\n"
+        text = json.dumps({"format": _FORMAT, **asdict(position), "names": dict(names or {})}, indent=1) + "\n"
         _write(draft / _POSITION_FILE, text)
         _sync(draft)
         if target.exists():
@@ -149,6 +154,11 @@ def saved_steps(folder: Path) -> list[int]:
 def checkpoint_names(folder: Path) -> list[str]:
     """Return the names of the checkpoints in a folder, the newest first."""
     return [_name(step) for step in reversed(saved_steps(folder))]
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint, or has checkpoints."""
+    return any((folder / name).is_file() for name in (_POSITION_FILE, _LATEST_FILE)) or bool(saved_steps(folder))
 
 
 def latest(folder: Path) -> Saved:
@@ -194,7 +204,7 @@ def _read(path: Path) -> Saved:
     step, samples, seed, done = (table.whole(name) for name in ("step", "samples", "seed", "done"))
     position = Position(step, samples, seed, table.text("program"), rates, metrics, done)
     try:
-        return Saved(path, position, FileWeights(path / STATE_FILE, ()))
+        return Saved(path, position, FileWeights(path / STATE_FILE, ()), table.by_name("names"))
     except BundleError as wrong:
         raise CheckpointError(wrong.message.replace("the weights", "the tensors"), wrong.where, _AGAIN) from None
 

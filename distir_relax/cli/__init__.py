@@ -8,6 +8,7 @@ import warnings
 from distir_relax.cli import (  # noqa: F401
     compare_precision,
     compile,
+    export_checkpoint,
     generate,
     inspect,
     opt,

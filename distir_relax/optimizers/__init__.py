@@ -3,7 +3,7 @@
 from distir_relax.optimizers.adafactor import Adafactor
 from distir_relax.optimizers.adagrad import Adagrad
 from distir_relax.optimizers.adam import Adam, AdamW
-from distir_relax.optimizers.averaging import AVERAGED, EMA, SWA, Averaging
+from distir_relax.optimizers.averaging import EMA, SWA, Averaging
 from distir_relax.optimizers.groups import Groups
 from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
@@ -20,7 +20,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 """The optimizers of single parameters, by name."""
 
 __all__ = [
-    "AVERAGED",
     "EMA",
     "NEW",
     "OPTIMIZERS",

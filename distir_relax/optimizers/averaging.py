@@ -6,12 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from distir_relax.bundle import AVERAGED
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
-
-AVERAGED = ".averaged"
-"""Suffix of the state that is a weight's average."""
 
 
 class Averaging(ABC):

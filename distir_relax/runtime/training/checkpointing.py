@@ -29,6 +29,8 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
     CheckpointError on all processes if one of them cannot write.
     """
     tensors = changing(executor.bundle.manifest)
+    training = executor.bundle.manifest.training
+    names = {} if training is None else training.names
     mine: list[Path] = []
     try:
         with executor.agreed():
@@ -42,7 +44,7 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
                 with StateFile(draft / STATE_FILE, tensors) as file:
                     executor.save_pieces(file)
         with executor.agreed():
-            return folder / finish(draft, position, keep, is_best).name if executor.first else None
+            return folder / finish(draft, position, keep, is_best, names).name if executor.first else None
     except BaseException:
         for path in mine:
             remove(path)
