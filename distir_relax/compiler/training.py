@@ -13,19 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
+from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, write_bundle
+from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
+from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
-from distir_relax.errors import DistIRError, ImportModelError, RunError
+from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
-from distir_relax.optimizers import AVERAGED, OPTIMIZERS, AdamW, Averaging, Optimizer, rates_of
+from distir_relax.optimizers import OPTIMIZERS, AdamW, Averaging, Optimizer, rates_of
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.precisions import PRECISIONS
@@ -43,8 +45,7 @@ class TrainingStep:
 
     def __init__(
         self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int,
-        unused: Mapping[str, torch.Tensor], compile_evaluation: Callable[[], Plan],
-        has_metrics: bool,
+        model_tensors: ModelTensors, compile_evaluation: Callable[[Plan], Plan], has_metrics: bool,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
@@ -53,7 +54,7 @@ class TrainingStep:
         self._has_loss = has_loss
         self._narrow = narrow
         self._seed = seed
-        self._unused = unused
+        self._model_tensors = model_tensors
         self._compile_evaluation = compile_evaluation
         self._has_metrics = has_metrics
 
@@ -108,7 +109,7 @@ class TrainingStep:
     @cached_property
     def evaluation(self) -> Plan:
         """The plan that computes the loss and the metrics in evaluation mode, compiled on first use."""
-        return self._compile_evaluation()
+        return self._compile_evaluation(self.plan)
 
     def numbers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a batch by input names, with the learning rate and the seed of this step."""
@@ -130,14 +131,63 @@ class TrainingStep:
         Parameters that the loss does not depend on have their initial values. With `averaged`, those that are trained
         are their averages; raises `RunError` if the step keeps none.
         """
+        tensors = self._tensors(backend, averaged)
+        parameters = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
+        used = {n: tensors[value] for n, value in self._model_tensors.values.items() if value in parameters}
+        return {**used, **{name: value.clone() for name, value in self._model_tensors.unused.items()}}
+
+    def copy_to_model(self, model: torch.nn.Module, averaged: bool = False, backend: str = "torch") -> None:
+        """Copy all parameters at present, and the buffers that training changes, into `model`, for use in torch.
+
+        `model` is the one that was compiled, or one like it: its tensors keep their dtypes and devices. Parameters of
+        the loss are not copied. With `averaged`, trained parameters are their averages. Raises `CheckpointError`, and
+        changes nothing, for a model with other names or shapes, and `RunError` as `parameters` does.
+        """
+        tensors = self._tensors(backend, averaged)
+        used = {name: tensors[value] for name, value in self._model_tensors.model_values.items()}
+        copy_tensors({**used, **self._model_tensors.unused}, model)
+
+    def load_parameters(
+        self, source: Mapping[str, torch.Tensor] | str | Path, *, averaged: bool = False, strict: bool = True,
+        backend: str = "torch",
+    ) -> None:  # fmt: skip
+        """Replace the parameters, frozen ones too, and the buffers that training changes.
+
+        `source` has tensors by the model's names (a `state_dict`), or is a path: a safetensors file, a folder that
+        `save_pretrained` has written, a checkpoint or the folder of a run's checkpoints, or a folder of
+        `torch.distributed.checkpoint`. With `averaged`, weights of a checkpoint are averages. Floats are converted
+        to the dtype of the step's. Unless `strict`, names of other tensors are ignored, and tensors that are missing
+        stay as they are. The optimizer's state, averages and `steps` stay, too; `plan` is a new one.
+
+        Raises `CheckpointError`, and changes nothing, for files that cannot be read, and, with the name, for a tensor
+        that is missing, unknown, or has another shape. A state dict may lack the parameters of the loss, and a
+        checkpoint of a run those that training does not change.
+        """
+        tensors, optional, where = source, frozenset[str](), "load_parameters"
+        if not isinstance(tensors, Mapping):
+            where = str(source)
+            stored = read_parameters(Path(where), self._model_tensors.names, averaged)
+            tensors = stored.tensors
+            if stored.partial:
+                optional = frozenset(self.plan.imported.tensors.keys() - set(self.plan.state_names))
+        elif averaged:
+            raise CheckpointError("expected the path of a checkpoint, which may hold averages, found tensors", where)
+        values, unused = self._model_tensors.match(tensors, self.plan.imported, optional, where, strict)
+        with self._exclusive:
+            # Before the first step, they are the plan's own.
+            state = self.plan.session(backend).state() if self.steps else {}
+            self.plan = _with_tensors(self.plan, {**state, **values})
+            if "evaluation" in vars(self):
+                self.evaluation = _with_tensors(self.evaluation, values)
+            self._model_tensors = self._model_tensors.with_unused(unused)
+
+    def _tensors(self, backend: str, averaged: bool) -> dict[str, torch.Tensor]:
+        """Return the program's weights at present; if `averaged`, averages in place of trained ones."""
         state = self.plan.session(backend).state()
         averages = {name.removesuffix(AVERAGED): value for name, value in state.items() if name.endswith(AVERAGED)}
         if averaged and not averages:
             raise RunError("this step keeps no averages of parameters", hint="compile it with averaging=dr.EMA(0.999)")
-        tensors = {**self.plan.imported.tensors, **state, **(averages if averaged else {})}
-        parameters = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
-        used = {name: tensors[value] for name, value in self.plan.imported.names.items() if value in parameters}
-        return {**used, **{name: value.clone() for name, value in self._unused.items()}}
+        return {**self.plan.imported.tensors, **state, **(averages if averaged else {})}
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
         """Write the bundle, with the current parameters and state; see `Plan.save`."""
@@ -160,7 +210,8 @@ class TrainingStep:
     def _manifest(self) -> TrainingManifest:
         """Return the part of the manifest for `distir train`."""
         seed = SEED if takes_seed(self.plan.modules["global"].main) else None
-        return TrainingManifest(self._loss, rates_of(self.optimizer), seed, self._seed, self.steps)
+        names = self._model_tensors.saved_values
+        return TrainingManifest(self._loss, rates_of(self.optimizer), seed, self._seed, self.steps, names=names)
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,17 +254,14 @@ class Training:
 
     def step(self, plan: Plan, options: CompileOptions) -> TrainingStep:
         """Return the step of a plan that was compiled from what `read` returns, with these options."""
-        named_parameters = self.model.named_parameters(remove_duplicate=False)
-        unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
 
-        def compile_evaluation() -> Plan:
-            evaluated = compile_source(self.read_evaluation(plan, options))
-            tensors = {**evaluated.imported.tensors, **plan.imported.tensors}
-            return replace(evaluated, imported=replace(evaluated.imported, tensors=tensors))
+        def compile_evaluation(step: Plan) -> Plan:
+            evaluated = compile_source(self.read_evaluation(step, options))
+            return _with_tensors(evaluated, step.imported.tensors)
 
         return TrainingStep(
-            plan, self.optimizer, self.loss is not None, self._is_narrow, self.seed, unused, compile_evaluation,
-            self.metrics is not None,
+            plan, self.optimizer, self.loss is not None, self._is_narrow, self.seed,
+            ModelTensors.of(self.model, plan.imported), compile_evaluation, self.metrics is not None,
         )  # fmt: skip
 
     def read_evaluation(self, step: Plan, options: CompileOptions | None = None) -> Source:
@@ -341,6 +389,11 @@ def compile_training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics
     )
     return training.step(compile_source(training.read(options)), options)
+
+
+def _with_tensors(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Plan:
+    """Return the plan with other weights, which are loaded when it runs."""
+    return replace(plan, imported=replace(plan.imported, tensors={**plan.imported.tensors, **tensors}))
 
 
 def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:
