@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Muon,
         Optimizer,
         RMSprop,
+        TorchOptimizer,
     )
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
@@ -97,6 +98,7 @@ __all__ = [
     "StepDecay",
     "Strategy",
     "SurpriseGather",
+    "TorchOptimizer",
     "Training",
     "TrainingStep",
     "WarmupStableDecay",
@@ -125,6 +127,7 @@ _HOMES = {
         (
             *("EMA", "SGD", "SWA", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer"),
             "RMSprop",
+            "TorchOptimizer",
         ),
         "distir_relax.optimizers",
     ),

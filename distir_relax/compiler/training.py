@@ -432,7 +432,8 @@ def _check_optimizer(optimizer: Any) -> None:
     description = f"the class {name}" if isinstance(optimizer, type) else f"an object of type {name}"
     raise DistIRError(
         f"expected an optimizer of distir_relax, found {description}",
-        hint=f"pass dr.{ours}(lr=...), which has torch's options, or a dr.Optimizer of your own",
+        hint=f"pass dr.{ours}(lr=...), which has torch's options, dr.TorchOptimizer({kind.__name__}, lr=...) for a "
+        "class of torch.optim.Optimizer whose step is elementwise, or a dr.Optimizer of your own",
     )
 
 

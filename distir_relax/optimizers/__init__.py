@@ -13,6 +13,7 @@ from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
 from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
 from distir_relax.optimizers.sgd import SGD
+from distir_relax.optimizers.torch_optimizer import TorchOptimizer
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     kind.__name__: kind for kind in (SGD, Adam, AdamW, Adafactor, Adagrad, Lion, Muon, RMSprop)
@@ -40,6 +41,7 @@ __all__ = [
     "Optimizer",
     "RMSprop",
     "ReloadWeights",
+    "TorchOptimizer",
     "rates_of",
     "with_state",
 ]
