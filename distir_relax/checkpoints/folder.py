@@ -109,8 +109,8 @@ def finish(
     """Publish a draft that contains all tensors; of older checkpoints only the newest `keep - 1` stay, and the best.
 
     Checkpoints of later steps, of a run that went back to an earlier one, are removed. `names` maps the model's names
-    of its tensors to those of the program.
-    Raises CheckpointError if it cannot be written; existing checkpoints are intact then.
+    of its tensors to those of the program. Raises CheckpointError if it cannot be written; existing checkpoints are
+    intact then.
     """
     folder = draft.parent
     target = folder / _name(position.step)
