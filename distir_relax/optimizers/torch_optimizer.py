@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError
@@ -50,6 +51,10 @@ class TorchOptimizer(Optimizer):
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         return f"TorchOptimizer({self.kind.__name__}, lr={self.lr!r}{options})"
+
+    def __reduce__(self) -> Any:
+        # Traces have ops of torch, which cannot be pickled.
+        return partial(TorchOptimizer, self.kind, self.lr, no_decay=self.no_decay, **self.options), ()
 
     @property
     def keeps(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ def test_groups_bundles_and_masters(tmp_path: Path) -> None:
     assert int(step.plan.session().state()["0.weight.step"]) == len(data)
     session = Session(read_bundle(step.save(tmp_path / "m.dist", ("torch",))))
     assert torch.equal(session.state()["0.weight.m"], step.plan.session().state()["0.weight.m"])
-    assert repr(optimizer.groups["0.*"]) == "TorchOptimizer(TensorAdam, lr=0.01)"
+    copied = pickle.loads(pickle.dumps(optimizer.groups["0.*"]))
+    assert repr(copied) == repr(optimizer.groups["0.*"]) == "TorchOptimizer(TensorAdam, lr=0.01)"
+    assert copied.keeps == ("step", "m", "v", "most")
 
 
 class PythonAdam(Base):
