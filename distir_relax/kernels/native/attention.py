@@ -27,7 +27,7 @@ from distir_relax.kernels.native.dot import dot
 from distir_relax.kernels.native.floats import STORED, narrow, pair_of, pair_of_rounded, widen
 from distir_relax.kernels.native.load import native
 from distir_relax.kernels.native.math import exp2_to_one, fma
-from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local
+from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local, prefetch
 
 _Line: TypeAlias = Callable[[str], str]
 """An expression or a line, from the index ``j``."""
@@ -121,7 +121,7 @@ def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtyp
     ]
     of_rows = [*_weigh(width, padded, pair, parts), *_add_values(padded, columns, pair)]
     if few:
-        one = [*_weigh_few(width, few), *_add_values_few(columns, few)]
+        one = [*_weigh_few(width, value_width, few), *_add_values_few(columns, few)]
         of_rows = ["if rows == 1:", *indented(one), "else:", *indented(of_rows)]
     of_keys += of_rows
     of_block = [
@@ -345,9 +345,19 @@ def _pairwise(terms: Sequence[str]) -> str:
     return terms[0]
 
 
-def _weigh_few(width: int, few: int) -> list[str]:
-    """Compute the same weights for one position, whose heads are `few`: first elements, then keys are in the lanes."""
-    return ["for step in range(steps):", *indented(_score_few(width, few)), *_weights_few(few)]
+def _weigh_few(width: int, value_width: int, few: int) -> list[str]:
+    """Compute the same weights for one position, whose heads are `few`: first elements, then keys are in the lanes.
+
+    Keys and values are read once, so those of the next block are read ahead.
+    """
+    number = f"base + {KEYS} + step * {_TOGETHER} + i"
+    ahead = [
+        prefetch(f"T.address_of({name}[{name}_from + ({number}) * {name}_step + {j}])")
+        for name, size in (("k", width), ("v", value_width))
+        for j in range(0, size, LANES)
+    ]
+    of_step = [f"for i in range({_TOGETHER}):", *indented(ahead), *_score_few(width, few)]
+    return ["for step in range(steps):", *indented(of_step), *_weights_few(few)]
 
 
 def _score_few(width: int, few: int) -> list[str]:
