@@ -63,6 +63,7 @@ def train(
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches or samples to evaluate.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations; the last is evaluated.")] = 100,
+    averaged: Annotated[bool, typer.Option("--averaged", help="Evaluate the averages of parameters.")] = False,
     log: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Log to a .csv, .jsonl, TensorBoard folder, or mlflow:URI; repeatable."),
@@ -99,11 +100,11 @@ def train(
         observers += map(UserCallbacks, callbacks or [])
         evaluated = None if evaluation is None else load_evaluation(evaluation)
         where = (backend.value, device.value, timeout)
-        return Run(bundle, load_data(data), options, observers, evaluated, *where, received_signal)
+        return Run(bundle, load_data(data), options, observers, evaluated, *where, received_signal, averaged)
 
     if n is not None and detect() is None:
         flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
-        flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every}
+        flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every, "averaged": averaged}
         flags |= {"best": best or None, "log": log, "callbacks": callbacks}
         flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
         build()  # reports errors once, without mpirun's own output around them

@@ -180,6 +180,8 @@ def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
     samples = Samples(bundle.evaluation.manifest, rows + rows[:5], None)
     for _ in range(2):
         assert evaluate(executor, samples.epoch) == pytest.approx(expected)
+    with pytest.raises(RunError, match="the step keeps no averages"):
+        evaluate(executor, samples.epoch, averaged=True)
     executor.step(Samples(bundle.manifest, rows, 3).batch(0), ("output",))
     assert evaluate(executor, samples.epoch)["loss"] != pytest.approx(expected["loss"])
     with pytest.raises(RunError, match="expected batches to evaluate"):

@@ -143,6 +143,10 @@ def test_a_run_is_evaluated_on_data() -> None:
             if number > 0:
                 expected = by_calls.evaluate(held_out)
                 assert calls.metrics[number + 1] == pytest.approx(expected, rel=1e-4)
+    calls, averages = observers.Calls(), perceptron.step("2/1/1/1", evaluates=True, averaging=dr.EMA(0.5))
+    dr.train(averages, data.batches, steps=3, callbacks=[calls], evaluation=held_out, averaged=True)
+    assert calls.metrics[3] == pytest.approx(averages.evaluate(held_out, averaged=True), rel=1e-4)
+    assert calls.metrics[3] != pytest.approx(averages.evaluate(held_out), rel=1e-4)
     with pytest.raises(RunError, match="the bundle has no evaluation"):
         dr.train(perceptron.step("1/1/1/1"), data.batches, steps=3, evaluation=held_out)
     with pytest.raises(RunError, match="found both"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from distir_relax.bundle import AVERAGED
 from distir_relax.errors import DistIRError, RunError
 
 if TYPE_CHECKING:
@@ -12,15 +13,15 @@ if TYPE_CHECKING:
     from distir_relax.runtime.training.executor import Batch, Executor
 
 
-def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], suffix: str = "") -> dict[str, float]:
+def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], averaged: bool = False) -> dict[str, float]:
     """Return the mean over batches of each output of the bundle's evaluation; not on other processes than the first.
 
-    Batches weigh by their samples. All processes call this with equal numbers of batches. Weights that the step has
-    under their name and `suffix`, too, are those: ``.averaged``. Raises RunError for a bundle without evaluation, and
-    for no batches; an error of one process's batches is raised by all.
+    Batches weigh by their samples. All processes call this with equal numbers of batches. With `averaged`, parameters
+    are the averages that the step keeps. Raises RunError as `evaluated_names`, and for no batches; an error of one
+    process's batches is raised by all.
     """
-    names = evaluated_names(executor.bundle)
-    executor.begin_evaluation(suffix)
+    names = evaluated_names(executor.bundle, averaged)
+    executor.begin_evaluation(AVERAGED if averaged else "")
     totals, count = dict.fromkeys(names, 0.0), 0
     source = iter(batches())
     while True:
@@ -48,14 +49,21 @@ def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], suffix:
     return {name: total / count for name, total in totals.items()} if executor.first else {}
 
 
-def evaluated_names(bundle: Bundle) -> tuple[str, ...]:
-    """Return the outputs of a training step's evaluation. Raises RunError for a bundle without one."""
+def evaluated_names(bundle: Bundle, averaged: bool = False) -> tuple[str, ...]:
+    """Return the outputs of a training step's evaluation.
+
+    Raises RunError for a bundle without one, and for one without averages of parameters if those are `averaged`.
+    """
     training = bundle.manifest.training
     if training is None or not training.evaluated:
         raise RunError(
             "the bundle has no evaluation", bundle.manifest.name,
             "compile the step with metrics={...}, which may be empty: then the loss is evaluated",
         )  # fmt: skip
+    if averaged and not any(name.endswith(AVERAGED) for name in bundle.manifest.updates):
+        raise RunError(
+            "the step keeps no averages of parameters", bundle.manifest.name, "compile it with averaging=dr.EMA(0.999)"
+        )
     return tuple(training.evaluated)
 
 

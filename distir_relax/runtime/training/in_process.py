@@ -53,6 +53,7 @@ def train(
     evaluation: Any = None,
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
     evaluate_every: int = 100,
+    averaged: bool = False,
     backend: str = "torch",
     device: str = "cpu",
 ) -> Ended:
@@ -69,8 +70,8 @@ def train(
     without ``dr.callbacks.Progress()``.
 
     The run is evaluated after each `evaluate_every` steps and the last one, on `evaluation`, which is data like `data`,
-    for a step compiled with `metrics`, or by `evaluate`, a function of the number of steps done that returns metrics by
-    name.
+    for a step compiled with `metrics`, with the averages of parameters if they are `averaged`; or by `evaluate`, a
+    function of the number of steps done that returns metrics by name.
 
     Raises a `DistIRError` for options, data or a checkpoint that do not fit, a loss that is not finite, and a
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
@@ -98,8 +99,8 @@ def train(
     if evaluation is not None:
         if evaluate is not None:
             raise RunError("expected evaluation data or a function that evaluates, found both", "evaluation, evaluate")
-        evaluated_names(executor.bundle)
-        evaluate = evaluator(executor, lambda manifest: open_evaluation(evaluation, manifest))
+        evaluated_names(executor.bundle, averaged)
+        evaluate = evaluator(executor, lambda manifest: open_evaluation(evaluation, manifest), averaged)
 
     def opened(seed: int) -> Data:
         return open_data(data, executor.bundle.manifest, seed)

@@ -31,7 +31,8 @@ class Run:
     """A training run: its bundle, data, options and callbacks.
 
     `data` is called once the bundle is read, and so is `evaluation`, with the manifest of the bundle's evaluation; it
-    returns a function that yields the batches to evaluate. `stop` returns the signal that this process received, or 0.
+    returns a function that yields the batches to evaluate, with averages of parameters if they are `averaged`. `stop`
+    returns the signal that this process received, or 0.
     """
 
     bundle: Path
@@ -43,26 +44,29 @@ class Run:
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
     stop: Callable[[], int] = lambda: 0
+    averaged: bool = False
 
     def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
         data = lambda seed: self.data(executor.bundle.manifest, seed)  # noqa: E731
-        evaluate = evaluator(executor, self.evaluation)
+        evaluate = evaluator(executor, self.evaluation, self.averaged)
         return Training(executor, data, self.options, self.callbacks, self.stop, evaluate)
 
     def check(self, bundle: Bundle) -> None:
         """Raise RunError for a bundle that is not a training step, or lacks an evaluation that the run needs."""
         training_of(bundle.manifest)
         if self.evaluation is not None:
-            evaluated_names(bundle)
+            evaluated_names(bundle, self.averaged)
 
 
-def evaluator(executor: Executor, data: EvaluationOf | None) -> Callable[[int], dict[str, float]] | None:
+def evaluator(
+    executor: Executor, data: EvaluationOf | None, averaged: bool = False
+) -> Callable[[int], dict[str, float]] | None:
     """Return a function that evaluates the step of an executor on data, for `Training`; None without data."""
     if data is None or executor.bundle.evaluation is None:
         return None
     batches = data(executor.bundle.evaluation.manifest)
-    return lambda step: evaluate(executor, batches)
+    return lambda step: evaluate(executor, batches, averaged)
 
 
 def train_threads(run: Run) -> Ended:
