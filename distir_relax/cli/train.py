@@ -184,9 +184,10 @@ def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | No
     check_size(read_bundle(bundle, verify_weights=False).manifest.mesh, n)
     arguments = ["train", str(bundle)]
     for option, value in flags.items():
-        values = value if isinstance(value, list) else [] if value is None else [value]
+        values = value if isinstance(value, list) else [value]
         for item in values:
-            arguments += [f"--{option}", str(item)]
+            if item is not None and item is not False:
+                arguments += [f"--{option}"] if item is True else [f"--{option}", str(item)]
     try:
         code = launch(n, arguments, graceful=True)
     except Interrupted:

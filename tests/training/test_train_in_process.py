@@ -18,11 +18,14 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.bundle import Manifest
+from distir_relax.cli.app import app
 from distir_relax.cli.training_data import load_data
 from distir_relax.errors import CheckpointError, RunError
+from distir_relax.runtime import launch
 from distir_relax.runtime.training.data_loader import LoaderEpochs
 from distir_relax.runtime.training.data_sources import open_data
 from tests.training import data, observers, perceptron
@@ -208,3 +211,18 @@ def test_unusable_data_are_refused(tmp_path: Path) -> None:
     dr.train(step, data.batches, steps=1, checkpoint=tmp_path / "ck")
     with pytest.raises(CheckpointError, match="there are checkpoints here already"):
         dr.train(step, data.batches, steps=2, checkpoint=tmp_path / "ck")
+
+
+def test_the_ranks_that_are_started_get_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = perceptron.saved("2/1/1/1", tmp_path)
+    started: list[list[str]] = []
+    monkeypatch.setattr(launch, "launch", lambda n, arguments, graceful: started.append(arguments) or 0)
+    options = ["--steps", "3", "--log", "a.csv", "--log", "b.jsonl", "--evaluation", f"{data.__file__}:held_out"]
+    for more in ([], ["--averaged"]):
+        command = ["train", str(path), "-n", "2", "--data", f"{data.__file__}:batches", *options, *more]
+        assert CliRunner().invoke(app, command).exit_code == 0
+    without, averaged = started
+    assert [a for a, b in itertools.pairwise(without) if b in ("a.csv", "b.jsonl")] == ["--log", "--log"]
+    assert "--averaged" not in without
+    assert not {"False", "True", "None"} & {*without, *averaged}
+    assert sorted(averaged) == sorted([*without, "--averaged"])
