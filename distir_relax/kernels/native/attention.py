@@ -425,20 +425,7 @@ def _weights_few(few: int) -> list[str]:
 
 def _add_values_few(columns: int, few: int) -> list[str]:
     """Add the values of a block of keys, as `_add_values`, to the sums of the rows of one position."""
-    lines = list[str]()
-    for column in range(0, columns, _COLUMNS * LANES):
-        parts = range(min(_COLUMNS, (columns - column) // LANES))
-        sums = [(f"sum_{g}_{c}[{_ALL}]", g, column + c * LANES) for g in range(few) for c in parts]
-        places = [f"sums[T.Ramp({g * columns + j}, 1, {LANES})]" for _, g, j in sums]
-        for (name, g, _), place in zip(sums, places, strict=True):
-            lines.append(f"{name} = {place} * T.Broadcast(factor[{g}], {LANES})")
-        lines.append("for i in range(count):")
-        for name, g, j in sums:
-            value = f"value[T.Ramp(i * {columns} + {j}, 1, {LANES})]"
-            weight = f"T.Broadcast(few_score[{g * KEYS} + i], {LANES})"
-            lines.append(f"    {name} = {_added(name, value, weight, 1)}")
-        lines += [f"{place} = {name}" for (name, _, _), place in zip(sums, places, strict=True)]
-    return lines
+    return _add_to_rows(columns, few, str, "count", lambda g: f"few_score[{g * KEYS} + i]", 1)
 
 
 def _weigh(width: int, padded: int, pair: int, parts: int) -> list[str]:
@@ -488,24 +475,38 @@ def _weigh(width: int, padded: int, pair: int, parts: int) -> list[str]:
 
 def _add_values(padded: int, columns: int, pair: int) -> list[str]:
     """Add the values of a block of keys, weighted by their scores, to the sums of the rows."""
-    lines = list[str]()
-    for column in range(0, columns, _COLUMNS * LANES):
-        parts = range(min(_COLUMNS, (columns - column) // LANES))
-        sums = [(f"sum_{r}_{c}[{_ALL}]", r, column + c * LANES) for r in range(_ROWS) for c in parts]
-        places = [f"sums[T.Ramp((part * {_ROWS} + {r}) * {columns} + {j}, 1, {LANES})]" for _, r, j in sums]
-        for (name, r, _), place in zip(sums, places, strict=True):
-            lines.append(f"{name} = {place} * T.Broadcast(factor[part * {_ROWS} + {r}], {LANES})")
-        lines += [f"for i in range(steps_of[part // {LANES // _ROWS}] * {_TOGETHER // pair}):"]
-        for name, r, j in sums:
-            value = f"value[T.Ramp(i * {columns} + {j}, 1, {LANES})]"
-            weight = f"T.Broadcast({_weights(pair)}[i * {padded} + part * {_ROWS} + {r}], {LANES})"
-            lines.append(f"    {name} = {_added(name, value, weight, pair)}")
-        lines += [f"{place} = {name}" for (name, _, _), place in zip(sums, places, strict=True)]
+    count = f"steps_of[part // {LANES // _ROWS}] * {_TOGETHER // pair}"
+
+    def row(number: int) -> str:
+        return f"part * {_ROWS} + {number}"
+
+    def weight(number: int) -> str:
+        return f"{_weights(pair)}[i * {padded} + {row(number)}]"
+
     return [
         "for part in range(row_parts):",
         f"    if steps_of[part // {LANES // _ROWS}] > 0:",
-        *indented(indented(lines)),
+        *indented(indented(_add_to_rows(columns, _ROWS, row, count, weight, pair))),
     ]
+
+
+def _add_to_rows(
+    columns: int, rows: int, row: Callable[[int], str], count: str, weight: Callable[[int], str], pair: int
+) -> list[str]:
+    """Add `count` values, or pairs of them, to the sums of some rows, whose numbers and weights are expressions."""
+    lines = list[str]()
+    for column in range(0, columns, _COLUMNS * LANES):
+        parts = range(min(_COLUMNS, (columns - column) // LANES))
+        sums = [(f"sum_{r}_{c}[{_ALL}]", r, column + c * LANES) for r in range(rows) for c in parts]
+        places = [f"sums[T.Ramp(({row(r)}) * {columns} + {j}, 1, {LANES})]" for _, r, j in sums]
+        for (name, r, _), place in zip(sums, places, strict=True):
+            lines.append(f"{name} = {place} * T.Broadcast(factor[{row(r)}], {LANES})")
+        lines.append(f"for i in range({count}):")
+        for name, r, j in sums:
+            value = f"value[T.Ramp(i * {columns} + {j}, 1, {LANES})]"
+            lines.append(f"    {name} = {_added(name, value, f'T.Broadcast({weight(r)}, {LANES})', pair)}")
+        lines += [f"{place} = {name}" for (name, _, _), place in zip(sums, places, strict=True)]
+    return lines
 
 
 def _write(query: str, group: int, value_width: int, columns: int) -> list[str]:
