@@ -23,7 +23,7 @@ class _Places(threading.local):
 _places = _Places()
 
 
-def begin(comm: Any, inputs: Sequence[tuple[str, torch.Tensor]], weights: dict[str, Any]) -> None:
+def begin(inputs: Sequence[tuple[str, torch.Tensor]], weights: dict[str, Any]) -> None:
     """Begin a step. Raises RunError if an input or a weight has a NaN: no op is to blame then."""
     import torch
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
 from distir_relax.ir.symbols import module_symbols
@@ -32,24 +33,19 @@ def to_torch_requests(
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
-    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
-    module = _unrepeated(replace(module, functions=(module.function(entry),)))
-    return _Program(module, module.main, name, ranks, states, growing, clocked).text()
+    single = replace(module, functions=(module.function(entry),))
+    return _program(single, entry, name, states=states, growing=growing, clocked=clocked).text()
 
 
 def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[ClockedOp]]:
     """Return the text of the program `entry` as `to_torch`, and the ops whose ends it records (`kernels.clock`)."""
     clocked: list[ClockedOp] = []
-    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
-    module = _unrepeated(module)
-    return _Program(module, module.function(entry), name, ranks, clocked=clocked).text(), clocked
+    return _program(module, entry, name, clocked=clocked).text(), clocked
 
 
 def to_torch_checked(module: Module, entry: str, name: str) -> str:
     """Return the text of the program `entry` as `to_torch`, with a check after each op (`kernels.finite`)."""
-    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
-    module = _unrepeated(module)
-    return _Program(module, module.function(entry), name, ranks, checked=True).text()
+    return _program(module, entry, name, checked=True).text()
 
 
 def to_torch(module: Module, name: str) -> dict[str, str]:
@@ -75,9 +71,14 @@ def to_torch_bound(module: Module, entry: str, name: str) -> str:
     It defines ``bind(comm, weights, step, *sizes, *inputs) -> tuple``, with the inputs and outputs of the ``main`` of
     `to_torch`, and ``SIZES``, the names of the sizes. It is empty if some op cannot be part of such a step.
     """
+    return _program(module, entry, name).bind_text()
+
+
+def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
+    """Return the code of the program `entry`, with options of `_Program`."""
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
     module = _unrepeated(module)
-    return _Program(module, module.function(entry), name, ranks).bind_text()
+    return _Program(module, module.function(entry), name, ranks, **options)
 
 
 def _unrepeated(module: Module) -> Module:

@@ -365,12 +365,12 @@ class TorchFunction:
     def _begin_checks(self) -> str:
         """Return the line that checks the inputs and the weights."""
         inputs = ", ".join(f"({json.dumps(v.name)}, {self.names[v.name]})" for v in self.arguments())
-        return f"    finite.begin(comm, [{inputs}], weights)\n"
+        return f"    finite.begin([{inputs}], weights)\n"
 
     def _check_lines(self, op: Op) -> list[str]:
         """Return the line that checks the results of an op."""
         floats = [v for v in op.results if "float" in v.tensor.dtype]
-        # What was started has no result yet.
+        # A started op has no result yet.
         if not floats or Trait.STARTS in lookup(op.name, op.location).traits:
             return []
         names = ", ".join(f"%{v.name}" for v in op.results)
