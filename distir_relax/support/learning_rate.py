@@ -58,8 +58,7 @@ class Cosine(Schedule):
         """Return the rate of a step."""
         if step < self.warmup:
             return _risen(self.lr, step, self.warmup)
-        factor = (1 + math.cos(math.pi * _passed(step, self.steps, self.warmup))) / 2
-        return self.least + (self.lr - self.least) * factor
+        return _by_cosine(self.lr, self.least, _passed(step, self.steps, self.warmup))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +217,7 @@ class CosineRestarts(Schedule):
         while self.growth > 1 and step >= period:
             step -= period
             period *= self.growth
-        factor = (1 + math.cos(math.pi * (step % period) / period)) / 2
-        return self.least + (self.lr - self.least) * factor
+        return _by_cosine(self.lr, self.least, (step % period) / period)
 
 
 @dataclass(frozen=True, slots=True)
