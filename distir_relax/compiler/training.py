@@ -69,9 +69,7 @@ class TrainingStep:
         `inputs` and `targets` have the structure of the example. Raises `RunError` for a batch that differs from the
         example, and as calling a plan does.
         """
-        if self._narrow:
-            inputs, targets = _to_bfloat16((inputs, targets))
-        tensors = self.plan.imported.flatten(*call_arguments(inputs, targets, self._has_loss))
+        tensors = self._flatten(self.plan, inputs, targets)
         with self._exclusive:
             outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
             self.steps += 1
@@ -93,10 +91,7 @@ class TrainingStep:
             session = plan.session(backend)
             session.copy_state(self.plan.session(backend), AVERAGED if averaged else "")
             for batch in batches:
-                inputs, targets = _batch(batch, self._has_loss)
-                if self._narrow:
-                    inputs, targets = _to_bfloat16((inputs, targets))
-                tensors = plan.imported.flatten(*call_arguments(inputs, targets, self._has_loss))
+                tensors = self._flatten(plan, *_batch(batch, self._has_loss))
                 outputs = session(tensors, timeout, outputs=names)
                 rows = next((len(x) for x in tensors.values() if x.dim()), 1)
                 count += rows
@@ -105,6 +100,12 @@ class TrainingStep:
         if not count:
             raise RunError("expected batches to evaluate, found none")
         return {name: total / count for name, total in totals.items()}
+
+    def _flatten(self, plan: Plan, inputs: Any, targets: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors of a batch by the input names of a plan, in the dtypes that it computes in."""
+        if self._narrow:
+            inputs, targets = _to_bfloat16((inputs, targets))
+        return plan.imported.flatten(*call_arguments(inputs, targets, self._has_loss))
 
     @cached_property
     def evaluation(self) -> Plan:
@@ -282,7 +283,7 @@ class Training:
             weights = {glob.escape(name): layouts[value] for name, value in imported.names.items() if value in layouts}
             complete_options["shardings"] = {**({} if given is None or isinstance(given, str) else given), **weights}
             complete_options["mesh"] = complete_options["mesh"] or step.modules["sharded"].meshes[0]
-        states = len(self.optimizer.keeps) + (self.averaging is not None)
+        states = TrainingConfig(self.optimizer, averaging=self.averaging).states
         evaluation = EvaluationConfig(tuple(layouts), states, self._is_narrow, _weights_of_stages(step))
         return Source(imported, complete_options, evaluation=evaluation)
 
