@@ -178,7 +178,7 @@ def _strategy_passes(
 ) -> list[Pass]:
     """Return the passes of a strategy and a training step; `cut` splits the model into pipeline stages in between, and
     `parts` its batch into microbatches."""
-    # Before a strategy annotates the program: what it splits is no normalized dim.
+    # Before a strategy annotates the program, which splits no normalized dim.
     passes: list[Pass] = [FuseDifferentiable()] if training is not None else []
     chosen = strategy or Strategy()
     is_trained = training is not None or evaluation is not None

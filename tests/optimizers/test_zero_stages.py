@@ -63,7 +63,7 @@ def test_steps_are_those_of_one_process(optimizer: dr.Optimizer, zero: int) -> N
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "2/2/1/2,zero=3", "1/1/2/2"])
 @pytest.mark.parametrize("averaging", [dr.EMA(0.75), dr.SWA(start=2, every=3), dr.SWA(start=1)], ids=str)
 def test_averages_of_parameters(averaging: Any, strategy: str) -> None:
-    """Against torch's `AveragedModel`, which is told when to average."""
+    """Against torch's `AveragedModel`, which averages when the test calls it."""
     torch.manual_seed(0)
     model = Model()
     data = [(torch.randn(12, 5, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)) for _ in range(6)]
