@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Optimizer,
         RMSprop,
         TorchOptimizer,
+        from_torch,
     )
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         Polynomial,
         Schedule,
         StepDecay,
+        Tabulated,
         WarmupStableDecay,
     )
 
@@ -98,6 +100,7 @@ __all__ = [
     "StepDecay",
     "Strategy",
     "SurpriseGather",
+    "Tabulated",
     "TorchOptimizer",
     "Training",
     "TrainingStep",
@@ -111,6 +114,7 @@ __all__ = [
     "compile_training",
     "define_op",
     "empty_weights",
+    "from_torch",
     "launch",
     "load",
     "load_profile",
@@ -127,14 +131,14 @@ _HOMES = {
         (
             *("EMA", "SGD", "SWA", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer"),
             "RMSprop",
-            "TorchOptimizer",
+            *("TorchOptimizer", "from_torch"),
         ),
         "distir_relax.optimizers",
     ),
     **dict.fromkeys(
         (
             *("Constant", "Cosine", "CosineRestarts", "Exponential", "InverseSqrt", "Linear", "MultiStep", "OneCycle"),
-            *("Polynomial", "Schedule", "StepDecay", "WarmupStableDecay"),
+            *("Polynomial", "Schedule", "StepDecay", "Tabulated", "WarmupStableDecay"),
         ),
         "distir_relax.support.learning_rate",
     ),

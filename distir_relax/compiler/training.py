@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,12 +24,23 @@ from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, 
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
+from distir_relax.frontends.torch.lightning_module import (
+    ConfiguredOptimizer,
+    check_lightning,
+    configured_optimizer,
+    has_validation_step,
+    is_lightning,
+    with_training_step,
+    with_validation_step,
+)
 from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
+from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
-from distir_relax.optimizers import OPTIMIZERS, AdamW, Averaging, Optimizer, rates_of
+from distir_relax.optimizers import OPTIMIZERS, AdamW, Averaging, Optimizer, from_torch, rates_of
+from distir_relax.runtime.training.callbacks import EarlyStopping, logger
 from distir_relax.strategies.pipeline_stages import weight_origins
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.torch_compat import tree_map
 
@@ -219,12 +230,13 @@ class TrainingStep:
 class Training:
     """A training to compile: arguments of `compile_training`, for a function in a user's file.
 
-    ``distir compile FILE.py:FUNCTION --train`` and ``distir simulate`` take a function that returns one.
+    ``distir compile FILE.py:FUNCTION --train`` and ``distir simulate`` take a function that returns one. Without an
+    `optimizer` it is that of a Lightning module or of `arguments`, else AdamW.
     """
 
     model: torch.nn.Module
     loss: Loss | None = None
-    optimizer: Optimizer = field(default_factory=AdamW)
+    optimizer: Optimizer | None = None
     example_batch: Any = None
     clip_norm: float | None = None
     precision: str | None = None
@@ -233,16 +245,98 @@ class Training:
     dims: Mapping[str, Any] | None = None
     averaging: Averaging | None = None
     metrics: Mapping[str, Loss] | None = None
+    arguments: Any = None
+    steps_per_epoch: int | None = None
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
-        return f"<training of {type(self.model).__name__}{loss}, {type(self.optimizer).__name__}>"
+        optimizer = "" if self.optimizer is None else f", {type(self.optimizer).__name__}"
+        return f"<training of {type(self.model).__name__}{loss}{optimizer}>"
+
+    @cached_property
+    def resolved(self) -> Training:
+        """The training with the optimizer, clipping, precision and seed that a Lightning module and `arguments` have.
+
+        Those that are set here stay. Raises a `DistIRError` for a module or arguments without an equal here.
+        """
+        settings, optimizer = self._settings, self.optimizer
+        if self._is_lightning:
+            check_lightning(self.model)
+            if self.loss is not None or self.metrics is not None:
+                raise DistIRError(
+                    "expected no loss and no metrics for a Lightning module, whose steps compute and log them",
+                    type(self.model).__name__,
+                )
+        if optimizer is None:
+            configured = configured_optimizer(self.model) if self._is_lightning else settings.optimizer
+            optimizer = AdamW() if configured is None else self._convert(configured)
+        return replace(
+            self, optimizer=optimizer, clip_norm=settings.clip_norm if self.clip_norm is None else self.clip_norm,
+            precision=self.precision or settings.precision, seed=self.seed or settings.seed, arguments=None,
+        )  # fmt: skip
+
+    def run_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `dr.train` that `arguments` have: ``dr.train(step, data, **run_options())``.
+
+        Raises `ImportModelError` as `compile_training` does, and for a training without `arguments`.
+        """
+        if self.arguments is None:
+            raise DistIRError("expected a training with the arguments of a loop, found none", "run_options")
+        options, settings = dict(self._settings.run), self._settings
+        callbacks: list[Any] = [logger(path) for path in settings.logs]
+        if settings.early_stopping is not None:
+            metric, patience, least, mode = settings.early_stopping
+            callbacks.append(EarlyStopping(metric, patience, least, mode))
+        return {**options, "callbacks": callbacks} if callbacks else options
+
+    @cached_property
+    def _settings(self) -> TrainerSettings:
+        if self.arguments is None:
+            return TrainerSettings()
+        return read_arguments(self.arguments, self.model, self.steps_per_epoch)
+
+    @property
+    def _is_lightning(self) -> bool:
+        return is_lightning(self.model)
+
+    def _convert(self, configured: ConfiguredOptimizer) -> Optimizer:
+        """Return the optimizer of a Lightning module or of `arguments`, with its scheduler."""
+        calls = configured.frequency
+        if configured.epochs and configured.scheduler is not None:
+            if self.steps_per_epoch is None:
+                raise DistIRError(
+                    "expected the number of steps of an epoch, at whose end the scheduler is stepped",
+                    type(configured.scheduler).__name__, "pass steps_per_epoch=len(loader)",
+                )  # fmt: skip
+            calls *= self.steps_per_epoch
+        steps = self._settings.run.get("steps")
+        return from_torch(configured.optimizer, self.model, configured.scheduler, steps=steps, steps_per_call=calls)
+
+    def _with_arguments(self, options: CompileOptions) -> CompileOptions:
+        """Return options of compilation with the microbatches and the recomputation that `arguments` have."""
+        settings = self._settings
+        if settings.accumulation == 1 and not settings.recomputes:
+            return options
+        strategy = options.get("strategy")
+        present = Strategy() if strategy is None else as_strategy(strategy)
+        if settings.accumulation > 1:
+            if present.microbatches not in (1, settings.accumulation):
+                raise DistIRError(
+                    f"expected the {settings.accumulation} microbatches of the arguments, found {present.microbatches}",
+                    f"strategy {present}",
+                )
+            present = present.replace(microbatches=settings.accumulation)
+        if settings.recomputes and present.checkpoint == "none":
+            present = present.replace(checkpoint="block")
+        return {**options, "strategy": present}
 
     def read(self, options: CompileOptions | None = None) -> Source:
         """Import the model with its loss, to be compiled with these options; raises what `compile_training` does.
 
         Without any sharding it is for one device.
         """
+        if self.arguments is not None or self.optimizer is None:
+            return self.resolved.read(self._with_arguments(options or {}))
         _check_optimizer(self.optimizer)
         if self.precision not in (None, *PRECISIONS):
             raise DistIRError(
@@ -255,6 +349,9 @@ class Training:
 
     def step(self, plan: Plan, options: CompileOptions) -> TrainingStep:
         """Return the step of a plan that was compiled from what `read` returns, with these options."""
+        if self.arguments is not None or self.optimizer is None:
+            return self.resolved.step(plan, self._with_arguments(options))
+        has_metrics = self.metrics is not None or (self._is_lightning and has_validation_step(self.model))
 
         def compile_evaluation(step: Plan) -> Plan:
             evaluated = compile_source(self.read_evaluation(step, options))
@@ -262,7 +359,7 @@ class Training:
 
         return TrainingStep(
             plan, self.optimizer, self.loss is not None, self._is_narrow, self.seed,
-            ModelTensors.of(self.model, plan.imported), compile_evaluation, self.metrics is not None,
+            ModelTensors.of(self.model, plan.imported), compile_evaluation, has_metrics,
         )  # fmt: skip
 
     def read_evaluation(self, step: Plan, options: CompileOptions | None = None) -> Source:
@@ -283,6 +380,7 @@ class Training:
             weights = {glob.escape(name): layouts[value] for name, value in imported.names.items() if value in layouts}
             complete_options["shardings"] = {**({} if given is None or isinstance(given, str) else given), **weights}
             complete_options["mesh"] = complete_options["mesh"] or step.modules["sharded"].meshes[0]
+        assert self.optimizer is not None, "a resolved training has one"
         states = TrainingConfig(self.optimizer, averaging=self.averaging).states
         evaluation = EvaluationConfig(tuple(layouts), states, self._is_narrow, _weights_of_stages(step))
         return Source(imported, complete_options, evaluation=evaluation)
@@ -305,7 +403,7 @@ class Training:
         computed, narrow_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
-            with with_loss(computed, narrow_loss):
+            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss):
                 imported = import_torch(
                     computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims
                 )
@@ -337,7 +435,8 @@ class Training:
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
-        with EXPORT_LOCK, _evaluating(computed), with_loss(computed, loss, metrics):
+        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics)
+        with EXPORT_LOCK, _evaluating(computed), calling:
             shapes: Any = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims}
             imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
             imported = snapshot(fix_dims(imported, self.dims or {}))
@@ -359,7 +458,7 @@ def compile_training(
     model: torch.nn.Module,
     loss: Loss | None = None,
     *,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None = None,
     example_batch: Any,
     clip_norm: float | None = None,
     precision: str | None = None,
@@ -368,6 +467,8 @@ def compile_training(
     dims: Mapping[str, Any] | None = None,
     averaging: Averaging | None = None,
     metrics: Mapping[str, Loss] | None = None,
+    arguments: Any = None,
+    steps_per_epoch: int | None = None,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a training step of `model`, in its current mode, for the devices of a strategy.
@@ -383,12 +484,18 @@ def compile_training(
     return the mean of something over a batch: `TrainingStep.evaluate` computes them. The other options are those of
     `compile`; without any sharding the model runs on one device.
 
-    Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, and for a loss
-    that is not a scalar or does not depend on a trained parameter.
+    `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
+    `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,
+    precision, microbatches and seed are theirs unless they are set here. `steps_per_epoch` is needed where epochs are
+    counted. Without any optimizer it is AdamW.
+
+    Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, for a loss
+    that is not a scalar or does not depend on a trained parameter, and for a module or arguments without an equal here.
     """
     training = Training(
-        model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics
-    )
+        model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
+        arguments, steps_per_epoch,
+    )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
 
 

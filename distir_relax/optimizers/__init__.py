@@ -4,6 +4,7 @@ from distir_relax.optimizers.adafactor import Adafactor
 from distir_relax.optimizers.adagrad import Adagrad
 from distir_relax.optimizers.adam import Adam, AdamW
 from distir_relax.optimizers.averaging import EMA, SWA, Averaging
+from distir_relax.optimizers.from_torch import from_torch
 from distir_relax.optimizers.groups import Groups
 from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
@@ -42,6 +43,7 @@ __all__ = [
     "RMSprop",
     "ReloadWeights",
     "TorchOptimizer",
+    "from_torch",
     "rates_of",
     "with_state",
 ]

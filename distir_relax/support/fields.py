@@ -79,6 +79,16 @@ class Fields:
         """Return a list of non-negative int64 numbers."""
         return tuple(self._whole(f"{key}[{i}]", value, 0) for i, value in enumerate(self.items(key)))
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of finite numbers."""
+        found: list[float] = []
+        for number, value in enumerate(self.items(key)):
+            if not is_finite(value):
+                self._refuse("a number", f"{key}[{number}]", value)
+            assert isinstance(value, (int, float))
+            found.append(value)
+        return tuple(found)
+
     def fields(self, key: str) -> Fields:
         """Return a nested table."""
         return Fields.of(self._value(key, _MISSING), self.error, self.where, self._join(key))

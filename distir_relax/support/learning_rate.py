@@ -282,6 +282,23 @@ class WarmupStableDecay(Schedule):
         return self.lr + (self.least - self.lr) * passed
 
 
+@dataclass(frozen=True, slots=True)
+class Tabulated(Schedule):
+    """The rates of the first steps; later ones have the last of them. Raises `DistIRError` for none, and below 0."""
+
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rates:
+            raise DistIRError("expected the rates of one or more steps, found none")
+        for rate in self.rates:
+            _check_rate(rate)
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        return self.rates[min(step, len(self.rates) - 1)]
+
+
 def as_schedule(lr: float | Schedule) -> Schedule:
     """Return a schedule unchanged, and a number as a constant one. Raises `DistIRError` for a number below 0."""
     return lr if isinstance(lr, Schedule) else Constant(float(lr))
@@ -322,7 +339,7 @@ def _check_fall(lr: float, steps: int, warmup: int, least: float) -> None:
 
 SCHEDULES: tuple[type[Schedule], ...] = (
     *(Constant, Cosine, CosineRestarts, Exponential, InverseSqrt, Linear, MultiStep, OneCycle, Polynomial, StepDecay),
-    WarmupStableDecay,
+    *(Tabulated, WarmupStableDecay),
 )
 """The schedules that a bundle may hold."""
 _KINDS: dict[str, type[Schedule]] = {kind.__name__: kind for kind in SCHEDULES}
@@ -351,6 +368,8 @@ def schedule_from_json(table: Fields) -> Schedule:
             values[item.name] = table.whole(item.name)
         elif item.type == "tuple[int, ...]":
             values[item.name] = table.wholes(item.name)
+        elif item.type == "tuple[float, ...]":
+            values[item.name] = table.numbers(item.name)
         elif is_finite(value := table.table.get(item.name)):
             values[item.name] = value
         else:

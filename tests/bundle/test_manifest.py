@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,7 +67,8 @@ def of_training(schedule: Schedule, loss: str = "loss", rate: str = "rate", seed
 def test_training_round_trip(kind: type[Schedule]) -> None:
     options = {"steps": 9, "every": 3, "at": (2, 5), "factor": 0.5, "warmup": 2, "period": 4, "decay": 3}
     names = [item.name for item in fields(kind) if item.name in options]  # type: ignore[arg-type]
-    schedule = kind(0.5, **{name: options[name] for name in names})  # type: ignore[call-arg]
+    first: Any = (0.5, 0.25, 0.125) if "rates" in kind.__slots__ else 0.5  # type: ignore[attr-defined]
+    schedule = kind(first, **{name: options[name] for name in names})  # type: ignore[call-arg]
     made = of_training(schedule)
     read = Manifest.from_json(json.loads(json.dumps(made.to_json())))
     assert read == made

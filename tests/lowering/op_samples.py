@@ -29,18 +29,21 @@ def of(dtype: str, *shape: int) -> TensorType:
     return TensorType(shape, dtype)
 
 
-def samples() -> list[Sample]:
-    """Instances as (op, operand types, attributes)."""
+def samples(with_tvm: bool = True) -> list[Sample]:
+    """Instances as (op, operand types, attributes); those of functions of TVM's need it."""
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
-        *_windows(), *_indexing(), *_reductions(), *_attention(), *_foreign(),
+        *_windows(), *_indexing(), *_reductions(), *_attention(), *_marks(), *(_foreign() if with_tvm else ()),
         *_recurrences(), *of_groups(), *_quantized(),
     ]  # fmt: skip
 
 
+def _marks() -> list[Sample]:
+    return [("to_place", [f32(3, 5)], {"place": 1}), ("restrict", [f32(3, 5)], {})]
+
+
 def _foreign() -> list[Sample]:
-    marks = [("to_place", [f32(3, 5)], {"place": 1})]
-    return [*marks, ("restrict", [f32(3, 5)], {}), ("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
+    return [("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
             ("call_dps_packed", [f32(3, 5)], packed_attrs(3, 5, "float32"))]  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Scripts of other training libraries, moved to distir-relax."""

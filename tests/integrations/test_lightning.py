@@ -1,0 +1,155 @@
+"""Lightning modules: steps, rates, clipping and metrics are those of Lightning's own loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import distir_relax as dr
+from distir_relax.errors import DistIRError
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Classifier(pl.LightningModule):
+    """A perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(7, 5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3)).double()
+        self.net[1].p = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train_loss", loss)
+        return {"loss": loss}
+
+    def validation_step(self, batch: Any) -> None:
+        x, y = batch
+        output = self(x)
+        self.log("val_loss", F.cross_entropy(output, y))
+        self.log_dict({"val_acc": (output.argmax(1) == y).double().mean()}, prog_bar=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(
+            [{"params": self.net[0].parameters(), "lr": 0.03}, {"params": self.net[3].parameters()}]
+        )
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+def loader() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(36, 7, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(x, torch.randint(3, (36,), generator=generator)), batch_size=9)
+
+
+class Losses(dr.Callback):
+    """Losses and metrics of a run."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    def done(self, result: Any) -> None:
+        self.losses.append(result.loss)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics[step] = dict(metrics)
+
+
+class TheirLosses(pl.Callback):
+    """Those of Lightning."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items() if "val" in name})
+
+
+def test_a_run_is_that_of_lightning(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module = Classifier()
+    theirs = TheirLosses()
+    stop = pl.callbacks.EarlyStopping("val_acc", mode="max", patience=99)
+    saved = pl.callbacks.ModelCheckpoint(tmp_path, monitor="val_loss", every_n_train_steps=5)
+    trainer = pl.Trainer(
+        max_epochs=3, gradient_clip_val=0.3, callbacks=[theirs, stop, saved], num_sanity_val_steps=0, **QUIET
+    )
+    data = loader()
+    training = dr.Training(
+        copy.deepcopy(module), example_batch=next(iter(data)), arguments=trainer, steps_per_epoch=len(data)
+    )
+    options = training.run_options()
+    (early,) = options.pop("callbacks")
+    assert isinstance(early, dr.callbacks.EarlyStopping)
+    assert options == {
+        "steps": 12, "checkpoint": str(tmp_path), "every": 5, "keep": 1, "best": "val_loss:min", "evaluate_every": 4
+    }  # fmt: skip
+    step, ours = training.compile(strategy="3/1/1/1"), Losses()
+    dr.train(step, data, steps=12, evaluation=data, evaluate_every=4, callbacks=[ours])
+    trainer.fit(module, data, data)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+    assert [pytest.approx(metrics, rel=1e-9) for metrics in ours.metrics.values()] == theirs.metrics
+    assert set(ours.metrics) == {4, 8, 12}
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-9, atol=1e-12)
+
+
+class Manual(Classifier):
+    """Calls its optimizer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Two(Classifier):
+    """Has two optimizers."""
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.net[number].parameters(), 0.1) for number in (0, 3)]
+
+
+class Clipping(Classifier):
+    """Clips gradients its own way."""
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def test_mistakes_are_errors() -> None:
+    batch = next(iter(loader()))
+    for kind, message in ((Manual, "automatic optimization"), (Two, "one optimizer"), (Clipping, "its own configure")):
+        with pytest.raises(DistIRError, match=message):
+            dr.compile_training(kind(), example_batch=batch)
+    with pytest.raises(DistIRError, match="the number of steps of an epoch"):
+        dr.compile_training(Classifier(), example_batch=batch)
+    with pytest.raises(DistIRError, match="no loss and no metrics"):
+        dr.compile_training(Classifier(), F.cross_entropy, example_batch=batch)
+    trainer = pl.Trainer(max_epochs=3, enable_checkpointing=False, **QUIET)
+    with pytest.raises(DistIRError, match="found epochs"):
+        dr.compile_training(Classifier(), example_batch=batch, arguments=trainer)
+    trainer = pl.Trainer(max_steps=3, precision="64-true", enable_checkpointing=False, **QUIET)
+    with pytest.raises(DistIRError, match="found '64-true'"):
+        dr.compile_training(Classifier(), example_batch=batch, arguments=trainer)
