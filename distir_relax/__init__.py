@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         TorchOptimizer,
         from_torch,
     )
+    from distir_relax.report.training_run import RunReport
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.runtime.training import callbacks
@@ -96,6 +97,7 @@ __all__ = [
     "ProcessSession",
     "ProgramBuilder",
     "RMSprop",
+    "RunReport",
     "Schedule",
     "StepDecay",
     "Strategy",
@@ -147,6 +149,7 @@ _HOMES = {
     "NothingSplit": "distir_relax.compiler.source",
     "Callback": "distir_relax.runtime.training.callbacks",
     "Plan": "distir_relax.compiler.compile",
+    "RunReport": "distir_relax.report.training_run",
     "SurpriseGather": "distir_relax.compiler.compile",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "PrecisionComparison": "distir_relax.compiler.compare_precision",

@@ -19,7 +19,7 @@ from distir_relax.cli.signals import Interrupted
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.runtime.training.callbacks import Ended
+    from distir_relax.runtime.training.callbacks import Callback, Ended
     from distir_relax.runtime.training.train import Run
     from distir_relax.runtime.world import World
 
@@ -71,6 +71,10 @@ def train(
     callbacks: Annotated[
         list[str] | None, typer.Option(metavar="FILE.py:FUNCTION", help="Returns callbacks of the run; repeatable.")
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page about the run to this .html.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Predict the step for this machine, for the report; its name or a file.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sample order; 0 by default.")] = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
@@ -86,17 +90,17 @@ def train(
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launched import ending_launch
     from distir_relax.runtime.launcher_detection import detect
-    from distir_relax.runtime.training.callbacks import Callback, Progress, logger
+    from distir_relax.runtime.training.callbacks import Progress, logger
     from distir_relax.runtime.training.options import TrainOptions
     from distir_relax.runtime.training.train import Run, train_rank, train_threads
 
-    def build() -> tuple[TrainOptions, list[Callback]]:
+    def build(first: bool) -> tuple[TrainOptions, list[Callback]]:
         which = resume.value if resume else ""
         options = TrainOptions(steps, checkpoint, every, keep, which, seed, best, evaluate_every)
-        return options, [Progress(), *map(logger, log or [])]
+        return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first)]
 
     def build_run() -> Run:
-        options, observers = build()
+        options, observers = build(world is None or world.rank == 0)
         observers += map(UserCallbacks, callbacks or [])
         evaluated = None if evaluation is None else load_evaluation(evaluation)
         where = (backend.value, device.value, timeout)
@@ -106,8 +110,9 @@ def train(
         flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
         flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every, "averaged": averaged}
         flags |= {"best": best or None, "log": log, "callbacks": callbacks}
+        flags |= {"report": report, "profile": profile}
         flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
-        build()  # reports errors once, without mpirun's own output around them
+        build(first=True)  # reports errors once, without mpirun's own output around them
         _launch(n, bundle, flags, checkpoint)
     with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
         try:
@@ -131,6 +136,17 @@ def train(
             world.close()
     if ended.signal:
         raise typer.Exit(128 + ended.signal)
+
+
+def _report(path: Path | None, bundle: Path, profile: str | None, first: bool) -> list[Callback]:
+    """Return the callback of a report, on the first process, which alone imports the compiler to predict the step."""
+    if profile is not None and path is None:
+        raise DistIRError("expected a report that shows the prediction, found none", "--profile", "give --report")
+    if path is None or not first:
+        return []
+    from distir_relax.report.training_run import RunReport
+
+    return [RunReport(path, bundle, profile)]
 
 
 class _SignalRecorder:

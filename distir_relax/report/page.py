@@ -58,10 +58,10 @@ def page(simulation: Simulation, title: str) -> str:
         style=(folder / "page.css").read_text(),
         headline="".join(figure(*row) for row in _headline(simulation)),
         tasks=_tasks(simulation),
-        timeline_note=escape(_timeline_note(simulation, line)),
+        timeline_note=escape(timeline_note(simulation, line)),
         memory_note=escape(_memory_note(len(charts), len(simulation.members))),
-        ops="".join(_row(row) for row in top_ops(simulation)[:ROWS]),
-        ops_note=escape(_ops_note(len(top_ops(simulation)))),
+        ops="".join(op_row(row) for row in top_ops(simulation)[:ROWS]),
+        ops_note=escape(ops_note(len(top_ops(simulation)))),
         matrix_note=escape(_matrix_note(traffic["block"], traffic["total"])),
         # "</script" would end the script, so its data must not contain "<".
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
@@ -135,7 +135,8 @@ def _digits(value: float) -> str:
     return f"{round(value, places):,.{max(places, 0)}f}"
 
 
-def _row(row: OpTime) -> str:
+def op_row(row: OpTime) -> str:
+    """Return a row of the table of ops as HTML."""
     kind = "communication" if row.communicates else "compute"
     return (
         f'<tr><td><i class="swatch {kind}"></i><code>{escape(row.name)}</code></td><td>{row.count:,}</td>'
@@ -161,7 +162,8 @@ def _tasks(simulation: Simulation) -> str:
     )
 
 
-def _timeline_note(simulation: Simulation, line: Timeline) -> str:
+def timeline_note(simulation: Simulation, line: Timeline) -> str:
+    """Return the sentences above a time line."""
     parts = ["Devices that run the same program at the same times share a lane."]
     classes = len(simulation.members)
     if classes > LANES:
@@ -182,7 +184,8 @@ def _shown(shown: int, classes: int) -> str:
     return "" if shown == classes else f"{shown} of {classes:,} device classes are shown."
 
 
-def _ops_note(ops: int) -> str:
+def ops_note(ops: int) -> str:
+    """Return the sentences above the table of top ops."""
     shown = f"The first {ROWS} of {ops}. " if ops > ROWS else ""
     return f"{shown}Count and total are over all devices; the share is of all devices' time."
 

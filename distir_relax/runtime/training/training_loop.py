@@ -70,9 +70,11 @@ class Training:
         self._apply_signals(self.executor.exchange(self.stop()))
         if self.ended.reason:
             return self.ended
+        begun = time.perf_counter()
         batch = self._first(source, position.step)
+        waited = time.perf_counter() - begun
         self._start(position.step)
-        last, samples = time.perf_counter(), position.samples
+        last, samples = time.perf_counter() - waited, position.samples
         for step in range(position.step, self.options.steps):
             if batch is None:
                 self.ended.reason = "the data has ended"
@@ -80,15 +82,21 @@ class Training:
             loss = self._step(batch)
             (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
             now = time.perf_counter()
-            error = self._done(step, loss, now - last, work)
+            error = self._done(step, loss, now - last, work, waited)
             last = now
+            begun = time.perf_counter()
             batch, data_error = self._next(source, step + 1)
+            waited = time.perf_counter() - begun
             self._synchronize(step, loss, error or data_error)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
+            evaluated = time.perf_counter()
             if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
                 self._save(self.options.checkpoints, replace(position, step=step + 1, samples=samples), improves)
-            last += time.perf_counter() - paused
+            saved = time.perf_counter()
+            self.ended.evaluation_seconds += evaluated - paused
+            self.ended.checkpoint_seconds += saved - evaluated
+            last += saved - paused
             if self.ended.reason:
                 break
         self._notify(lambda callback: callback.ended(self.ended))
@@ -159,13 +167,13 @@ class Training:
         outputs = self.executor.step(batch, (loss,))
         return float(outputs[loss]) if loss in outputs else math.nan
 
-    def _done(self, step: int, loss: float, seconds: float, work: int) -> DistIRError | None:
+    def _done(self, step: int, loss: float, seconds: float, work: int, waited: float) -> DistIRError | None:
         """Call `done` of the callbacks; return the error of one, which `_synchronize` reports."""
         if not self.executor.first:
             return None
         rates = learning_rates(self.executor.bundle.manifest, step)
         communication, memory = self.executor.communication_seconds, self.executor.peak_memory
-        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory)
+        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory, waited)
         if self._best is not None:
             self._best.add_loss(loss)
         try:

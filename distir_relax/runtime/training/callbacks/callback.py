@@ -44,6 +44,8 @@ class StepResult:
     """Seconds of the first rank in communication, waiting for others included."""
     peak_memory: int = 0
     """Largest memory in bytes that the first process has had: of its GPU if it has one, else resident memory."""
+    data_seconds: float = 0.0
+    """The part of `seconds` in which the first process loaded the batch, or waited for workers that do."""
 
 
 @dataclass
@@ -61,6 +63,10 @@ class Ended:
     callback's reason."""
     signal: int = 0
     """The number of the signal that ended the run, if one did."""
+    evaluation_seconds: float = 0.0
+    """Seconds of all evaluations."""
+    checkpoint_seconds: float = 0.0
+    """Seconds in which checkpoints were written."""
 
 
 class Callback:

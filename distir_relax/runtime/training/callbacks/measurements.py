@@ -15,6 +15,7 @@ def step_measurements(result: StepResult, unit: str) -> dict[str, float]:
         unit: result.work,
         **result.rates,
         "communication_seconds": result.communication_seconds,
+        "data_seconds": result.data_seconds,
         "peak_memory": result.peak_memory,
     }
 
