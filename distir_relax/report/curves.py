@@ -50,9 +50,8 @@ def chart(title: str, curves: Sequence[Curve], to_text: Callable[[float], str], 
     for mark in marks:
         height = y(mark)
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{escape(to_text(mark) if mark else "0")}</text>'
-        )
+        label = escape(to_text(mark)) if mark else "0"
+        parts.append(f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{label}</text>')
     for step in _whole_ticks(first, last):
         anchor = "end" if x(step) > _WIDTH - 40 else "middle"
         parts.append(f'<text x="{x(step):.1f}" y="{_HEIGHT - 16}" text-anchor="{anchor}">{step:,.0f}</text>')
