@@ -147,3 +147,10 @@ def test_most_functions_of_python_run_op_by_op(bound: list[bool]) -> None:
     for _ in range(6):
         plan(torch.ones(2, 5, dtype=torch.float64))
     assert bound == [False] * 6
+
+
+def test_many_sizes_take_no_more_memory() -> None:
+    calls = BoundCalls(lambda: None)
+    for size in range(1_000):
+        calls.add({"batch": size}, (), (), ())
+    assert len(vars(calls)["_calls"]) < 300

@@ -27,6 +27,8 @@ Bind: TypeAlias = "Callable[..., Sequence[torch.Tensor]]"
 
 _CALLS = 4
 """Calls that run op by op before a step is bound."""
+_MOST_COUNTED = 256
+"""Maximum number of choices of sizes whose calls are counted; then the counts begin again."""
 _MOST_STEPS = 8
 """Maximum number of steps that are kept."""
 _MOST_BYTES = 1 << 24
@@ -57,6 +59,8 @@ class BoundCalls:
         `of_sizes` is what the program takes after the sizes, if it takes anything.
         """
         key = _key(sizes)
+        if len(self._calls) >= _MOST_COUNTED:
+            self._calls.clear()
         self._calls[key] += 1
         if self._calls[key] < _CALLS or key in self._steps:
             return
@@ -66,7 +70,7 @@ class BoundCalls:
                 bound = _BoundCall(self._bind, sizes, of_sizes, inputs)
         self._steps[key] = bound
         if len(self._steps) > _MOST_STEPS:
-            del self._calls[self._steps.popitem(last=False)[0]]
+            self._calls.pop(self._steps.popitem(last=False)[0], None)
 
     @cached_property
     def _bind(self) -> Bind | None:
