@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train test quick lint docs fuzz validate schedules chunks shapes bench peers paper regret browser coverage clean
+.PHONY: demo chat train train-lm test quick lint docs fuzz validate schedules chunks shapes bench peers paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -24,6 +24,10 @@ $(SMOLLM): | $(READY)
 
 train: $(READY)
 	$(BIN)/python examples/digits.py
+
+# A language model of Python code, trained on 3 and 4 ranks and sampled: 10 minutes, to build/language-model.
+train-lm: $(READY)
+	$(BIN)/python examples/language_model.py
 
 test: browser $(READY) lint
 	$(PYTEST)
