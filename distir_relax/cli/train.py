@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from collections.abc import Mapping
@@ -183,6 +184,9 @@ class _SignalRecorder:
 def _print_summary(run: Run, ended: Ended) -> None:
     if ended.signal:
         _print_resume_hint(run.options.checkpoints, ended.step, ended.reason)
+        return
+    if ended.step >= run.options.steps and math.isnan(ended.loss):
+        typer.echo(f"no step is left: the checkpoint is of step {ended.step} of {run.options.steps}; give more --steps")
         return
     why = f" ({ended.reason})" if ended.reason else ""
     wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""

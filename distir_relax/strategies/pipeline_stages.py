@@ -134,13 +134,20 @@ class CutStages:
         # A weight of several stages says nothing.
         own = {name: min(found) for name, found in stages.items() if len(found) == 1}
         origins = weight_origins(main)
+        used = [{own[o] for v in main.ops[n].operands if (o := origins.get(v.name, "")) in own} for n in body]
         firsts: list[int] = []
-        for index, number in enumerate(body):
-            stage = max((own.get(origins.get(v.name, ""), 0) for v in main.ops[number].operands), default=0)
-            firsts += [index] * (stage - len(firsts))
-        if len(set(firsts)) != self.count - 1 or 0 in firsts:
-            found = len(set(firsts)) + 1
-            raise DistIRError(f"expected weights of {self.count} stages in order, found those of {found}")
+        for index, stages_of_op in enumerate(used):
+            firsts += [index] * (max(stages_of_op, default=0) - len(firsts))
+        # A stage without weights of its own has the last ops before the next stage, or at the end.
+        firsts += [len(body)] * (self.count - 1 - len(firsts))
+        for stage in range(self.count - 2, -1, -1):
+            firsts[stage] = min(firsts[stage], (*firsts, len(body))[stage + 1] - 1)
+        spans = enumerate(zip((0, *firsts), (*firsts, len(body)), strict=True))
+        if firsts[0] < 1 or any(used[index] - {stage} for stage, span in spans for index in range(*span)):
+            raise DistIRError(
+                f"expected ops for each of {self.count} stages, found too few: a stage of the step has no weights",
+                hint="use fewer stages, or name where they begin with stages=",
+            )
         return firsts
 
     def _by_name(self, main: Function, body: Sequence[int]) -> list[int]:

@@ -93,6 +93,20 @@ def test_loss_and_metrics(strategy: str) -> None:
     step(*data[0])
 
 
+@pytest.mark.parametrize("end", [(nn.ReLU(),), ()])
+def test_a_stage_without_weights(end: tuple[nn.Module, ...]) -> None:
+    """The last stage of the step has the loss alone: in the evaluation it has the last ops."""
+    torch.manual_seed(0)
+    x, t = drawn(1)[0]
+    model = nn.Sequential(nn.Linear(x.shape[1], 40), nn.ReLU(), nn.Linear(40, 3), *end).double()
+    step = dr.compile_training(
+        model, F.cross_entropy, optimizer=dr.SGD(0.1), example_batch=(x, t), metrics={}, strategy="1/1/2/3"
+    )
+    with torch.no_grad():
+        expected = float(F.cross_entropy(model(x), t))
+    assert step.evaluate([(x, t)])["loss"] == pytest.approx(expected, rel=1e-10)
+
+
 def test_a_model_that_returns_its_loss_and_frozen_parameters() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
