@@ -257,7 +257,9 @@ class _Unroller:
         rows = [local_attrs(op.attrs, index) for index in range(self.count)]
         if semantics.serialized is not None:
             is_sum = self.summed and entry.cost.collective is Collective.ALL_REDUCE
-            if self.module.meshes[0].size > self.count and not is_sum:
+            # A part of a shared value, such as the positions of a microbatch's samples, does not need the others.
+            is_local = entry.cost.collective is None
+            if self.module.meshes[0].size > self.count and not is_sum and not is_local:
                 raise VerificationError(f"{op.name} needs all samples, but only some are expanded", op.location)
             first = len(self.g.ops)
             inputs = [operands[0].at(i) for i in range(self.count)] if operands else []

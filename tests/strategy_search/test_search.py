@@ -58,6 +58,19 @@ def test_the_papers_grid_is_tried() -> None:
         Space(0, (4,))
 
 
+def test_models_with_dropout_are_divided_into_microbatches() -> None:
+    """The positions of samples, which dropout reads, are no sum over microbatches, of which a search runs a few."""
+    layers = [torch.nn.Linear(5, 7), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(7, 3)]
+    batch = torch.randn(29, 5), torch.randn(29, 3)
+    training = dr.Training(torch.nn.Sequential(*layers), torch.nn.functional.mse_loss, example_batch=batch)
+    search = dr.search(training, devices=2, profile=MACHINE, microbatches=(1, 4, 7, 13), workers=1)
+    assert not search.refused
+    assert len(search.outcomes) == 11
+    for outcome in search.outcomes:
+        alone = dr.simulate(training, profile=MACHINE, strategy=outcome.strategy)
+        assert outcome.seconds == pytest.approx(alone.makespan, rel=1e-9), outcome.strategy
+
+
 def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     """Programs between two others, and of other numbers of microbatches, against each compiled by itself."""
     profile = load_profile(MACHINE)

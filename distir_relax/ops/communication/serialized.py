@@ -35,15 +35,15 @@ def reduce_scatter(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value
 
 
 def shard(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """Serialize ``shard``: each index takes its own part."""
-    dim, sizes = rows[0]["dim"], rows[0]["sizes"]
+    """Serialize ``shard``: each index takes its own part. `rows` may be those of the first indices alone."""
+    dim, sizes = rows[0]["dim"], rows[0]["sizes"][: len(rows)]
     ends = list(accumulate(sizes))
     return [_slice(g, x, dim, end - n, end) for x, n, end in zip(parts, sizes, ends, strict=True)]
 
 
 def shard_start(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """Serialize ``shard_start``."""
-    sizes = rows[0]["sizes"]
+    """Serialize ``shard_start``. `rows` may be those of the first indices alone."""
+    sizes = rows[0]["sizes"][: len(rows)]
     return [g.constant(end - n, rows[0]["dtype"]) for n, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
