@@ -270,6 +270,7 @@ class Manifest:
             ("loss", training.loss, ("float64", "float32", "float16", "bfloat16")),
             *(("learning rate", name, ("float64", "float32")) for name in training.rates),
             ("seed", training.seed, ("int64",)),
+            ("gradient norm", training.gradient_norm, ("float64", "float32")),
         ):
             if name is not None and not any((name, dtype) in numbers for dtype in dtypes):
                 raise BundleError(

@@ -21,6 +21,7 @@ class TrainingManifest:
     input, if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of
     steps made before the bundle was written. `evaluated` are the outputs of the evaluation, scalars, if the bundle has
     one. `names` maps the model's names of its parameters, and of the buffers that training changes, to weights.
+    `gradient_norm` is the output, if any, with the norm of the gradients before clipping.
     """
 
     loss: str
@@ -30,6 +31,7 @@ class TrainingManifest:
     done: int = 0
     evaluated: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    gradient_norm: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
@@ -41,6 +43,7 @@ class TrainingManifest:
             "rates": rates,
             "evaluated": list(self.evaluated),
             "names": dict(self.names),
+            "gradient_norm": self.gradient_norm,
         }
 
     @classmethod
@@ -51,4 +54,5 @@ class TrainingManifest:
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
         evaluated = table.texts("evaluated", [])
         names = table.by_name("names")
-        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names)
+        norm = table.text_or_none("gradient_norm")
+        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names, norm)

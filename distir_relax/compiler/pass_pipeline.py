@@ -55,8 +55,8 @@ DEFAULT_PROFILE = "cpu-local"
 class TrainingConfig:
     """Configuration of a training step: the `optimizer`, and the names of the values of `trained` parameters.
 
-    Gradients are clipped to the norm `clip_norm`. With `masters`, weights below float32 have float32 master copies.
-    With `averaging`, averages of the parameters are kept.
+    Gradients are clipped to the norm `clip_norm`; then, and with `gradient_norm`, their norm is an output. With
+    `masters`, weights below float32 have float32 master copies. With `averaging`, averages of the parameters are kept.
     """
 
     optimizer: Optimizer
@@ -64,6 +64,7 @@ class TrainingConfig:
     clip_norm: float | None = None
     masters: bool = False
     averaging: Averaging | None = None
+    gradient_norm: bool = False
 
     @property
     def states(self) -> int:
@@ -204,7 +205,8 @@ def _strategy_passes(
             passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     passes += of_options(PassPoint.STEP)
     if training is not None:
-        passes.append(Optimize(training.optimizer, training.trained, training.clip_norm, training.averaging))
+        options = (training.clip_norm, training.averaging, training.gradient_norm)
+        passes.append(Optimize(training.optimizer, training.trained, *options))
     if evaluation is not None:
         passes.append(ReloadWeights(evaluation.weights))
     return passes

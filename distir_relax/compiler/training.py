@@ -37,7 +37,7 @@ from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments,
 from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
-from distir_relax.optimizers import OPTIMIZERS, AdamW, Averaging, Optimizer, from_torch, rates_of
+from distir_relax.optimizers import GRADIENT_NORM, OPTIMIZERS, AdamW, Averaging, Optimizer, from_torch, rates_of
 from distir_relax.runtime.training.callbacks import EarlyStopping, logger
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
@@ -61,6 +61,8 @@ class TrainingStep:
         self.plan = plan
         self.optimizer = optimizer
         self.steps = 0
+        self.gradient_norm: float | None = None
+        """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
         self._exclusive = threading.RLock()
         self._has_loss = has_loss
         self._narrow = narrow
@@ -82,8 +84,10 @@ class TrainingStep:
         """
         tensors = self._flatten(self.plan, inputs, targets)
         with self._exclusive:
-            outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
+            names = (self._loss, *self._measured)
+            outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=names)
             self.steps += 1
+            self.gradient_norm = next((float(outputs[name]) for name in self._measured), None)
         return float(outputs[self._loss])
 
     def evaluate(
@@ -93,8 +97,10 @@ class TrainingStep:
 
         Each is the mean over the batches, which weigh by their samples. A batch is ``(inputs, targets)``, or `inputs`
         alone if the model returns its loss, as the example is. With `averaged`, parameters are their averages. Raises
-        `RunError` for no batches, and as a step does.
+        `RunError` for no batches, for averages of a step that keeps none, and as a step does.
         """
+        if averaged and not any(name.endswith(AVERAGED) for name in self.plan.state_names):
+            raise _no_averages()
         plan = self.evaluation
         names = [output.name for output in plan.imported.module.main.outputs]
         totals, count = dict.fromkeys(names, 0.0), 0
@@ -136,6 +142,11 @@ class TrainingStep:
     @property
     def _loss(self) -> str:
         return self.plan.modules["global"].main.outputs[0].name
+
+    @property
+    def _measured(self) -> tuple[str, ...]:
+        """The output with the gradient norm, if the step measures it."""
+        return tuple(o.name for o in self.plan.modules["global"].main.outputs if o.name == GRADIENT_NORM)
 
     def parameters(self, backend: str = "torch", averaged: bool = False) -> dict[str, torch.Tensor]:
         """Return all parameters at present, by the model's names: global tensors that the caller owns.
@@ -198,7 +209,7 @@ class TrainingStep:
         state = self.plan.session(backend).state()
         averages = {name.removesuffix(AVERAGED): value for name, value in state.items() if name.endswith(AVERAGED)}
         if averaged and not averages:
-            raise RunError("this step keeps no averages of parameters", hint="compile it with averaging=dr.EMA(0.999)")
+            raise _no_averages()
         return {**self.plan.imported.tensors, **state, **(averages if averaged else {})}
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
@@ -223,7 +234,8 @@ class TrainingStep:
         """Return the part of the manifest for `distir train`."""
         seed = SEED if takes_seed(self.plan.modules["global"].main) else None
         names = self._model_tensors.saved_values
-        return TrainingManifest(self._loss, rates_of(self.optimizer), seed, self._seed, self.steps, names=names)
+        rates, norm = rates_of(self.optimizer), next(iter(self._measured), None)
+        return TrainingManifest(self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm)
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,6 +257,7 @@ class Training:
     dims: Mapping[str, Any] | None = None
     averaging: Averaging | None = None
     metrics: Mapping[str, Loss] | None = None
+    gradient_norm: bool = False
     arguments: Any = None
     steps_per_epoch: int | None = None
 
@@ -344,7 +357,8 @@ class Training:
                 hint="weights of 8 and 4 bits are for inference",
             )
         imported, trained = self._import()
-        step = TrainingConfig(self.optimizer, trained, self.clip_norm, self._is_narrow, self.averaging)
+        rest = (self.clip_norm, self._is_narrow, self.averaging, self.gradient_norm)
+        step = TrainingConfig(self.optimizer, trained, *rest)
         return Source(imported, self._options(options or {}, imported), step)
 
     def step(self, plan: Plan, options: CompileOptions) -> TrainingStep:
@@ -467,6 +481,7 @@ def compile_training(
     dims: Mapping[str, Any] | None = None,
     averaging: Averaging | None = None,
     metrics: Mapping[str, Loss] | None = None,
+    gradient_norm: bool = False,
     arguments: Any = None,
     steps_per_epoch: int | None = None,
     **options: Unpack[CompileOptions],
@@ -476,7 +491,8 @@ def compile_training(
     `loss(output, targets)` is torch code that returns a scalar; if it is a module, its parameters are trained too.
     Without it the model returns its loss, as transformers models called with labels do. `example_batch` is ``(inputs,
     targets)``, or ``inputs`` alone without a `loss`: `inputs` is a tensor, a tuple, or a dict of keyword arguments. All
-    parameters that require gradients are trained. `clip_norm` clips their global gradient norm. With
+    parameters that require gradients are trained. `clip_norm` clips their global gradient norm, which is then measured
+    (`TrainingStep.gradient_norm`), as with ``gradient_norm=True``. With
     ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
     `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
@@ -494,6 +510,7 @@ def compile_training(
     """
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
+        gradient_norm,
         arguments, steps_per_epoch,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
@@ -502,6 +519,10 @@ def compile_training(
 def _with_tensors(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Plan:
     """Return the plan with other weights, which are loaded when it runs."""
     return replace(plan, imported=replace(plan.imported, tensors={**plan.imported.tensors, **tensors}))
+
+
+def _no_averages() -> RunError:
+    return RunError("this step keeps no averages of parameters", hint="compile it with averaging=dr.EMA(0.999)")
 
 
 def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:

@@ -9,7 +9,7 @@ from distir_relax.optimizers.groups import Groups
 from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
-from distir_relax.optimizers.optimize import NEW, STEP, Optimize
+from distir_relax.optimizers.optimize import GRADIENT_NORM, NEW, STEP, Optimize
 from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
 from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
@@ -23,6 +23,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 __all__ = [
     "EMA",
+    "GRADIENT_NORM",
     "NEW",
     "OPTIMIZERS",
     "RATE",

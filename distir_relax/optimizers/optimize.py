@@ -11,12 +11,14 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
 from distir_relax.ops import Builder, cast, lookup
 from distir_relax.optimizers.averaging import Averaging, add_averages
-from distir_relax.optimizers.clip import clip_gradients
+from distir_relax.optimizers.clip import clip_gradients, norm_of_gradients
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
 from distir_relax.support.learning_rate import as_schedule
 
 STEP = "optimizer.step"
 """The state that counts steps, an int64 scalar."""
+GRADIENT_NORM = "gradient_norm"
+"""The output with the norm of all gradients before clipping, a scalar of float32 or float64."""
 GRADIENT = ".grad"
 NEW = ".new"
 """Suffixes of output names: gradients, and new values of weights and state."""
@@ -29,7 +31,8 @@ class Optimize:
     The result has an input for each learning rate (`rates_of`), the state of the `optimizer` (``NAME.exp_avg``),
     initially zero (`with_state`), and for each tensor that it updates an output ``NAME.new``, the result of an in-place
     op; new values from other ops are written back by ``assign``. `trained` are the parameters to update, by default all
-    that have a gradient. With `clip_norm` gradients are scaled down to that global norm if theirs is larger. Raises
+    that have a gradient. With `clip_norm` gradients are scaled down to that global norm if theirs is larger. With it,
+    and with `gradient_norm`, the norm of the gradients before is the output ``gradient_norm``. Raises
     `DistIRError` for a parameter without a gradient, or of no floating dtype, if there is none to train, for a group
     without parameters, and for an optimizer whose `update` omits a new value, returns one of another type, or reads an
     old value after overwriting it. With `averaging` the state ``NAME.averaged`` is an average of each parameter.
@@ -41,6 +44,7 @@ class Optimize:
     trained: tuple[str, ...] | None = None
     clip_norm: float | None = None
     averaging: Averaging | None = None
+    gradient_norm: bool = False
 
     def run(self, module: Module) -> Module:
         """Return the module with a step of the optimizer after its gradients."""
@@ -88,8 +92,11 @@ class Optimize:
             after = g.emit("add", before, g.constant(1, "int64"))
             outputs.append(Output(STEP + NEW, g.emit("assign", before, after)))
             count = cast(g, after, "float64")
-        if self.clip_norm is not None:
-            grads = clip_gradients(g, grads, self.clip_norm)
+        if self.clip_norm is not None or self.gradient_norm:
+            norm = norm_of_gradients(g, grads)
+            outputs.append(Output(GRADIENT_NORM, norm))
+            if self.clip_norm is not None:
+                grads = clip_gradients(g, grads, self.clip_norm, norm)
         numbers: dict[tuple[int, str], Numbers] = {}
         weights: dict[str, Value] = {}
         for name, parameter in parameters.items():

@@ -346,3 +346,9 @@ def test_the_dashboard_shows_a_run(bundle: Path) -> None:
         "peak memory   1.07 GB", "learning rate 0.0003", "evaluation    loss 5.5 (step 200)", "ck/step-00000200",
     ):  # fmt: skip
         assert words in text, text
+    assert "gradient norm" not in text
+    progress.begun(RunInfo(0, TrainOptions(500), manifest, 11, "samples"))
+    progress.done(StepResult(1, 8.0, 0.05, 11, {"learning_rate": 3e-4}, gradient_norm=0.84172))
+    progress.close()
+    console.print(progress._dashboard.render(90))
+    assert "gradient norm 0.8417" in console.export_text()

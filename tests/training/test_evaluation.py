@@ -163,6 +163,8 @@ def test_what_cannot_be_evaluated() -> None:
     step = dr.compile_training(Classifier(), F.cross_entropy, **options)
     with pytest.raises(RunError, match="expected batches to evaluate"):
         step.evaluate([])
+    with pytest.raises(RunError, match="keeps no averages"):
+        step.evaluate(data, averaged=True)
     step = dr.compile_training(Classifier(), F.cross_entropy, metrics={"rows": lambda o, t: o.argmax(-1)}, **options)
     with pytest.raises(ImportModelError, match="expected a scalar for 'rows'"):
         step.evaluate(data)

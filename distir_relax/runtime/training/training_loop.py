@@ -79,10 +79,10 @@ class Training:
             if batch is None:
                 self.ended.reason = "the data has ended"
                 break
-            loss = self._step(batch)
+            loss, norm = self._step(batch)
             (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
             now = time.perf_counter()
-            error = self._done(step, loss, now - last, work, waited)
+            error = self._done(step, loss, norm, now - last, work, waited)
             last = now
             begun = time.perf_counter()
             batch, data_error = self._next(source, step + 1)
@@ -162,18 +162,23 @@ class Training:
         except DistIRError as failure:
             return None, failure
 
-    def _step(self, batch: Batch) -> float:
-        loss = training_of(self.executor.bundle.manifest).loss
-        outputs = self.executor.step(batch, (loss,))
-        return float(outputs[loss]) if loss in outputs else math.nan
+    def _step(self, batch: Batch) -> tuple[float, float | None]:
+        """Return the loss and the gradient norm, if the step measures it; not on other processes than the first."""
+        training = training_of(self.executor.bundle.manifest)
+        measured = () if training.gradient_norm is None else (training.gradient_norm,)
+        outputs = self.executor.step(batch, (training.loss, *measured))
+        loss, *norms = (float(outputs.get(name, math.nan)) for name in (training.loss, *measured))
+        return loss, next(iter(norms), None)
 
-    def _done(self, step: int, loss: float, seconds: float, work: int, waited: float) -> DistIRError | None:
+    def _done(
+        self, step: int, loss: float, norm: float | None, seconds: float, work: int, waited: float
+    ) -> DistIRError | None:
         """Call `done` of the callbacks; return the error of one, which `_synchronize` reports."""
         if not self.executor.first:
             return None
         rates = learning_rates(self.executor.bundle.manifest, step)
         communication, memory = self.executor.communication_seconds, self.executor.peak_memory
-        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory, waited)
+        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory, waited, norm)
         if self._best is not None:
             self._best.add_loss(loss)
         try:

@@ -46,6 +46,8 @@ class StepResult:
     """Largest memory in bytes that the first process has had: of its GPU if it has one, else resident memory."""
     data_seconds: float = 0.0
     """The part of `seconds` in which the first process loaded the batch, or waited for workers that do."""
+    gradient_norm: float | None = None
+    """Norm of all gradients before clipping; None if the step does not measure it."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from distir_relax.runtime.training.callbacks.callback import RunInfo, StepResult
@@ -109,9 +110,12 @@ class Dashboard:
                 ("communication", f"{share:.0%}"),
                 ("peak memory", units.size(last.peak_memory)),
             ]
+            if last.gradient_norm is not None:
+                cells.append(("gradient norm", f"{last.gradient_norm:.4g}"))
         texts = [f"{name:13} {value}" for name, value in cells]
         if width >= 70:
-            texts = [f"{left:{width // 2}}{right}" for left, right in zip(texts[::2], texts[1::2], strict=True)]
+            pairs = zip_longest(texts[::2], texts[1::2], fillvalue="")
+            texts = [f"{left:{width // 2}}{right}".rstrip() for left, right in pairs]
         notes = {"evaluation": self.evaluation, "checkpoint": self.checkpoint}
         return texts + [f"{name:13} {note}" for name, note in notes.items() if note]
 
