@@ -368,26 +368,46 @@ class Training:
         has_metrics = self.metrics is not None or (self._is_lightning and has_validation_step(self.model))
 
         def compile_evaluation(step: Plan) -> Plan:
-            evaluated = compile_source(self.read_evaluation(step, options))
-            return _with_tensors(evaluated, step.imported.tensors)
+            return _with_tensors(self._compile_evaluation(step, options), step.imported.tensors)
 
         return TrainingStep(
             plan, self.optimizer, self.loss is not None, self._is_narrow, self.seed,
             ModelTensors.of(self.model, plan.imported), compile_evaluation, has_metrics,
         )  # fmt: skip
 
-    def read_evaluation(self, step: Plan, options: CompileOptions | None = None) -> Source:
+    def _compile_evaluation(self, step: Plan, options: CompileOptions) -> Plan:
+        """Compile the evaluation for batches of any size, unless the model or its layouts need that of the example."""
+        if spec := self._any_batch(step.imported):
+            try:
+                return compile_source(self.read_evaluation(step, options, spec))
+            except DistIRError:
+                # A model that does not run at all raises its own error below.
+                pass
+        return compile_source(self.read_evaluation(step, options))
+
+    def _any_batch(self, imported: Imported) -> DimSpec | None:
+        """Return the first dims of all inputs as one symbolic dim; None if their dims are declared, or differ."""
+        shapes = {i.value.name: i.value.tensor.shape for i in imported.module.main.inputs if i.role == "input"}
+        sizes = {shape[:1] for name, shape in shapes.items() if name != SEED}
+        if self.dynamic_shapes or self.dims or len(sizes) != 1 or sizes <= {(), (0,), (1,)}:
+            return None
+        return {name: {0: "batch"} for name in shapes if name != SEED}
+
+    def read_evaluation(
+        self, step: Plan, options: CompileOptions | None = None, dynamic_shapes: DimSpec | None = None
+    ) -> Source:
         """Import the model in evaluation mode with its loss and the metrics, to be compiled with these options.
 
         The weights that the training `step` changes have its layouts. The program returns the loss and the metrics by
-        name. Raises what `read` raises, and `ImportModelError` for a metric that is no scalar.
+        name. `dynamic_shapes` replaces those of the training. Raises what `read` raises, and `ImportModelError` for a
+        metric that is no scalar.
         """
         layouts = {
             item.value.name: print_placements(item.value.dtensor.placements)
             for item in step.modules["sharded"].main.inputs
             if item.value.name in step.state_names
         }
-        imported = self._import_evaluation(layouts)
+        imported = self._import_evaluation(layouts, dynamic_shapes or self.dynamic_shapes)
         complete_options = self._options(options or {}, imported)
         given = complete_options["shardings"]
         if step.modules["sharded"].meshes:
@@ -444,14 +464,14 @@ class Training:
             inputs, targets = _to_bfloat16((inputs, targets))
         return model, loss, *call_arguments(inputs, targets, loss is not None)
 
-    def _import_evaluation(self, changed: Collection[str]) -> Imported:
+    def _import_evaluation(self, changed: Collection[str], dynamic_shapes: DimSpec | None) -> Imported:
         computed, loss, args, kwargs = self._computed()
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
         calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics)
         with EXPORT_LOCK, _evaluating(computed), calling:
-            shapes: Any = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims}
+            shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
             imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
             imported = snapshot(fix_dims(imported, self.dims or {}))
         for output in imported.module.main.outputs:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import distir_relax as dr
 from distir_relax.bundle import read_bundle
@@ -19,6 +20,7 @@ from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Samples, batches_of
 from distir_relax.runtime.training.evaluation import evaluate
 from distir_relax.runtime.training.executor import ThreadExecutor
+from tests.training import observers
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -107,6 +109,46 @@ def test_a_stage_without_weights(end: tuple[nn.Module, ...]) -> None:
     assert step.evaluate([(x, t)])["loss"] == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("strategy", ["3/1/1/1,zero=1", "1/3/1/1", "3/1/1/2", "1/1/2/3"])
+def test_every_sample_is_evaluated(strategy: str) -> None:
+    """Batches of 12 and a smaller last one, of a single sample too, which one of 3 ranks has; or fewer than a batch."""
+    torch.manual_seed(0)
+    model = Classifier()
+    metrics = {"accuracy": accuracy, "margin": margin}
+    step = dr.compile_training(
+        model, F.cross_entropy, optimizer=dr.SGD(0.1), example_batch=drawn(1)[0], strategy=strategy, metrics=metrics
+    )
+    for done, count in enumerate((31, 25, 8), 1):
+        x, t = (torch.cat(tensors)[:count] for tensors in zip(*drawn(3), strict=True))
+        calls = observers.Calls()
+        dr.train(step, drawn(1), steps=1, callbacks=[calls], evaluation=TensorDataset(x, t))
+        expected = by_torch(step, copy.deepcopy(model), [(x, t)])
+        assert step.steps == done
+        assert calls.metrics[1] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert step.evaluate([(x, t)]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+class Placed(Classifier):
+    """A model of 12 samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + torch.linspace(0, 1, 12, dtype=x.dtype)[:, None])
+
+
+def test_a_model_of_one_batch_size_evaluates_whole_batches() -> None:
+    torch.manual_seed(0)
+    model = Placed()
+    step = dr.compile_training(
+        model, F.cross_entropy, optimizer=dr.SGD(0.1), example_batch=drawn(1)[0], strategy="3/1/1/1", metrics={}
+    )
+    x, t = (torch.cat(tensors)[:31] for tensors in zip(*drawn(3), strict=True))
+    calls = observers.Calls()
+    with pytest.warns(UserWarning, match="7 of 31 samples are not evaluated"):
+        dr.train(step, drawn(1), steps=1, callbacks=[calls], evaluation=TensorDataset(x, t))
+    expected = by_torch(step, copy.deepcopy(model), [(x[:12], t[:12]), (x[12:24], t[12:24])])
+    assert calls.metrics[1] == pytest.approx({"loss": expected["loss"]}, rel=1e-12)
+
+
 def test_a_model_that_returns_its_loss_and_frozen_parameters() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -174,7 +216,7 @@ def test_what_cannot_be_evaluated() -> None:
 
 
 def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
-    """Weights are in it once; batches from an iterable, and from a data set, whose last ones are left out."""
+    """Weights are in it once; batches from an iterable, and from a data set."""
     torch.manual_seed(0)
     data = drawn(3)
     step = dr.compile_training(
@@ -193,7 +235,7 @@ def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
     expected = step.evaluate(data)
     assert evaluate(executor, lambda: batches_of(bundle.evaluation.manifest, data)) == pytest.approx(expected)
     rows = [(x, t) for batch in data for x, t in zip(*batch, strict=True)]
-    samples = Samples(bundle.evaluation.manifest, rows + rows[:5], None)
+    samples = Samples(bundle.evaluation.manifest, rows, None)
     for _ in range(2):
         assert evaluate(executor, samples.epoch) == pytest.approx(expected)
     with pytest.raises(RunError, match="the step keeps no averages"):

@@ -130,6 +130,8 @@ class Samples(Data):
         count, rest = divmod(len(samples), max(1, self._rows))
         self._batches = count + self._takes(rest)
         """The number of batches of an epoch."""
+        self.dropped = 0 if self._takes(rest) else rest
+        """The number of samples of an epoch that are in no batch."""
         if self._batches == 0:
             raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
         self._epoch = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
@@ -58,6 +59,8 @@ def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly)
 
     `data` is as for `open_data`, or a function without parameters that returns such an object. It is called again after
     it has returned an iterator. `manifest` is that of the evaluation.
+
+    A program of one batch size leaves out the incomplete last batch of a data set, with a warning.
     """
     is_function = callable(data) and not _is_source(data)
     objects: list[Any] = [] if is_function else [data]
@@ -70,11 +73,21 @@ def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly)
             check_loader(source, manifest)
             yield from batches_of(manifest, _iterate(LoaderEpochs(source, 0).begin(0), guard))
         elif _has_samples(source):
-            yield from Samples(manifest, _GuardedSamples(source, guard), None).epoch()
+            samples = Samples(manifest, _GuardedSamples(source, guard), None)
+            if samples.dropped:
+                warnings.warn(_dropped(samples.dropped, len(source)), stacklevel=2)
+            yield from samples.epoch()
         else:
             yield from batches_of(manifest, _iterate(source, guard))
 
     return batches
+
+
+def _dropped(count: int, samples: int) -> str:
+    return (
+        f"{count} of {samples} samples are not evaluated: the model takes batches of one size (give batches that have "
+        "all samples, or a data set of a multiple of that size)"
+    )
 
 
 def _open(data: Any, again: Callable[[], Any], manifest: Manifest, seed: int, guard: Guard) -> Data:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import AVERAGED
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.runtime.training.batches import data_inputs
 
 if TYPE_CHECKING:
     from distir_relax.bundle import Bundle
@@ -68,6 +69,6 @@ def evaluated_names(bundle: Bundle, averaged: bool = False) -> tuple[str, ...]:
 
 
 def _rows(batch: Batch) -> int:
-    """Return the samples of a batch: the first dim of its first input that has any."""
-    shapes = (tensor.shape for tensor in batch.call.manifest.inputs)
+    """Return the samples of a batch, all microbatches together: the first dim of its first input that has any."""
+    shapes = (tensor.shape for tensor in data_inputs(batch.call.manifest))
     return next((shape[0] for shape in shapes if shape), 1)
