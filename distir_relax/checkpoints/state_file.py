@@ -61,7 +61,11 @@ class StateFile:
         import torch
 
         tensor = self._tensors[name]
-        content: Any = part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        part = part.detach().cpu().contiguous().view(-1)
+        if part.numel() == 1:
+            # A part of one element of expanded zeros is contiguous, with a stride of 0 that cannot be viewed as bytes.
+            part = part.clone(memory_format=torch.contiguous_format)
+        content: Any = part.view(torch.uint8).numpy()
         view, position = memoryview(content), 0
         try:
             for start, length in runs(tensor.shape, intervals, DTYPES[tensor.dtype][1]):

@@ -90,6 +90,17 @@ def position(step: int) -> Position:
     return Position(step, 11 * step, 3, "perceptron", {"kind": "Constant", "lr": 0.1})
 
 
+def test_state_of_one_element_that_is_expanded_zeros_is_written(tmp_path: Path) -> None:
+    """Initial state is that: of 3 elements on 3 ranks, before and after a step."""
+    step = dr.compile_training(
+        torch.nn.Linear(5, 3), torch.nn.functional.mse_loss, optimizer=dr.SGD(0.1, momentum=0.9),
+        example_batch=(torch.randn(7, 5), torch.randn(7, 3)), strategy="3/1/1/1,zero=1",
+    )  # fmt: skip
+    dr.train(step, [(torch.randn(7, 5), torch.randn(7, 3))], steps=1, checkpoint=tmp_path)
+    saved = load_file(tmp_path / "step-00000001" / "state.safetensors")
+    torch.testing.assert_close(saved["bias.momentum_buffer"], step.plan.session().state()["bias.momentum_buffer"])
+
+
 def test_a_run_goes_on_under_another_strategy_on_other_ranks(tmp_path: Path) -> None:
     executor, session = executor_of(3, {"up.weight": "S[0]", "down.weight": "S[1]"})
     assert executor.bundle.manifest.weights
