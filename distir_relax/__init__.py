@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         AdamW,
         Groups,
         Lion,
+        LossScale,
         Muon,
         Optimizer,
         RMSprop,
@@ -86,6 +87,7 @@ __all__ = [
     "InverseSqrt",
     "Linear",
     "Lion",
+    "LossScale",
     "MultiStep",
     "Muon",
     "NothingSplit",
@@ -132,6 +134,7 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("EMA", "SGD", "SWA", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer"),
+            "LossScale",
             "RMSprop",
             *("TorchOptimizer", "from_torch"),
         ),

@@ -8,8 +8,8 @@ from typing import ClassVar
 from distir_relax.autodiff.backward import gradients, is_differentiable
 from distir_relax.autodiff.call_gradients import Functions
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Output, live_ops
-from distir_relax.ops import Builder
+from distir_relax.ir import Function, Module, Output, TensorType, live_ops
+from distir_relax.ops import Builder, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Differentiate:
     parameters. A function is differentiated once, regardless of its number of calls: into a forward that saves values
     for the backward, and a backward in two slices, for the gradients of its inputs and of its weights. Raises
     `DistIRError` if the output is not a scalar, and for an input that it does not depend on; `UnsupportedOpError` for
-    an op that cannot be differentiated.
+    an op that cannot be differentiated. With `scale`, gradients are those of the output times a state of this name, a
+    float32 scalar.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -28,6 +29,7 @@ class Differentiate:
     of: str = ""
     wrt: tuple[str, ...] | None = None
     checkpoint: str = "none"
+    scale: str = ""
 
     def run(self, module: Module) -> Module:
         """Append gradients to the module's outputs."""
@@ -43,9 +45,10 @@ class Differentiate:
         functions = Functions(module, self.checkpoint)
         ops = functions.forward(main.ops, [v.name for v in wrt])
         g = Builder.of(replace(main, ops=ops))
-        grads = gradients(
-            g, ops, {output.value.name: g.constant(1.0, loss_type.dtype)}, [v.name for v in wrt], functions.step(g)
-        )
+        seed = g.constant(1.0, loss_type.dtype)
+        if self.scale:
+            seed = cast(g, g.input(self.scale, TensorType((), "float32"), "state"), loss_type.dtype)
+        grads = gradients(g, ops, {output.value.name: seed}, [v.name for v in wrt], functions.step(g))
         missing = [v.name for v in wrt if v.name not in grads]
         if missing:
             raise DistIRError(
@@ -53,7 +56,7 @@ class Differentiate:
                 "leave these out of the parameters that are trained",
             )  # fmt: skip
         grad_outputs = tuple(Output(f"{v.name}.grad", grads[v.name]) for v in wrt)
-        function = Function(main.name, main.inputs, tuple(g.ops), (*main.outputs, *grad_outputs))
+        function = Function(main.name, tuple(g.inputs), tuple(g.ops), (*main.outputs, *grad_outputs))
         return replace(module, functions=(replace(function, ops=live_ops(function)), *functions.used()))
 
     def _is_wrt(self, name: str, role: str) -> bool:

@@ -34,7 +34,7 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import Averaging, MasterWeights, Optimize, Optimizer, ReloadWeights
+from distir_relax.optimizers import LOSS_SCALE, Averaging, LossScale, MasterWeights, Optimize, Optimizer, ReloadWeights
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate, matched_inputs
 from distir_relax.strategies.apply import ApplyStrategy
@@ -57,6 +57,7 @@ class TrainingConfig:
 
     Gradients are clipped to the norm `clip_norm`; then, and with `gradient_norm`, their norm is an output. With
     `masters`, weights below float32 have float32 master copies. With `averaging`, averages of the parameters are kept.
+    With `loss_scale`, gradients are those of a scaled loss.
     """
 
     optimizer: Optimizer
@@ -65,6 +66,7 @@ class TrainingConfig:
     masters: bool = False
     averaging: Averaging | None = None
     gradient_norm: bool = False
+    loss_scale: LossScale | None = None
 
     @property
     def states(self) -> int:
@@ -195,7 +197,8 @@ def _strategy_passes(
         passes += [HoistPositions()] if parts is not None else []
         passes += cut
     if training is not None:
-        passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
+        scale = LOSS_SCALE if training.loss_scale is not None else ""
+        passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint, scale=scale))
         passes += of_options(PassPoint.GRADIENTS)
     if parts is not None:
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
@@ -205,7 +208,7 @@ def _strategy_passes(
             passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     passes += of_options(PassPoint.STEP)
     if training is not None:
-        options = (training.clip_norm, training.averaging, training.gradient_norm)
+        options = (training.clip_norm, training.averaging, training.gradient_norm, training.loss_scale)
         passes.append(Optimize(training.optimizer, training.trained, *options))
     if evaluation is not None:
         passes.append(ReloadWeights(evaluation.weights))

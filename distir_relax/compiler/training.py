@@ -37,11 +37,21 @@ from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments,
 from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
-from distir_relax.optimizers import GRADIENT_NORM, OPTIMIZERS, AdamW, Averaging, Optimizer, from_torch, rates_of
+from distir_relax.optimizers import (
+    GRADIENT_NORM,
+    LOSS_SCALE,
+    OPTIMIZERS,
+    AdamW,
+    Averaging,
+    LossScale,
+    Optimizer,
+    from_torch,
+    rates_of,
+)  # fmt: skip
 from distir_relax.runtime.training.callbacks import EarlyStopping, logger
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
-from distir_relax.support.precisions import PRECISIONS
+from distir_relax.support.precisions import TRAINING_PRECISIONS
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
@@ -55,7 +65,7 @@ class TrainingStep:
     """
 
     def __init__(
-        self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int,
+        self, plan: Plan, optimizer: Optimizer, has_loss: bool, precision: str | None, seed: int,
         model_tensors: ModelTensors, compile_evaluation: Callable[[Plan], Plan], has_metrics: bool,
     ) -> None:  # fmt: skip
         self.plan = plan
@@ -65,7 +75,7 @@ class TrainingStep:
         """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
         self._exclusive = threading.RLock()
         self._has_loss = has_loss
-        self._narrow = narrow
+        self._precision = precision
         self._seed = seed
         self._model_tensors = model_tensors
         self._compile_evaluation = compile_evaluation
@@ -120,8 +130,7 @@ class TrainingStep:
 
     def _flatten(self, plan: Plan, inputs: Any, targets: Any) -> dict[str, torch.Tensor]:
         """Return the tensors of a batch by the input names of a plan, in the dtypes that it computes in."""
-        if self._narrow:
-            inputs, targets = _to_bfloat16((inputs, targets))
+        inputs, targets = _in_precision(self._precision, inputs, targets)
         return plan.imported.flatten(*call_arguments(inputs, targets, self._has_loss))
 
     @cached_property
@@ -258,6 +267,7 @@ class Training:
     averaging: Averaging | None = None
     metrics: Mapping[str, Loss] | None = None
     gradient_norm: bool = False
+    loss_scale: LossScale | None = None
     arguments: Any = None
     steps_per_epoch: int | None = None
 
@@ -351,13 +361,16 @@ class Training:
         if self.arguments is not None or self.optimizer is None:
             return self.resolved.read(self._with_arguments(options or {}))
         _check_optimizer(self.optimizer)
-        if self.precision not in (None, *PRECISIONS):
+        if self.precision not in (None, *TRAINING_PRECISIONS):
             raise DistIRError(
-                f"expected a precision of {' or '.join(PRECISIONS)} for training, found {self.precision!r}",
+                f"expected a precision of {' or '.join(TRAINING_PRECISIONS)} for training, found {self.precision!r}",
                 hint="weights of 8 and 4 bits are for inference",
             )
         imported, trained = self._import()
-        rest = (self.clip_norm, self._is_narrow, self.averaging, self.gradient_norm)
+        scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)
+        if scale is not None:
+            imported = replace(imported, tensors={**imported.tensors, LOSS_SCALE: _scalar(scale.init)})
+        rest = (self.clip_norm, self._is_narrow, self.averaging, self.gradient_norm, scale)
         step = TrainingConfig(self.optimizer, trained, *rest)
         return Source(imported, self._options(options or {}, imported), step)
 
@@ -371,7 +384,7 @@ class Training:
             return _with_tensors(self._compile_evaluation(step, options), step.imported.tensors)
 
         return TrainingStep(
-            plan, self.optimizer, self.loss is not None, self._is_narrow, self.seed,
+            plan, self.optimizer, self.loss is not None, self.precision, self.seed,
             ModelTensors.of(self.model, plan.imported), compile_evaluation, has_metrics,
         )  # fmt: skip
 
@@ -429,7 +442,7 @@ class Training:
 
     @property
     def _is_narrow(self) -> bool:
-        return self.precision == "bf16"
+        return self.precision in ("bf16", "fp16")
 
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
@@ -437,7 +450,8 @@ class Training:
         computed, narrow_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
-            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss):
+            wide = self.precision == "fp16"
+            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss, wide=wide):
                 imported = import_torch(
                     computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims
                 )
@@ -452,16 +466,16 @@ class Training:
         return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
 
     def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
-        """Return the model and the loss that compute, in bfloat16 if those are copies, and the example call."""
+        """Return the model and the loss that compute, copies in another precision, and the example call."""
         import torch
 
         model, loss = self.model, self.loss
         inputs, targets = _batch(self.example_batch, loss is not None)
         if self._is_narrow:
-            model = copy.deepcopy(model).to(torch.bfloat16)
-            if isinstance(loss, torch.nn.Module):
+            model = copy.deepcopy(model).to(getattr(torch, TRAINING_PRECISIONS[self.precision or ""]))
+            if isinstance(loss, torch.nn.Module) and self.precision == "bf16":
                 loss = copy.deepcopy(loss).to(torch.bfloat16)
-            inputs, targets = _to_bfloat16((inputs, targets))
+            inputs, targets = _in_precision(self.precision, inputs, targets)
         return model, loss, *call_arguments(inputs, targets, loss is not None)
 
     def _import_evaluation(self, changed: Collection[str], dynamic_shapes: DimSpec | None) -> Imported:
@@ -469,7 +483,8 @@ class Training:
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
-        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics)
+        wide = self.precision == "fp16"
+        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, wide)
         with EXPORT_LOCK, _evaluating(computed), calling:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
             imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
@@ -502,6 +517,7 @@ def compile_training(
     averaging: Averaging | None = None,
     metrics: Mapping[str, Loss] | None = None,
     gradient_norm: bool = False,
+    loss_scale: LossScale | None = None,
     arguments: Any = None,
     steps_per_epoch: int | None = None,
     **options: Unpack[CompileOptions],
@@ -513,7 +529,9 @@ def compile_training(
     targets)``, or ``inputs`` alone without a `loss`: `inputs` is a tensor, a tuple, or a dict of keyword arguments. All
     parameters that require gradients are trained. `clip_norm` clips their global gradient norm, which is then measured
     (`TrainingStep.gradient_norm`), as with ``gradient_norm=True``. With
-    ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
+    ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32; with
+    ``precision="fp16"`` it computes in float16, its loss in float32, and the loss is scaled. `loss_scale` has other
+    options of scaling than the default ones, for any precision. `seed` is
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
     `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
     the trained parameters (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that
@@ -530,8 +548,7 @@ def compile_training(
     """
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
-        gradient_norm,
-        arguments, steps_per_epoch,
+        gradient_norm, loss_scale, arguments, steps_per_epoch,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
 
@@ -598,15 +615,24 @@ def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
-def _to_bfloat16(tree: Any) -> Any:
-    """Cast wider floats of a batch to bfloat16."""
+def _in_precision(precision: str | None, inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Cast the floats of a batch to bfloat16, or those of its inputs to float16, whose loss is in float32."""
     import torch
 
-    def narrow(leaf: Any) -> Any:
-        wide = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.to(torch.bfloat16) if wide else leaf
+    if precision not in ("bf16", "fp16"):
+        return inputs, targets
+    dtype = getattr(torch, TRAINING_PRECISIONS[precision])
 
-    return tree_map(narrow, tree)
+    def narrow(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(narrow, inputs), targets if precision == "fp16" else tree_map(narrow, targets)
+
+
+def _scalar(number: float) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(number, dtype=torch.float32)
 
 
 def _name(model: torch.nn.Module) -> str:

@@ -7,6 +7,7 @@ from distir_relax.optimizers.averaging import EMA, SWA, Averaging
 from distir_relax.optimizers.from_torch import from_torch
 from distir_relax.optimizers.groups import Groups
 from distir_relax.optimizers.lion import Lion
+from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
 from distir_relax.optimizers.optimize import GRADIENT_NORM, NEW, STEP, Optimize
@@ -24,6 +25,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 __all__ = [
     "EMA",
     "GRADIENT_NORM",
+    "LOSS_SCALE",
     "NEW",
     "OPTIMIZERS",
     "RATE",
@@ -37,6 +39,7 @@ __all__ = [
     "Averaging",
     "Groups",
     "Lion",
+    "LossScale",
     "MasterWeights",
     "Muon",
     "Optimize",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
@@ -12,6 +13,7 @@ from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, liv
 from distir_relax.ops import Builder, cast, lookup
 from distir_relax.optimizers.averaging import Averaging, add_averages
 from distir_relax.optimizers.clip import clip_gradients, norm_of_gradients
+from distir_relax.optimizers.loss_scale import LossScale, ScaledStep
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
 from distir_relax.support.learning_rate import as_schedule
 
@@ -35,7 +37,9 @@ class Optimize:
     and with `gradient_norm`, the norm of the gradients before is the output ``gradient_norm``. Raises
     `DistIRError` for a parameter without a gradient, or of no floating dtype, if there is none to train, for a group
     without parameters, and for an optimizer whose `update` omits a new value, returns one of another type, or reads an
-    old value after overwriting it. With `averaging` the state ``NAME.averaged`` is an average of each parameter.
+    old value after overwriting it. With `averaging` the state ``NAME.averaged`` is an average of each parameter. With
+    `loss_scale` gradients are those of the loss times the state ``loss_scale``, and updates depend on them all being
+    finite (`LossScale`).
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -45,6 +49,7 @@ class Optimize:
     clip_norm: float | None = None
     averaging: Averaging | None = None
     gradient_norm: bool = False
+    loss_scale: LossScale | None = None
 
     def run(self, module: Module) -> Module:
         """Return the module with a step of the optimizer after its gradients."""
@@ -86,11 +91,16 @@ class Optimize:
         schedules = rates_of(self.optimizer)
         rates = [(schedule, g.input(name, TensorType((), "float64"))) for name, schedule in schedules.items()]
         outputs: list[Output] = []
+        scaled = None if self.loss_scale is None else ScaledStep(g, grads, self.loss_scale)
+        write_back = partial(_write_back, g) if scaled is None else scaled.assign
+        if scaled is not None:
+            grads = scaled.unscaled
+            outputs += scaled.next_scale(NEW)
         count: Value | None = None
         if self.averaging is not None or any(part.counts for part in self.optimizer.parts):
             before = g.input(STEP, TensorType((), "int64"), "state")
             after = g.emit("add", before, g.constant(1, "int64"))
-            outputs.append(Output(STEP + NEW, g.emit("assign", before, after)))
+            outputs.append(Output(STEP + NEW, write_back(before, after)))
             count = cast(g, after, "float64")
         if self.clip_norm is not None or self.gradient_norm:
             norm = norm_of_gradients(g, grads)
@@ -114,8 +124,10 @@ class Optimize:
             new = optimizer.update(g, parameter, gradient, state, numbers[key])
             old = {**state, "": parameter}
             self._check_new(name, old, new)
+            if scaled is not None:
+                scaled.keep(start, old.values())
             # Compute all new values before the first is written back: they may depend on old ones.
-            kept = {label: _write_back(g, old[label], value) for label, value in new.items()}
+            kept = {label: write_back(old[label], value) for label, value in new.items()}
             outputs += [
                 Output(f"{name}.{label}{NEW}" if label else f"{name}{NEW}", value) for label, value in kept.items()
             ]
@@ -123,7 +135,7 @@ class Optimize:
             self._check_order(name, g.ops[start:])
         if self.averaging is not None and count is not None:
             averages = add_averages(g, weights, self.averaging, count)
-            outputs += [Output(f"{name}{NEW}", g.emit("assign", *pair)) for name, pair in averages.items()]
+            outputs += [Output(f"{name}{NEW}", write_back(*pair)) for name, pair in averages.items()]
         return outputs
 
     def _where(self, name: str) -> str:

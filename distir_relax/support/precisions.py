@@ -8,6 +8,8 @@ from distir_relax.errors import ImportModelError
 
 PRECISIONS = {"float32": "float32", "bf16": "bfloat16"}
 """The dtype of weights and activations, by the name of a precision."""
+TRAINING_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
+"""The same for training; weights are float32."""
 PRECISION_NAMES = (*PRECISIONS, "int8", "int8-channel", "int4")
 """All precisions: those of `PRECISIONS`, and the formats of quantized weights."""
 

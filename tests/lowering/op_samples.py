@@ -80,6 +80,7 @@ def _elementwise() -> list[Sample]:
         ("sgd_step", [f32(3, 5), f32(3, 5), f32()], {"decay": 0.3}),
         ("adam_step", [f32(3, 5), f32(3, 5), f32(3, 5), f32(), f32(), f32()], {"decay": 0.3}),
         ("assign", [f32(3, 5), f32(3, 5)], {}),
+        ("assign_where", [f32(3, 5), f32(3, 5), of("bool")], {}),
         ("exp", [of("float64", 3, 5)], {}),
         ("nn.gelu", [f32(0, 5)], {}),
         *(("clip", [f32(3, 5)], {"min": low, "max": high}) for low, high in ((0.5, 1.25), (float("-inf"), 1.0))),
@@ -402,8 +403,9 @@ def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tenso
     """Values of the type that suit op `name`: positive where it needs that, small row numbers, mixed truths."""
     if kind.dtype == "bool":
         values = torch.randint(0, 2, kind.shape, generator=generator).bool()
-        # A row of a mask that hides everything has no answer.
-        values[..., :1] = True
+        if kind.shape:
+            # A row of a mask that hides everything has no answer.
+            values[..., :1] = True
         return values
     if "int" in kind.dtype:
         return torch.randint(1, 5, kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))

@@ -151,6 +151,7 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[4,5]", "f64[4,5]", "f64[4,5] > 0", "f64[]", "f64[]", "f64[] > 0", decay=decay) for decay in (0.0, 0.3)
     ],
     "assign": [of("f64[4,5]", "f64[4,5]")],
+    "assign_where": [of("f64[4,5]", "f64[4,5]", "bool[]")],
     "matmul": [of("f64[4,5]", "f64[5,6]"), of("f64[2,1,4,5]", "f64[3,5,6]")],
     "linear": [of("f64[2,4,5]", "f64[6,5]")],
     "linear_weight_grad": [of("f64[2,4,5]", "f64[2,4,6]"), of("f64[5]", "f64[3]")],

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import ImportModelError
+from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,9 @@ LOSS = "loss"
 
 
 @contextmanager
-def with_loss(model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None) -> Iterator[None]:
+def with_loss(
+    model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None, wide: bool = False
+) -> Iterator[None]:
     """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
 
     With `metrics` it returns a dict of the loss, as `LOSS`, and of each metric: ``metric(output, targets)``, or
@@ -29,8 +32,8 @@ def with_loss(model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, L
 
     The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
     scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
-    parameters becomes a submodule of the model, so that its parameters are trained too. Raises `ImportModelError`
-    without any loss.
+    parameters becomes a submodule of the model, so that its parameters are trained too. If `wide`, the loss and the
+    metrics get floats of 16 bits in the output as float32. Raises `ImportModelError` without any loss.
     """
     original, has_own_forward = model.forward, "forward" in vars(model)
     parameters = list(inspect.signature(original).parameters.values())
@@ -52,6 +55,7 @@ def with_loss(model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, L
         finally:
             if attached:
                 model._modules[attached] = cast("torch.nn.Module", loss)
+        output = tree_map(_widen, output) if wide else output
         return results(loss(output, targets), output, targets)
 
     def results(value: Any, output: Any, targets: Any) -> Any:
@@ -75,6 +79,12 @@ def with_loss(model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, L
             model.forward = original
         else:
             del model.forward
+
+
+def _widen(leaf: Any) -> Any:
+    import torch
+
+    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16) else leaf
 
 
 def _attach(model: torch.nn.Module, loss: Loss | None) -> str:

@@ -76,6 +76,23 @@ define(
 )
 
 
+def _infer_where(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    old, new, condition = types
+    if old != new or condition != TensorType((), "bool"):
+        raise ValueError(f"expected two tensors of a type and a bool scalar, found {old}, {new} and {condition}")
+    return (old,)
+
+
+# The second operand if the third is true, else the first: an update that may be skipped.
+define(
+    "assign_where",
+    Semantics(infer=_infer_where, torch="torch.where({2}, {1}, {0})"),
+    Split(pointwise_rule),
+    code=Code(relax="R.where({2}, {1}, {0})", in_place="torch.where({2}, {1}, {0}, out={0})"),
+    traits={Trait.POINTWISE},
+)
+
+
 def _averaged(attrs: Attrs) -> str:
     """A single pass over memory if the weights add up to 1, or the new value has weight 1."""
     if attrs["weight"] == 1 - attrs["decay"]:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from distir_relax.runtime.arrays import Array
 
 
+_NARROW = ("bfloat16", "float16")
+"""Dtypes of inputs for which data may be float32."""
+
+
 class DataSet(Protocol):
     """A data set of single samples, such as torch's map-style data sets."""
 
@@ -89,7 +93,9 @@ class Stream(Data):
 
     def to_batch(self, item: Any, step: int) -> Batch:
         """Return a user's batch as that of a step. Raises RunError if it does not match the program's inputs."""
-        inputs = {**named(item, data_inputs(self._manifest)), **numbers(self._manifest, step)}
+        tensors = data_inputs(self._manifest)
+        leaves = named(item, tensors)
+        inputs = {t.name: _narrowed(leaves[t.name], t) for t in tensors} | numbers(self._manifest, step)
         call = self._calls.of(inputs)
         in_parts(call.manifest, inputs)
         return _GlobalBatch(call, inputs)
@@ -306,7 +312,7 @@ class _SampledBatch:
         for tensor in self._inputs:
             value = leaves[tensor.name]
             leaf = _leaf(value, tensor.dtype)
-            accepted = (tensor.dtype, "float32") if tensor.dtype == "bfloat16" else (tensor.dtype,)
+            accepted = (tensor.dtype, "float32") if tensor.dtype in _NARROW else (tensor.dtype,)
             if tuple(leaf.shape) != tensor.shape[1:] or dtype_name(leaf.dtype) not in accepted:
                 raise RunError(
                     f"expected {tensor.dtype} {tensor.shape[1:]}, found {dtype_name(leaf.dtype)} {tuple(leaf.shape)}",
@@ -315,6 +321,12 @@ class _SampledBatch:
                 )
             sample[tensor.name] = leaf.to(torch_dtype(tensor.dtype))
         return sample
+
+
+def _narrowed(value: Any, tensor: Tensor) -> Any:
+    """Return float32 data as float16, if the program computes in it: the data of a model are as for float32."""
+    is_wide = tensor.dtype == "float16" and hasattr(value, "shape") and dtype_name(as_torch(value).dtype) == "float32"
+    return as_torch(value).to(torch_dtype(tensor.dtype)) if is_wide else value
 
 
 def _leaf(value: Any, dtype: str) -> torch.Tensor:
