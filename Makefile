@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train train-lm test quick lint docs fuzz validate schedules chunks shapes bench peers paper regret browser coverage clean
+.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate schedules chunks shapes bench peers paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -28,6 +28,9 @@ train: $(READY)
 # A language model of Python code, trained on 3 and 4 ranks and sampled: 10 minutes, to build/language-model.
 train-lm: $(READY)
 	$(BIN)/python examples/language_model.py
+
+adapters: $(READY)
+	$(BIN)/python examples/adapters.py
 
 test: browser $(READY) lint
 	$(PYTEST)

@@ -24,19 +24,22 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.g
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-def export_weights(saved: Saved, target: Path, bundle: Bundle | None = None, averaged: bool = False) -> int:
+def export_weights(
+    saved: Saved, target: Path, bundle: Bundle | None = None, averaged: bool = False, trained: bool = False
+) -> int:
     """Write the weights of a checkpoint to a safetensors file, by the model's names; return their number.
 
     Tied weights are written under each of their names. Those that training does not change are read from the
-    `bundle`. With `averaged`, trained weights are their averages. Raises CheckpointError for weights that are neither
-    in the checkpoint nor in the bundle, and if the file cannot be written; there is no partial file then.
+    `bundle`; with `trained` they are left out. With `averaged`, trained weights are their averages. Raises
+    CheckpointError for weights that are neither in the checkpoint nor in the bundle, and if the file cannot be written;
+    there is no partial file then.
     """
     places = _in_checkpoint(saved, averaged)
-    frozen = {name: value for name, value in saved.names.items() if name not in places}
+    frozen = {} if trained else {name: value for name, value in saved.names.items() if name not in places}
     if frozen and bundle is None:
         raise CheckpointError(
             f"the checkpoint does not have {listed(list(frozen), 3)}, which training does not change", str(saved.path),
-            "they are in the bundle that was trained: give it with --bundle",
+            "they are in the bundle that was trained: give it with --bundle, or leave them out with --trained",
         )  # fmt: skip
     if frozen and bundle is not None:
         places |= _in_bundle(frozen, bundle)

@@ -23,6 +23,7 @@ def export_checkpoint(
         Path | None, typer.Option(metavar="DIR", help="Write a copy of this save_pretrained folder with the weights.")
     ] = None,
     averaged: Annotated[bool, typer.Option("--averaged", help="Write the averages of the weights.")] = False,
+    trained: Annotated[bool, typer.Option("--trained", help="Leave out frozen parameters.")] = False,
 ) -> None:
     """Write the weights of a checkpoint by the model's names, for load_state_dict or from_pretrained."""
     from distir_relax.bundle import read_bundle
@@ -32,9 +33,11 @@ def export_checkpoint(
 
     if bundle is not None and pretrained is not None:
         raise CheckpointError("expected --bundle or --pretrained, found both", hint="DIR has the frozen parameters")
+    if trained and (bundle is not None or pretrained is not None):
+        raise CheckpointError("expected --trained or a source of frozen parameters, found both", "--trained")
     saved = latest(checkpoint)
     if pretrained is None:
-        number = export_weights(saved, out, None if bundle is None else read_bundle(bundle), averaged)
+        number = export_weights(saved, out, None if bundle is None else read_bundle(bundle), averaged, trained)
     else:
         number = export_pretrained(saved, pretrained, out, averaged)
     typer.echo(f"{out}: {count(number, 'trained tensor' if pretrained else 'tensor')} of step {saved.position.step}")

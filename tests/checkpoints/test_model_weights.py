@@ -426,6 +426,7 @@ def test_checkpoints_that_cannot_be_exported(trained: Trained, normalized: Train
     refused("in the folder, found none", normalized.folder / "ck", "--pretrained", trained.folder / "before")
     refused("there is no such folder", tmp_path / "none")
     refused("expected --bundle or --pretrained", checkpoint, "--bundle", tmp_path, "--pretrained", tmp_path)
+    refused("expected --trained or a source", checkpoint, "--bundle", tmp_path, "--trained")
     config = copy.deepcopy(trained.model.config)
     config.vocab_size = 39
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "wider")
