@@ -178,6 +178,43 @@ def test_kinds_of_data_give_the_same_run(tmp_path: Path) -> None:
     )
 
 
+class Columns:
+    """The protocol of `datasets.Dataset`: samples are dicts of numbers and lists, batches dicts of nested lists."""
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        x, y = data.Table()[index]
+        row = {"x": x.tolist(), "targets": y.tolist(), "text": f"sample {index}"}
+        return {name: row[name] for name in self.columns}
+
+    def batches(self) -> list[dict[str, Any]]:
+        rows = [self[index] for index in range(3 * ROWS)]
+        parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
+        return [{name: [row[name] for row in part] for name in self.columns} for part in parts]
+
+
+def test_a_data_set_of_columns_of_lists(tmp_path: Path) -> None:
+    path = perceptron.saved("3/1/1/1", tmp_path)
+    own = Columns("targets", "x")
+    assert dr.train(path, own, steps=7, seed=3).loss == dr.train(path, data.samples, steps=7, seed=3).loss
+    x, y = (torch.stack(rows) for rows in zip(*(data.Table()[index] for index in range(ROWS)), strict=True))
+    assert dr.train(path, own.batches(), steps=1).loss == dr.train(path, [(x, y)], steps=1).loss
+    with pytest.raises(RunError, match="expected data for 'x', 'targets', found") as caught:
+        dr.train(path, Columns("x", "targets", "text"), steps=1)
+    assert (
+        caught.value.hint == "leave out 'text'; of a data set of Hugging Face: dataset.select_columns(['x', 'targets'])"
+    )
+    batch = own.batches()[0]
+    for wrong in ([*batch["x"][:-1], [1.0]], ["a"] * ROWS):
+        with pytest.raises(RunError, match="input 'x': expected numbers, or lists of them of equal lengths, found"):
+            dr.train(path, [{**batch, "x": wrong}], steps=1)
+
+
 def test_a_loader_trains_on_the_command_line(tmp_path: Path) -> None:
     manifest = perceptron.saved_manifest("3/1/1/1", tmp_path)
     here = open_data(data.loader(), manifest, 5)

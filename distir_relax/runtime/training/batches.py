@@ -95,7 +95,7 @@ class Stream(Data):
         """Return a user's batch as that of a step. Raises RunError if it does not match the program's inputs."""
         tensors = data_inputs(self._manifest)
         leaves = named(item, tensors)
-        inputs = {t.name: _narrowed(leaves[t.name], t) for t in tensors} | numbers(self._manifest, step)
+        inputs = {t.name: _array(leaves[t.name], t) for t in tensors} | numbers(self._manifest, step)
         call = self._calls.of(inputs)
         in_parts(call.manifest, inputs)
         return _GlobalBatch(call, inputs)
@@ -132,7 +132,7 @@ class Samples(Data):
         self._shapes = {tensor.name: tensor.shape[1:] for tensor in inputs}
         if len(samples) and any(map(is_symbolic, self._shapes.values())):
             leaves = named(samples[0], inputs)
-            self._shapes = {name: _leaf(leaves[name], "float32").shape for name in self._shapes}
+            self._shapes = {name: _leaf(leaves[name], "float32", f"sample 0, {name}").shape for name in self._shapes}
         count, rest = divmod(len(samples), max(1, self._rows))
         self._batches = count + self._takes(rest)
         """The number of batches of an epoch."""
@@ -203,10 +203,11 @@ def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
     free = [name for name in names if name not in by_name]
     if len(rest) != len(free) or not set(by_name) <= set(names):
         text = ", ".join([*map(repr, by_name), *[f"{len(rest)} without a name"] * bool(rest)]) or "nothing"
-        raise RunError(
-            f"expected data for {', '.join(map(repr, names))}, found {text}", "the data",
-            "a batch is (inputs, targets) in the order of the program's inputs, or a dict by their names",
-        )  # fmt: skip
+        hint = "a batch is (inputs, targets) in the order of the program's inputs, or a dict by their names"
+        if set(names) < set(by_name):
+            others = ", ".join(repr(name) for name in by_name if name not in names)
+            hint = f"leave out {others}; of a data set of Hugging Face: dataset.select_columns({names})"
+        raise RunError(f"expected data for {', '.join(map(repr, names))}, found {text}", "the data", hint)
     return {**by_name, **dict(zip(free, rest, strict=True))}
 
 
@@ -311,7 +312,7 @@ class _SampledBatch:
         sample = {}
         for tensor in self._inputs:
             value = leaves[tensor.name]
-            leaf = _leaf(value, tensor.dtype)
+            leaf = _leaf(value, tensor.dtype, f"sample {index}, input {tensor.name!r}")
             accepted = (tensor.dtype, "float32") if tensor.dtype in _NARROW else (tensor.dtype,)
             if tuple(leaf.shape) != tensor.shape[1:] or dtype_name(leaf.dtype) not in accepted:
                 raise RunError(
@@ -323,17 +324,29 @@ class _SampledBatch:
         return sample
 
 
-def _narrowed(value: Any, tensor: Tensor) -> Any:
-    """Return float32 data as float16, if the program computes in it: the data of a model are as for float32."""
-    is_wide = tensor.dtype == "float16" and hasattr(value, "shape") and dtype_name(as_torch(value).dtype) == "float32"
+def _array(value: Any, tensor: Tensor) -> Any:
+    """Return an input of a batch: lists of numbers as a tensor, and float32 data as float16 if the program takes it."""
+    if not hasattr(value, "shape"):
+        return _leaf(value, tensor.dtype, f"input {tensor.name!r}")
+    is_wide = tensor.dtype == "float16" and dtype_name(as_torch(value).dtype) == "float32"
     return as_torch(value).to(torch_dtype(tensor.dtype)) if is_wide else value
 
 
-def _leaf(value: Any, dtype: str) -> torch.Tensor:
-    """Return a leaf of a sample; a number has the dtype of its input."""
+def _leaf(value: Any, dtype: str, where: str) -> torch.Tensor:
+    """Return a leaf of a batch or sample; numbers, and lists of them, have the dtype of the input.
+
+    Raises RunError for anything else.
+    """
     import torch
 
-    return as_torch(value) if hasattr(value, "shape") else torch.tensor(value, dtype=torch_dtype(dtype))
+    if hasattr(value, "shape"):
+        return as_torch(value)
+    try:
+        return torch.tensor(value, dtype=torch_dtype(dtype))
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = repr(value)
+        shown = shown if len(shown) < 60 else f"{shown[:57]}..."
+        raise RunError(f"expected numbers, or lists of them of equal lengths, found {shown}", where) from error
 
 
 def _stacked(rows: Sequence[torch.Tensor], tensor: Tensor) -> torch.Tensor:
