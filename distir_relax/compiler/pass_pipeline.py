@@ -28,6 +28,7 @@ from distir_relax.lowering import (
     FuseLocal,
     JoinProducts,
     Microbatches,
+    OrderSums,
     OverlapCollectives,
     Pipeline,
     Project,
@@ -57,7 +58,8 @@ class TrainingConfig:
 
     Gradients are clipped to the norm `clip_norm`; then, and with `gradient_norm`, their norm is an output. With
     `masters`, weights below float32 have float32 master copies. With `averaging`, averages of the parameters are kept.
-    With `loss_scale`, gradients are those of a scaled loss.
+    With `loss_scale`, gradients are those of a scaled loss. With `pieces`, sums over the batch are sums over so many
+    pieces of it, in order.
     """
 
     optimizer: Optimizer
@@ -67,6 +69,7 @@ class TrainingConfig:
     averaging: Averaging | None = None
     gradient_norm: bool = False
     loss_scale: LossScale | None = None
+    pieces: int | None = None
 
     @property
     def states(self) -> int:
@@ -137,7 +140,8 @@ def compile_passes(
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     cut: tuple[Pass, ...] = ()
     schedule_passes: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
-    if strategy is not None and strategy.microbatches > 1:
+    pieces = None if training is None else training.pieces
+    if strategy is not None and strategy.microbatches > 1 and pieces is None:
         schedule_passes = (AccumulateInCalls(), *schedule_passes)
     if strategy is not None and strategy.pipeline > 1:
         machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
@@ -150,9 +154,13 @@ def compile_passes(
         schedule_passes = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
-        parts = Microbatches(strategy.microbatches, hazards, repeated, samples, is_trained)
+        parts = Microbatches(strategy.microbatches, hazards, repeated, samples, is_trained, ordered=pieces is not None)
     passes += _strategy_passes(strategy, training, evaluation, cut, parts, profile)
     placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
+    if pieces is not None:
+        # Sums over ranks are delayed up to those over microbatches, and without microbatches not at all.
+        placement_passes = placement_passes if parts is not None else (Propagate(mesh),)
+        schedule_passes = (OrderSums(pieces),)
     if searched:
         placement_passes = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
     if training is not None and overlap:
@@ -204,7 +212,8 @@ def _strategy_passes(
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(parts)
         # A search for placements may leave sums over microbatches partial between calls.
-        if chosen.placements == "rules" or chosen.mesh.size == 1:
+        is_ordered = training is not None and training.pieces is not None
+        if not is_ordered and (chosen.placements == "rules" or chosen.mesh.size == 1):
             passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     passes += of_options(PassPoint.STEP)
     if training is not None:

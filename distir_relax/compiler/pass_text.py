@@ -31,6 +31,7 @@ from distir_relax.lowering import (
     FuseLocal,
     JoinProducts,
     Microbatches,
+    OrderSums,
     OverlapCollectives,
     Pipeline,
     Project,
@@ -70,8 +71,8 @@ for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
     ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseDifferentiable,
     Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, ReloadWeights,
-    Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, OverlapCollectives, Project, Inline,
-    FuseLocal, JoinProducts,
+    Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, OrderSums, OverlapCollectives, Project,
+    Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)
 

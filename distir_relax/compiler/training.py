@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
+from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
@@ -268,6 +269,7 @@ class Training:
     metrics: Mapping[str, Loss] | None = None
     gradient_norm: bool = False
     loss_scale: LossScale | None = None
+    deterministic: int | None = None
     arguments: Any = None
     steps_per_epoch: int | None = None
 
@@ -370,9 +372,12 @@ class Training:
         scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)
         if scale is not None:
             imported = replace(imported, tensors={**imported.tensors, LOSS_SCALE: _scalar(scale.init)})
-        rest = (self.clip_norm, self._is_narrow, self.averaging, self.gradient_norm, scale)
+        rest = (self.clip_norm, self._is_narrow, self.averaging, self.gradient_norm, scale, self.deterministic)
         step = TrainingConfig(self.optimizer, trained, *rest)
-        return Source(imported, self._options(options or {}, imported), step)
+        complete_options = self._options(options or {}, imported)
+        if self.deterministic is not None:
+            complete_options = deterministic_options(complete_options, imported.module, self.deterministic)
+        return Source(imported, complete_options, step)
 
     def step(self, plan: Plan, options: CompileOptions) -> TrainingStep:
         """Return the step of a plan that was compiled from what `read` returns, with these options."""
@@ -518,6 +523,7 @@ def compile_training(
     metrics: Mapping[str, Loss] | None = None,
     gradient_norm: bool = False,
     loss_scale: LossScale | None = None,
+    deterministic: int | None = None,
     arguments: Any = None,
     steps_per_epoch: int | None = None,
     **options: Unpack[CompileOptions],
@@ -535,7 +541,9 @@ def compile_training(
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
     `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
     the trained parameters (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that
-    return the mean of something over a batch: `TrainingStep.evaluate` computes them. The other options are those of
+    return the mean of something over a batch: `TrainingStep.evaluate` computes them. With `deterministic` the
+    batch is cut into so many pieces, whose gradients are added in order: steps have the same bits on each number of
+    data-parallel ranks that divides it. The other options are those of
     `compile`; without any sharding the model runs on one device.
 
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
@@ -548,7 +556,7 @@ def compile_training(
     """
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
-        gradient_norm, loss_scale, arguments, steps_per_epoch,
+        gradient_norm, loss_scale, deterministic, arguments, steps_per_epoch,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from distir_relax.lowering.gradient_accumulation import AccumulateInCalls
     from distir_relax.lowering.microbatches import Microbatches
     from distir_relax.lowering.multi_mesh import ToPlaces
+    from distir_relax.lowering.ordered_sums import OrderSums
     from distir_relax.lowering.overlap import OverlapCollectives
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
@@ -22,6 +23,7 @@ __all__ = [
     "FuseLocal",
     "JoinProducts",
     "Microbatches",
+    "OrderSums",
     "OverlapCollectives",
     "Pipeline",
     "Project",
@@ -36,6 +38,7 @@ _MODULES = {
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "Microbatches": "distir_relax.lowering.microbatches",
+    "OrderSums": "distir_relax.lowering.ordered_sums",
     "OverlapCollectives": "distir_relax.lowering.overlap",
     "Pipeline": "distir_relax.lowering.pipeline",
     "Project": "distir_relax.lowering.project",

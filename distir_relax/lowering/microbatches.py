@@ -59,7 +59,7 @@ class Microbatches:
     `repeated`, only representative microbatches are emitted, see the `RepeatedMicrobatches` record. `samples` is the
     number of samples if less than that of the program; the records still refer to the program's. `summed` tells whether
     sums over microbatches are likely, as in training. `factored` caches size-independent results for further runs on
-    the same module.
+    the same module. If `ordered`, a sum over microbatches is one op, of all terms in order, right where they arise.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -70,6 +70,7 @@ class Microbatches:
     samples: int | None = None
     summed: bool = True
     factored: FactoringCache | None = field(default=None, repr=False, compare=False)
+    ordered: bool = False
 
     def run(self, module: Module) -> Module:
         """Build the module that processes one part after the other. Raises the errors of propagation."""
@@ -101,9 +102,9 @@ class Microbatches:
         factoring = factoring_of(annotated) if self.factored is None else self.factored.of(module, annotated)
         # One device cannot exchange halos with others: windows over samples keep all of them.
         propagated = Propagate(mesh).run(annotated, factoring.without_windows())
-        sharded = DelayReductions(self.hazards, stages_apart=True).run(propagated)
+        sharded = propagated if self.ordered else DelayReductions(self.hazards, stages_apart=True).run(propagated)
         placed = ToDistIR(in_time=True).run(sharded)
-        unroller = _Unroller(placed, len(sizes), summed)
+        unroller = _Unroller(placed, len(sizes), summed, self.ordered)
         unrolled, records = unroller.run(sharded.main)
         functions = tuple(with_annotations(f, active=True) for f in unrolled)
         repetition = [unroller.repeated(self.count, firsts)] if self.repeated else []
@@ -147,6 +148,7 @@ class _Unroller:
     module: Module
     count: int
     summed: bool = True
+    ordered: bool = False
     g: Builder = field(default_factory=Builder)
     functions: dict[str, list[Function]] = field(default_factory=dict)
     """The variants of each function, by size of microbatch."""
@@ -263,7 +265,10 @@ class _Unroller:
                 raise VerificationError(f"{op.name} needs all samples, but only some are expanded", op.location)
             first = len(self.g.ops)
             inputs = [operands[0].at(i) for i in range(self.count)] if operands else []
-            results = semantics.serialized(self.g, inputs, rows)
+            if self.ordered and is_sum and rows[0]["op"] == "sum":
+                results = [self.g.emit("ordered_sum", *inputs)] * len(rows)
+            else:
+                results = semantics.serialized(self.g, inputs, rows)
             for new in self.g.ops[first:]:
                 index = max((self.parts[v.name] for v in new.operands if v.name not in self.totals), default=-1)
                 self._record(new, index, max((self.position_of.get(v.name, 0) for v in new.operands), default=0))

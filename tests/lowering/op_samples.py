@@ -34,7 +34,7 @@ def samples(with_tvm: bool = True) -> list[Sample]:
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
         *_windows(), *_indexing(), *_reductions(), *_attention(), *_marks(), *(_foreign() if with_tvm else ()),
-        *_recurrences(), *of_groups(), *_quantized(),
+        *_recurrences(), *of_groups(), *_quantized(), *_steps(),
     ]  # fmt: skip
 
 
@@ -80,7 +80,6 @@ def _elementwise() -> list[Sample]:
         ("sgd_step", [f32(3, 5), f32(3, 5), f32()], {"decay": 0.3}),
         ("adam_step", [f32(3, 5), f32(3, 5), f32(3, 5), f32(), f32(), f32()], {"decay": 0.3}),
         ("assign", [f32(3, 5), f32(3, 5)], {}),
-        ("assign_where", [f32(3, 5), f32(3, 5), of("bool")], {}),
         ("exp", [of("float64", 3, 5)], {}),
         ("nn.gelu", [f32(0, 5)], {}),
         *(("clip", [f32(3, 5)], {"min": low, "max": high}) for low, high in ((0.5, 1.25), (float("-inf"), 1.0))),
@@ -370,6 +369,13 @@ def _quantized() -> list[Sample]:
         (f"joined_{name}", [f32(2, 5, 96), *four, *_weight("uint8", 3, 3, 16)], {}),
         ("dequantize", [of("int8", 2, 3, 5), f32(2, 3, 1)], {**rows, "grouped": False}),
         ("dequantize", _weight("uint8", 2, 3, 16), {**rows, "grouped": True}),
+    ]
+
+
+def _steps() -> list[Sample]:
+    return [
+        ("assign_where", [f32(3, 5), f32(3, 5), of("bool")], {}),
+        ("ordered_sum", [f32(3, 5), f32(3, 5), f32(3, 5)], {}),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
             linear=lambda factors, terms, axis: torch_kernel("scans", "linear", [terms.ty], factors, terms, axis=axis),
             **{name: _scan(name) for name in ("cummax", "cummin", "logcumsumexp")},
         ),
+        "sums": SimpleNamespace(in_order=lambda *terms: reduce(relax.op.add, terms)),
         "routing": SimpleNamespace(matmul=_routed_matmul, weight_grad=_routed_weight_grad, selected=_selected),
     }
 

@@ -282,6 +282,7 @@ def _imports(texts: Sequence[str]) -> str:
         "scans.": "from distir_relax.kernels import scans\n",
         "sequence.": "from distir_relax.kernels import sequence\n",
         "rows(": "from distir_relax.kernels.requests import join, rows\n",
+        "sums.": "from distir_relax.kernels import sums\n",
         "updates.": "from distir_relax.kernels import updates\n",
     }
     lines = [line for usage, line in imports.items() if any(usage in text for text in texts)]

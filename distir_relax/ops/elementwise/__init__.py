@@ -9,6 +9,7 @@ from distir_relax.ops.elementwise import (  # noqa: F401
     functions,
     gated,
     logic,
+    ordered_sum,
     pointwise,
     rotary,
     seed,

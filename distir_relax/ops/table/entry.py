@@ -87,6 +87,8 @@ class Trait(Enum):
     """Each element of the result depends on the elements at the same position; operands broadcast."""
     KEEPS_ORDER = "keeps order"
     """The dims of the result are in memory in the order of those of operand 0, as after an elementwise op."""
+    ADDS_IN_ORDER = "adds in order"
+    """The sum of its operands from the first to the last: terms cannot be exchanged, or added elsewhere."""
     COMMUTATIVE = "commutative"
     """Its two operands can be swapped, also in a pattern."""
     TRIVIAL = "trivial"

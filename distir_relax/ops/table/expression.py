@@ -150,6 +150,7 @@ def torch_scope() -> dict[str, Any]:
         routing,
         scans,
         sequence,
+        sums,
         tvm_extern,
         updates,
     )
@@ -158,7 +159,7 @@ def torch_scope() -> dict[str, Any]:
         **{"torch": torch, "F": F, "attention": attention, "elementwise": elementwise, "indices": indices},
         **{"norms": norms, "positions": positions, "quantized": quantized, "random": random, "recurrent": recurrent},
         **{"resample": resample, "routing": routing, "scans": scans, "sequence": sequence, "tvm_extern": tvm_extern},
-        "updates": updates,
+        **{"sums": sums, "updates": updates},
     }
 
 

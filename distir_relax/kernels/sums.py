@@ -1,0 +1,18 @@
+"""Sums in a fixed order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def in_order(first: torch.Tensor, *terms: torch.Tensor) -> torch.Tensor:
+    """``((first + a) + b) + ...``, in new memory if there are several terms."""
+    if not terms:
+        return first
+    total = first + terms[0]
+    for term in terms[1:]:
+        total += term
+    return total
