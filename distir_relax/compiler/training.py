@@ -455,8 +455,8 @@ class Training:
         computed, narrow_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
-            wide = self.precision == "fp16"
-            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss, wide=wide):
+            widens = self.precision == "fp16"
+            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss, wide=widens):
                 imported = import_torch(
                     computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims
                 )
@@ -488,8 +488,8 @@ class Training:
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
-        wide = self.precision == "fp16"
-        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, wide)
+        widens = self.precision == "fp16"
+        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, widens)
         with EXPORT_LOCK, _evaluating(computed), calling:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
             imported = import_torch(computed, args, kwargs, changing=changed, **shapes)

@@ -31,7 +31,7 @@ from distir_relax.optimizers import from_torch
 if TYPE_CHECKING:
     import torch
 
-_PRECISIONS = {None: None, "no": None, "bf16": "bf16"}
+_PRECISIONS = {None: None, "no": None, "bf16": "bf16", "fp16": "fp16"}
 
 
 def prepare(
@@ -53,10 +53,10 @@ def prepare(
     `compile_training`: `strategy`, `clip_norm`, `metrics`.
 
     Raises a `DistIRError` as `compile_training` and `from_torch` do, for a loader without batches, and for another
-    precision than None, ``no`` and ``bf16``.
+    precision than None, ``no``, ``bf16`` and ``fp16``.
     """
     if mixed_precision not in _PRECISIONS:
-        raise RunError(f"expected mixed_precision to be no or bf16, found {mixed_precision!r}", "prepare")
+        raise RunError(f"expected mixed_precision to be no, bf16 or fp16, found {mixed_precision!r}", "prepare")
     batch = next(iter(loader), None)
     if batch is None:
         raise RunError("expected a loader with batches, found none", "prepare")

@@ -90,6 +90,9 @@ def _curves(record: RunRecord) -> Iterable[str]:
         _number,
         from_zero=True,
     )
+    norms = [(r.step, r.gradient_norm) for r in record.steps if r.gradient_norm is not None]
+    if norms:
+        yield chart("norm of the gradients", [Curve("before clipping", "compute", norms)], _number, from_zero=True)
     times = [(float(r.step), r.seconds) for r in later]
     waits = [(float(r.step), r.communication_seconds) for r in later]
     yield chart(

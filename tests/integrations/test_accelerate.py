@@ -51,7 +51,7 @@ def test_a_script_of_accelerate_moves_over() -> None:
 
 def test_mistakes_are_errors() -> None:
     model, optimizer, loader, _ = script()
-    with pytest.raises(DistIRError, match="no or bf16"):
+    with pytest.raises(DistIRError, match="no, bf16 or fp16"):
         prepare(model, optimizer, loader, loss=F.cross_entropy, mixed_precision="fp8")
     with pytest.raises(DistIRError, match="with batches"):
         prepare(model, optimizer, [], loss=F.cross_entropy)

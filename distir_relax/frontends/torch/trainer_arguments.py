@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 1_000_000
 """Checkpoints that stay where there is no limit."""
-_NARROW = {"bf16-mixed": "bf16", "bf16": "bf16", "32-true": None, "32": None, 32: None}
+_NARROW = {"bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": None}
 _UNMAPPED = (
     ("label_smoothing_factor", 0.0), ("neftune_noise_alpha", None), ("fsdp", None), ("deepspeed", None),
-    ("optim_target_modules", None), ("auto_find_batch_size", False), ("fp16", False),
+    ("optim_target_modules", None), ("auto_find_batch_size", False),
 )  # fmt: skip
 """Options of `TrainingArguments` that change a step and have no equal here, with the values that leave them off."""
 
@@ -87,8 +87,9 @@ def _of_transformers(arguments: Any, model: torch.nn.Module, steps_per_epoch: in
             run["best"] = f"{name}:max" if (greater or (greater is None and not name.endswith("loss"))) else name
     reports = [arguments.report_to] if isinstance(arguments.report_to, str) else list(arguments.report_to or ())
     logs = {"tensorboard": f"{arguments.output_dir}/runs/", "mlflow": "mlflow:"}
+    precision = "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else None
     return TrainerSettings(
-        arguments.max_grad_norm or None, "bf16" if arguments.bf16 else None, arguments.gradient_accumulation_steps,
+        arguments.max_grad_norm or None, precision, arguments.gradient_accumulation_steps,
         arguments.seed, bool(arguments.gradient_checkpointing), _optimizer_of_transformers(arguments, model, steps),
         run, tuple(logs[name] for name in reports if name in logs),
     )  # fmt: skip
@@ -110,7 +111,9 @@ def _optimizer_of_transformers(arguments: Any, model: torch.nn.Module, steps: in
 def _of_lightning(trainer: Any, steps_per_epoch: int | None) -> TrainerSettings:
     where = "Trainer"
     if trainer.precision not in _NARROW:
-        raise ImportModelError(f"expected the precision 32-true or bf16-mixed, found {trainer.precision!r}", where)
+        raise ImportModelError(
+            f"expected the precision 32-true, bf16-mixed or 16-mixed, found {trainer.precision!r}", where
+        )
     if trainer.gradient_clip_val and (trainer.gradient_clip_algorithm or "norm") != "norm":
         raise ImportModelError(
             f"expected gradients that are clipped by their norm, found {trainer.gradient_clip_algorithm!r}", where
