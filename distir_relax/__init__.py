@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from distir_relax.runtime.training import callbacks
     from distir_relax.runtime.training.callbacks import Callback
     from distir_relax.runtime.training.in_process import train
+    from distir_relax.runtime.training.packing import pack
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.generation import search_generation
@@ -122,6 +123,7 @@ __all__ = [
     "launch",
     "load",
     "load_profile",
+    "pack",
     "search",
     "search_generation",
     "simulate",
@@ -177,6 +179,7 @@ _HOMES = {
     "simulate": "distir_relax.compiler.simulate",
     "simulate_generation": "distir_relax.compiler.simulate_generation",
     "Strategy": "distir_relax.strategies",
+    "pack": "distir_relax.runtime.training.packing",
     "train": "distir_relax.runtime.training.in_process",
 }
 # Public names that are modules.
