@@ -154,7 +154,9 @@ def compile_passes(
         schedule_passes = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
-        parts = Microbatches(strategy.microbatches, hazards, repeated, samples, is_trained, ordered=pieces is not None)
+        parts = Microbatches(
+            strategy.microbatches, hazards, repeated and pieces is None, samples, is_trained, ordered=pieces is not None
+        )
     passes += _strategy_passes(strategy, training, evaluation, cut, parts, profile)
     placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
     if pieces is not None:

@@ -71,8 +71,8 @@ def search(
     whose weights alone do not fit are ruled out. Use it for large spaces.
 
     Raises a `DistIRError`: for an option that is not registered, for a profile of fewer devices, a batch that is larger
-    than the example, and as importing the model does. A strategy that the model does not support is no error: its
-    outcome is `refused`, with the reason.
+    than the example, a deterministic training step, and as importing the model does. A strategy that the model does not
+    support is no error: its outcome is `refused`, with the reason.
     """
     machine = as_profile(profile)
     if machine.devices < devices:
@@ -83,6 +83,11 @@ def search(
     requested = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
     target = in_precision(with_dims(_target(model, requested), dims or {}), precision, keep)
     source, batches = _read(target, requested, tuple(stages), machine)
+    if source.training is not None and source.training.pieces is not None:
+        raise DistIRError(
+            "a deterministic training step has one strategy for a number of ranks: there is nothing to search",
+            hint="leave out deterministic=, or simulate it: distir simulate --strategy D/1/1/1",
+        )
     space = Space(devices, batches, source.is_training, microbatches, **options)
     draw = compact_timeline if time_lines else None
     if by_steps:

@@ -96,6 +96,14 @@ def test_a_run_goes_on_with_the_same_bits_on_other_ranks(tmp_path: Path) -> None
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_it_is_simulated_but_not_searched() -> None:
+    training = dr.Training(nn.Linear(5, 3), F.cross_entropy, dr.SGD(), batches()[0], deterministic=PIECES)
+    one, three = (dr.simulate(training, profile="dgx-a100", strategy=f"{n}/1/1/1") for n in (1, 3))
+    assert three.makespan != one.makespan
+    with pytest.raises(DistIRError, match="there is nothing to search"):
+        dr.search(training, devices=2, profile="dgx-a100")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
