@@ -80,8 +80,8 @@ def decayed(parameters: Any) -> Any:
 @pytest.mark.parametrize(
     ("strategy", "name", "clip"),
     [
-        ("1/1/1/1", "adamw", None), ("3/1/1/2,zero=3", "adamw", 0.5), ("5/1/1/1,zero=1", "sgd", None),
-        ("1/3/1/1", "adagrad", 0.5), ("2/1/3/2", "adamw", None), ("1/2/2/3,zero=2", "sgd", 0.5),
+        ("1/1/1/1", "adamw", None), ("3/1/1/2,zero=3", "adamw", 0.5), ("1/3/1/1", "adagrad", 0.5),
+        ("2/1/3/2", "sgd", None),
     ],
 )  # fmt: skip
 def test_scales_are_those_of_torch_step_by_step(strategy: str, name: str, clip: float | None) -> None:
@@ -114,7 +114,7 @@ def test_scales_are_those_of_torch_step_by_step(strategy: str, name: str, clip: 
         assert int(state["optimizer.step"]) == len(items) - falls
 
 
-@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=2", "1/3/1/2", "2/1/2/2"])
+@pytest.mark.parametrize("strategy", ["3/1/1/1,zero=2", "1/2/2/2"])
 def test_float16_computes_and_float32_keeps(strategy: str) -> None:
     """The scale of 2 ** 16 is too large for float16, but not the one of the loss, which is float32."""
     ours, theirs = OPTIMIZERS["adamw"]

@@ -61,8 +61,9 @@ def test_every_token_is_in_one_row() -> None:
     assert dr.pack([], LENGTH)["input_ids"].shape == (0, LENGTH)
 
 
-@pytest.mark.parametrize("names", [("position_ids",), ("position_ids", "attention_mask")], ids="+".join)
-@pytest.mark.parametrize("strategy", ["3/1/1/1", "1/2/1/2"])
+@pytest.mark.parametrize(
+    ("strategy", "names"), [("3/1/1/1", ("position_ids",)), ("1/2/1/2", ("position_ids", "attention_mask"))]
+)
 def test_packed_rows_have_the_loss_of_the_documents(strategy: str, names: tuple[str, ...]) -> None:
     """Two batches of 6 rows, packed differently; losses are means over predicted tokens."""
     batches = []
@@ -99,7 +100,7 @@ def test_rows_are_a_data_set() -> None:
     assert calls.metrics[4]["loss"] < calls.results[0].loss
 
 
-@pytest.mark.parametrize("strategy", ["3/1/1/1", "1/2/1/1", "2/1/2/2"])
+@pytest.mark.parametrize("strategy", ["3/1/1/1", "1/2/2/2"])
 def test_batches_of_different_lengths_are_trained(strategy: str) -> None:
     """Sequences of 3 to 31 tokens, 2 to 6 of them: one program, whose dims are symbolic."""
     generator = torch.Generator().manual_seed(3)
