@@ -204,7 +204,7 @@ def test_an_optimizer_that_is_wrong_is_refused(write: Any, message: str) -> None
         (torch.optim.AdamW, "found the class torch.optim.adamw.AdamW"),
         (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "found an object of type torch.optim.sgd.SGD"),
         (dr.AdamW, "found the class distir_relax.optimizers.adam.AdamW"),
-        (None, "expected an optimizer of distir_relax"),
+        (3, "found an object of type builtins.int"),
     ],
 )
 def test_other_optimizers_are_refused(optimizer: Any, message: str) -> None:
