@@ -324,7 +324,7 @@ def _tails() -> list[Sample]:
 
 
 def _attention() -> list[Sample]:
-    q, k, v = f32(2, 3, 5, 8), f32(2, 3, 7, 8), f32(2, 3, 7, 6)
+    q, k, v, y = f32(2, 3, 5, 8), f32(2, 3, 7, 8), f32(2, 3, 7, 6), f32(2, 3, 5, 6)
     plain: dict[str, Attribute] = {"scale": 0.35, "causal": False, "masked": False, "boolean": False}
     plain["dtype"] = "float32"
     name = "nn.scaled_dot_product_attention"
@@ -334,6 +334,10 @@ def _attention() -> list[Sample]:
         (name, [q, k, v, f32(2, 1, 5, 7)], {**plain, "masked": True}),
         (name, [q, k, v, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
         (name, [f32(2, 0, 5, 8), f32(2, 0, 7, 8), f32(2, 0, 7, 6)], plain),
+        ("attention_grad", [q, k, v, y], plain),
+        ("attention_grad", [q, k, v, y], {**plain, "causal": True}),
+        ("attention_grad", [q, k, v, y, f32(2, 1, 5, 7)], {**plain, "masked": True}),
+        ("attention_grad", [q, k, v, y, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
     ]
 
 

@@ -281,6 +281,20 @@ SAMPLES: dict[str, list[Sample]] = {
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
         ),
     ],
+    "attention_grad": [
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]"),
+            **{"scale": 0.5, "causal": False, "masked": False, "boolean": False},
+        ),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]", "bool[2,1,5,7]"),
+            **{"scale": 0.5, "causal": True, "masked": True, "boolean": True},
+        ),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]", "f64[4,5,7]"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
+        ),
+    ],
     "nn.lstm": [
         of(*LSTM_OPERANDS, **LSTM),
         # One more operand at a time: seven of them lie in too many ways.

@@ -95,7 +95,7 @@ class Case:
                     # The factor of another result: each device computes all of this one.
                     joined = pieces[0]
                     assert all(torch.equal(piece, joined) for piece in pieces)
-                elif factor.kind == PARALLEL:
+                elif any(index in dims for dims in rule.results[position]):
                     joined = self.join(pieces, rule, index, position)
                 else:
                     stacked = torch.stack(pieces)

@@ -1,6 +1,7 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
 from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
+from distir_relax.kernels.native.attention_gradient import attention_grad, gradient_scratch
 from distir_relax.kernels.native.dot import has_dot
 from distir_relax.kernels.native.elementwise import (
     GELU,
@@ -41,8 +42,10 @@ __all__ = [
     "Kernel",
     "adam_step",
     "attend_requests",
+    "attention_grad",
     "c_function",
     "elementwise",
+    "gradient_scratch",
     "has_dot",
     "has_four_products",
     "is_small",

@@ -14,6 +14,7 @@ from distir_relax.kernels.quantized import parts_of
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
+from distir_relax.lowering.emit.relax_attention_gradient import attention_gradients
 from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, rms_norm_rounded, size_scalar
 from distir_relax.lowering.emit.relax_norm_gradients import norm_gradients
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
@@ -51,6 +52,9 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
     recurrent.gradients = _recurrent_gradients
     return {
         "R": SimpleNamespace(**ops),
+        "attention_gradients": SimpleNamespace(
+            attention_grads=attention_gradients(ops, ops["nn"].softmax, _causal_mask)
+        ),
         "causal_mask": _causal_mask,
         "conv_weight_grad": _conv_weight_grad,
         "tvm_extern": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),

@@ -103,6 +103,7 @@ _RESERVED |= {
 _RESERVED |= {
     "tvm_extern",
     "attention",
+    "attention_gradients",
     "clock",
     "elementwise",
     "finite",
@@ -268,6 +269,7 @@ def _imports(texts: Sequence[str]) -> str:
     imports = {
         "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
         "attention.": "from distir_relax.kernels import attention\n",
+        "attention_gradients.": "from distir_relax.kernels import attention_gradients\n",
         "elementwise.": "from distir_relax.kernels import elementwise\n",
         "clock(": "from distir_relax.kernels.clock import clock\n",
         "finite.": "from distir_relax.kernels import finite\n",

@@ -7,10 +7,9 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.layout import is_symbolic
-from distir_relax.ops.contraction.matmul import transpose
+from distir_relax.ops.contraction.attention_gradient import MASKED_SCORE, attention_gradient, attention_weights
 from distir_relax.ops.table import (
     Attrs,
-    Backward,
     Builder,
     Code,
     Cost,
@@ -102,47 +101,6 @@ def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int
     return b * h, s, t, d + e
 
 
-def _attention_gradient(b: Backward) -> tuple[Value | None, ...]:
-    """Recompute the attention probabilities from query and key: saved, they would be larger than all operands."""
-    (q, k, v), g = b.op.operands[:3], b.g
-    mask = b.x(3) if b.attrs["masked"] else None
-    probabilities = _probabilities(g, q, k, mask, b.attrs["causal"], b.attrs["scale"])
-    grad_probabilities = b.emit("matmul", b.grad, transpose(g, v))
-    mean = b.emit("sum", b.emit("multiply", grad_probabilities, probabilities), axis=(3,), keepdims=True)
-    grad_scores = b.emit("multiply", probabilities, b.emit("subtract", grad_probabilities, mean))
-    scaled = b.emit("multiply", grad_scores, b.number(b.attrs["scale"]))
-    return (
-        b.emit("matmul", scaled, k), b.emit("matmul", transpose(g, scaled), q),
-        b.emit("matmul", transpose(g, probabilities), b.grad), grad_scores,
-    )[: len(b.op.operands)]  # fmt: skip
-
-
-def _probabilities(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, scale: float) -> Any:
-    """Return the attention probabilities, (b, h, s, t)."""
-    dtype = q.tensor.dtype
-    scores = g.emit("multiply", g.emit("matmul", q, transpose(g, k)), g.constant(scale, dtype))
-    boolean = mask is not None and mask.tensor.dtype == "bool"
-    if mask is not None and not boolean:
-        scores = g.emit("add", scores, mask)
-    allowed = _attention_mask(g, q, k, mask if boolean else None, causal)
-    if allowed is None:
-        return g.emit("nn.softmax", scores, axis=3)
-    probabilities = g.emit("nn.softmax", g.emit("where", allowed, scores, g.constant(_MASKED_SCORE, dtype)), axis=3)
-    # A fully masked row has zero probabilities.
-    return g.emit("where", allowed, probabilities, g.constant(0.0, dtype))
-
-
-def _attention_mask(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -> Value | None:
-    """Return a mask of the keys that each query row attends to; None if all."""
-    if not causal:
-        return mask
-    rows, columns = q.tensor.shape[2], k.tensor.shape[2]
-    row = g.emit("reshape", g.emit("arange", start=0, end=rows, stride=1, dtype="int64"), shape=(rows, 1))
-    column = g.emit("arange", start=0, end=columns, stride=1, dtype="int64")
-    before: Value = g.emit("greater_equal", row, column)
-    return before if mask is None else g.emit("logical_and", before, mask)
-
-
 def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace: a boolean mask is converted to an additive one."""
     mask = types[3] if len(types) > 3 else None
@@ -159,15 +117,12 @@ def _continue_causal(step: IncrementalStep) -> Value:
     if masks and step.attrs["boolean"]:
         allowed = step.emit("logical_and", allowed, masks[0])
     elif masks:
-        none = step.g.constant(_MASKED_SCORE, q.tensor.dtype)
+        none = step.g.constant(MASKED_SCORE, q.tensor.dtype)
         allowed = step.emit("where", allowed, masks[0], none)
     attrs = {**step.attrs, "causal": False, "masked": True, "boolean": allowed.tensor.dtype == "bool"}
     y: Value = step.emit("nn.scaled_dot_product_attention", q, k, v, allowed, **attrs)
     return y
 
-
-# Score of masked keys; finite, so that a fully masked row is not NaN.
-_MASKED_SCORE = -1e30
 
 define(
     "nn.scaled_dot_product_attention",
@@ -187,7 +142,7 @@ define(
         cached_kernel=_cached_kernel,
         none_if_true=(3,),
     ),
-    gradient=Gradient(all=_attention_gradient),
+    gradient=Gradient(all=attention_gradient),
     incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
 )
 
@@ -223,8 +178,8 @@ def _attention(
     scale = _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
     if dropout:
         # Dropout applies to the probabilities, so attention is decomposed.
-        probabilities = _probabilities(g, q, k, mask, causal, scale)
-        y = g.emit("matmul", g.aten("dropout.default", probabilities, dropout, True), v)
+        weights = attention_weights(g, q, k, mask, causal, scale)
+        y = g.emit("matmul", g.aten("dropout.default", weights, dropout, True), v)
     else:
         y = _emit_attention(g, q, k, v, mask, causal, scale)
     return reshape_to(g, y, (*leading, *y.tensor.shape[2:]))

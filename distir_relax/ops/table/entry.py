@@ -156,9 +156,10 @@ class Semantics:
     """Result types from operand types and attributes; raises ValueError on misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `attention`, `elementwise`,
-    `indices`, `norms`, `positions`, `quantized`, `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern`
-    of `distir_relax.kernels` in scope: reference semantics and code of the torch backend. An op of several results
+    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `attention`,
+    `attention_gradients`, `elementwise`, `indices`, `norms`, `positions`, `quantized`, `random`, `recurrent`,
+    `resample`, `routing`, `sequence`, `tvm_extern` of `distir_relax.kernels` in scope: reference semantics and code of
+    the torch backend. An op of several results
     returns a tuple. If it depends on attributes, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,

@@ -139,6 +139,7 @@ def torch_scope() -> dict[str, Any]:
 
     from distir_relax.kernels import (
         attention,
+        attention_gradients,
         elementwise,
         indices,
         norms,
@@ -156,7 +157,8 @@ def torch_scope() -> dict[str, Any]:
     )
 
     return {
-        **{"torch": torch, "F": F, "attention": attention, "elementwise": elementwise, "indices": indices},
+        **{"torch": torch, "F": F, "attention": attention, "attention_gradients": attention_gradients},
+        **{"elementwise": elementwise, "indices": indices},
         **{"norms": norms, "positions": positions, "quantized": quantized, "random": random, "recurrent": recurrent},
         **{"resample": resample, "routing": routing, "scans": scans, "sequence": sequence, "tvm_extern": tvm_extern},
         **{"sums": sums, "updates": updates},

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -62,11 +62,14 @@ def parse_rule(
     results: Sequence[tuple[int, ...]],
     sizes: Mapping[str, int] | None = None,
     reduce: str = "sum",
+    summed: Collection[str] = (),
 ) -> Rule:
     """Return the rule `text` for operands and results of the given shapes.
 
     `sizes` gives factors that the shapes do not determine (those grouped in one dim). `reduce` is the reduction of
-    factors that are in no result. Raises ValueError if the text does not fit the shapes: a bug in an op's entry.
+    factors that are in no result. If a factor of `summed` is split, results that lack it are partial sums, though
+    others have it; results that lack any other factor are the same on all devices. Raises ValueError if the text does
+    not fit the shapes: a bug in an op's entry.
     """
     operand_text, result_text = text.split("->")
     specs = [*_split_tensors(operand_text), *_split_tensors(result_text)]
@@ -90,7 +93,8 @@ def parse_rule(
             for name, _ in dim:
                 if factor_sizes[name] > 1 and name not in order:
                     order[name] = len(factors)
-                    kind = BLOCKED if name in blocked else PARALLEL if name in in_results else reduce
+                    is_parallel = name in in_results and name not in summed
+                    kind = BLOCKED if name in blocked else PARALLEL if is_parallel else reduce
                     factors.append(Factor(name, factor_sizes[name], kind))
             dims.append(tuple(order[name] for name, _ in dim if factor_sizes[name] > 1))
         placed.append(tuple(dims))

@@ -1,0 +1,128 @@
+"""Gradients of attention: by a native kernel, or by products of torch on parts of the batch and the heads."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import torch
+
+from distir_relax.kernels.native import Kernel, attention_grad, gradient_scratch, stored_name
+from distir_relax.kernels.native.script import LANES
+from distir_relax.kernels.processor import processor_flags
+
+MOST_SCORES = 1 << 23
+"""Scores that torch computes at a time, unless one head has more."""
+_LEAST_SCORES = 1 << 15
+"""Scores from which the native kernel is worth its compilation."""
+_MASKED_SCORE = -1e30
+"""Finite, so that a row without keys is not NaN."""
+
+
+def attention_grads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the gradients of queries (b, h, s, d), keys (b, h, t, d) and values (b, h, t, e) of attention.
+
+    `grad` is that of its result, (b, h, s, e). `mask` is boolean, or added to the scores, and broadcasts to
+    (b, h, s, t). If `causal`, row `i` attends to the keys up to `i`. The gradients have the shapes and dtypes of
+    queries, keys and values, and their order of dims in memory.
+    """
+    results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    if not q.numel() or not k.numel():
+        for result in results:
+            result.zero_()
+    elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
+        _run(kernel, (q, k, v, grad), results, mask, scale, causal)
+    else:
+        for part in _parts(q, k):
+            of_part = None if mask is None else _part_of_mask(mask, part)
+            values = _by_torch(q[part], k[part], v[part], grad[part], of_part, scale, causal)
+            for result, value in zip(results, values, strict=True):
+                result[part] = value
+    return results
+
+
+def _kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None
+) -> Kernel | None:
+    """Return the native kernel for these tensors; None if there is none, or it is slower."""
+    dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype == grad.dtype else None
+    if dtype is None or (mask is not None and mask.dtype != torch.bool) or not v.shape[3]:
+        return None
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _LEAST_SCORES or (dtype == "bfloat16" and _has_tiles()):
+        return None
+    return attention_grad(q.shape[3], v.shape[3], dtype, mask is not None, torch.get_num_threads() > 1)
+
+
+@cache
+def _has_tiles() -> bool:
+    """Return whether the processor multiplies tiles of bfloat16 (AMX), which the kernel, in float32, does not use."""
+    return "amx_bf16" in processor_flags()
+
+
+def _run(
+    kernel: Kernel, operands: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...],
+    mask: torch.Tensor | None, scale: float, causal: bool,
+) -> None:  # fmt: skip
+    (batch, heads, rows, width), (tokens, value_width) = operands[0].shape, operands[2].shape[2:]
+    operands = tuple(x if x.stride(3) == 1 else x.contiguous() for x in operands)
+    # An empty tensor like one whose last dim is not the innermost has that order too.
+    written = [x if x.stride(3) == 1 else torch.empty(x.shape, dtype=x.dtype) for x in results]
+    places = [number for x in (*operands, *written) for number in (x.data_ptr(), *x.stride()[:3])]
+    if mask is not None:
+        by_lanes = _mask_by_lanes(mask, rows, tokens)
+        places += [by_lanes.data_ptr(), *(0 if by_lanes.shape[d] == 1 else by_lanes.stride(d) for d in (0, 1))]
+    threads = min(torch.get_num_threads(), batch * heads)
+    scratch = torch.empty(threads, gradient_scratch(rows, tokens, width, value_width))
+    kernel(*places, scratch.data_ptr(), batch * heads, heads, rows, tokens, 0 if causal else tokens, scale, threads)
+    for result, value in zip(results, written, strict=True):
+        if result is not value:
+            result.copy_(value)
+
+
+def _mask_by_lanes(mask: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
+    """Return a boolean mask as float32 (b or 1, h or 1, tokens, lanes), negative where it is false."""
+    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+    mask = mask.expand(-1, -1, rows, tokens)
+    result = torch.zeros((*mask.shape[:2], tokens, -(-rows // LANES) * LANES))
+    result[..., :rows] = torch.where(mask.mT, 0.0, -1.0)
+    return result
+
+
+def _parts(q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
+    """Return parts of the batch and the heads with at most `MOST_SCORES` scores, or one head."""
+    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
+    most_heads = max(1, min(heads, MOST_SCORES // (rows * tokens)))
+    most_batch = max(1, min(batch, MOST_SCORES // (rows * tokens * heads)))
+    starts = product(range(0, batch, most_batch), range(0, heads, most_heads))
+    return [(slice(i, i + most_batch), slice(j, j + most_heads)) for i, j in starts]
+
+
+def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice]) -> torch.Tensor:
+    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+    rows = (whole if size > 1 else slice(None) for whole, size in zip(part, mask.shape, strict=False))
+    return mask[tuple(rows)]
+
+
+def _by_torch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    scores = torch.matmul(q, k.mT) * scale
+    allowed = mask if mask is not None and mask.dtype == torch.bool else None
+    if mask is not None and allowed is None:
+        scores = scores + mask
+    if causal:
+        before = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril()
+        allowed = before if allowed is None else before & allowed
+    if allowed is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        weights = torch.where(allowed, torch.softmax(torch.where(allowed, scores, _MASKED_SCORE), -1), 0.0)
+    del scores
+    of_weights = torch.matmul(grad, v.mT)
+    mean = (of_weights * weights).sum(-1, keepdim=True)
+    slopes = (of_weights - mean) * weights * scale
+    return torch.matmul(slopes, k), torch.matmul(slopes.mT, q), torch.matmul(weights.mT, grad)
