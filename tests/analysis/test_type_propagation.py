@@ -57,7 +57,7 @@ def test_figure_4_runs() -> None:
     module = infer_types_of_figure_4(torch.tensor([-1]))
     x, w = torch.randn(256, 8, 768), torch.randn(768, 2304)
     found = run_devices(module, {"v211": {0: x}, "v3114": {0: torch.tensor([-1])}, "w": {0: w}})
-    torch.testing.assert_close(found["y"][0], x.reshape(-1, 768) @ w)
+    torch.testing.assert_close(found["y"][0], x.reshape(-1, 768) @ w, rtol=1e-5, atol=1e-3)
 
 
 def infer_types_of_figure_4(number: torch.Tensor) -> Module:

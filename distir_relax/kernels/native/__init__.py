@@ -25,6 +25,7 @@ from distir_relax.kernels.native.rotary import rotary
 from distir_relax.kernels.native.shared_sum import AREA, shared_sum
 from distir_relax.kernels.native.updates import adam_step, moving_square
 from distir_relax.kernels.native.waits import NUMBERS_OF_WAITS, c_function
+from distir_relax.kernels.native.weight_gradient import WEIGHT_GRAD_SCRATCH, weight_grad
 
 __all__ = [
     "AREA",
@@ -39,6 +40,7 @@ __all__ = [
     "SILU",
     "SILU_GRAD",
     "STORED",
+    "WEIGHT_GRAD_SCRATCH",
     "Kernel",
     "adam_step",
     "attend_requests",
@@ -66,4 +68,5 @@ __all__ = [
     "stored_name",
     "threads_for",
     "times_next",
+    "weight_grad",
 ]

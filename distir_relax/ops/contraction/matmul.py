@@ -79,7 +79,7 @@ def _quantized_product(g: Builder, op: Op, weight: Sequence[Value]) -> Value:
 
 define(
     "matmul",
-    Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
+    Semantics(infer=_infer_matmul, torch="products.matmul({0}, {1})", linear=(operands(0), operands(1))),
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
@@ -101,7 +101,7 @@ def _infer_linear(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 define(
     "linear",
-    Semantics(infer=_infer_linear, torch="F.linear({0}, {1})", linear=(operands(0), operands(1))),
+    Semantics(infer=_infer_linear, torch="products.linear({0}, {1})", linear=(operands(0), operands(1))),
     Split("... k, n k -> ... n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
@@ -143,7 +143,7 @@ define(
     "linear_weight_grad",
     Semantics(
         infer=_infer_weight_grad,
-        torch="torch.tensordot({0}, {1}, [[*range({0}.dim() - 1)]] * 2)",
+        torch="products.linear_weight_grad({0}, {1})",
         linear=(operands(0), operands(1)),
     ),
     Split(_weight_grad_rule),
@@ -173,7 +173,7 @@ def _infer_biased(infer: Any) -> Any:
 # keeps the summed dim whole, since each device would add the bias to its own partial sum.
 define(
     "linear_bias",
-    Semantics(infer=_infer_biased(_infer_linear), torch="F.linear({0}, {1}, {2})"),
+    Semantics(infer=_infer_biased(_infer_linear), torch="products.linear({0}, {1}, {2})"),
     Split("... [k], n [k], n -> ... n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
@@ -185,7 +185,7 @@ define(
 )
 define(
     "matmul_bias",
-    Semantics(infer=_infer_biased(_infer_matmul), torch="torch.matmul({0}, {1}) + {2}"),
+    Semantics(infer=_infer_biased(_infer_matmul), torch="products.matmul({0}, {1}, {2})"),
     Split("... m [k], [k] n, n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
@@ -243,10 +243,10 @@ def _define_joined(name: str, one: str, weight: str, infer: Any) -> None:
     )
 
 
-_define_joined("linear", "F.linear({0}, w)", "{1} {0}", _infer_linear)
-_define_joined("linear_bias", "F.linear({0}, *w)", "{1} {0}", _infer_biased(_infer_linear))
-_define_joined("matmul", "torch.matmul({0}, w)", "{0} {1}", _infer_matmul)
-_define_joined("matmul_bias", "torch.matmul({0}, w[0]) + w[1]", "{0} {1}", _infer_biased(_infer_matmul))
+_define_joined("linear", "products.linear({0}, w)", "{1} {0}", _infer_linear)
+_define_joined("linear_bias", "products.linear({0}, *w)", "{1} {0}", _infer_biased(_infer_linear))
+_define_joined("matmul", "products.matmul({0}, w)", "{0} {1}", _infer_matmul)
+_define_joined("matmul_bias", "products.matmul({0}, *w)", "{0} {1}", _infer_biased(_infer_matmul))
 
 
 # ATen spellings

@@ -144,6 +144,7 @@ def torch_scope() -> dict[str, Any]:
         indices,
         norms,
         positions,
+        products,
         quantized,
         random,
         recurrent,
@@ -158,8 +159,8 @@ def torch_scope() -> dict[str, Any]:
 
     return {
         **{"torch": torch, "F": F, "attention": attention, "attention_gradients": attention_gradients},
-        **{"elementwise": elementwise, "indices": indices},
-        **{"norms": norms, "positions": positions, "quantized": quantized, "random": random, "recurrent": recurrent},
+        **{"elementwise": elementwise, "indices": indices, "norms": norms, "positions": positions},
+        **{"products": products, "quantized": quantized, "random": random, "recurrent": recurrent},
         **{"resample": resample, "routing": routing, "scans": scans, "sequence": sequence, "tvm_extern": tvm_extern},
         **{"sums": sums, "updates": updates},
     }
