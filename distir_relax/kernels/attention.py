@@ -10,6 +10,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from distir_relax.kernels.native import (
@@ -36,6 +37,25 @@ def unless_all_true(mask: torch.Tensor) -> torch.Tensor | None:
     return None if bool(mask.all()) else mask
 
 
+def is_causal(mask: torch.Tensor, rows: int, tokens: int) -> bool:
+    """Return whether a mask on the processor lets each row attend to the keys up to its own, and to no others.
+
+    Language models compute such a mask in each step. Kernels need not read it, and skip the keys after a row's own.
+    """
+    import torch
+
+    if not mask.is_cpu or mask.dtype != torch.bool or rows != tokens or mask.shape[-2:] != (rows, tokens):
+        return False
+    return bool((mask == _lower_triangle(rows)).all())
+
+
+@lru_cache(maxsize=16)
+def _lower_triangle(rows: int) -> torch.Tensor:
+    import torch
+
+    return torch.ones(rows, rows, dtype=torch.bool).tril()
+
+
 def repeat_heads(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
     """Return keys or values (b, g, t, d) with head `i` repeated `repeats[i]` times in a row."""
     import torch
@@ -45,16 +65,24 @@ def repeat_heads(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
-    repeats: Sequence[int] = (),
+    repeats: Sequence[int] = (), causal: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return the attention of queries (b, h, s, d) to keys (b, g, t, d) and values (b, g, t, e): (b, h, s, e).
 
     Heads in a row share keys and values: `repeats[i]` of them head `i`, by default equal numbers. `mask` is boolean, or
-    added to the scores, and broadcasts to (b, h, s, t).
+    added to the scores, and broadcasts to (b, h, s, t). If `causal`, which takes no mask, row `i` attends to the keys
+    up to `i`.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
+    y = _attend_natively(q, k, v, mask, scale, repeats, causal)
+    if y is not None:
+        return y
+    if causal:
+        k, v = (repeat_heads(x, repeats) if repeats else x for x in (k, v))
+        is_grouped = k.shape[1] != q.shape[1]
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True, scale=scale, enable_gqa=is_grouped)
     if repeats:
         is_by_head = mask is not None and mask.dim() > 2 and mask.shape[-3] > 1
         parts, start = [], 0
@@ -88,37 +116,87 @@ def bind_attend(
 
     If `causal`, which takes no mask, row `i` attends to the keys up to `i`. A mask that is a constant is read now.
     """
-    import torch
-
     batch, heads, rows, _ = q.shape
     tokens, value_width = k.shape[2], v.shape[3]
-    if causal:
-        mask = torch.ones(rows, tokens, dtype=torch.bool).tril()
-        step.keep(mask)
-    of_heads = repeats or (equal_repeats(heads, k.shape[1]) if k.shape[1] else ())
-    limits = _limits_by_batch(mask, batch, rows, tokens) if rows == tokens and not step.computes(mask) else None
-    parts = [part for x in (q, k, v) if (part := _rows_of_batch(x)) is not None]
-    kernel = kernel_for(q, k, v, of_heads) if limits and len(parts) == 3 and q.numel() <= MOST_ELEMENTS else None
-    kind = ((batch, heads, rows, value_width), q.dtype)
-    if kernel is None or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+    of_heads = repeats or equal_repeats(heads, k.shape[1])
+    is_fixed = rows == tokens and not step.computes(mask)
+    limits = _limits_by_batch(mask, batch, rows, tokens, causal) if is_fixed else None
+    kernel = _kernel_for_batch(q, k, v, of_heads) if limits and q.numel() <= MOST_ELEMENTS else None
+    if limits is None or kernel is None:
+        kind = ((batch, heads, rows, value_width), q.dtype)
         if mask is None:
-            return step.python(lambda q, k, v: attend(q, k, v, None, scale, repeats), (q, k, v), kind)
+            return step.python(lambda q, k, v: attend(q, k, v, None, scale, repeats, causal), (q, k, v), kind)
         return step.python(lambda q, k, v, m: attend(q, k, v, m, scale, repeats), (q, k, v, mask), kind)
     y = step.empty((batch, rows, heads, value_width), q.dtype).transpose(1, 2)
-    most = rows_of_block(of_heads)
-    # Keys and values are new, and where the kernel would append them.
+    numbers = array("q", limits)
+    arguments, kept = _arguments_for_batch(q, k, v, y, of_heads, numbers, scale)
+    step.keep(*kept)
+    step.add(kernel, *arguments)
+    return y
+
+
+_LEAST_SCORES = 1 << 15
+"""Scores from which a native kernel that is not bound is worth its compilation."""
+
+
+def _attend_natively(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    repeats: Sequence[int], causal: bool,
+) -> torch.Tensor | None:  # fmt: skip
+    """Return the attention of all rows of a sequence to each other by the native kernel; None if it cannot be."""
+    batch, heads, rows, _ = q.shape
+    if not q.is_cpu or rows != k.shape[2] or batch * heads * rows * rows < _LEAST_SCORES:
+        return None
+    of_heads = tuple(repeats) or equal_repeats(heads, k.shape[1])
+    kernel = _kernel_for_batch(q, k, v, of_heads)
+    if kernel is None:
+        return None
+    if mask is None:
+        numbers = _limits_of_all(batch, rows, causal)
+    elif is_causal(mask, rows, rows):
+        numbers = _limits_of_all(batch, rows, True)
+    elif (limits := _limits_by_batch(mask, batch, rows, rows, causal)) is not None:
+        numbers = array("q", limits)
+    else:
+        return None
+    y = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
+    arguments, _kept = _arguments_for_batch(q, k, v, y, of_heads, numbers, scale)
+    kernel(*arguments)
+    return y
+
+
+@lru_cache(maxsize=64)
+def _limits_of_all(batch: int, rows: int, causal: bool) -> array[int]:
+    """Return `_limits_by_batch` without a mask."""
+    return array("q", _limits_by_batch(None, batch, rows, rows, causal) or ())
+
+
+def _kernel_for_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, repeats: tuple[int, ...]) -> Kernel | None:
+    """Return the native kernel for tensors (batch, heads, rows, width) as one sequence; None if there is none."""
+    if not q.stride(3) == k.stride(3) == v.stride(3) == 1 or any(_rows_of_batch(x) is None for x in (q, k, v)):
+        return None
+    return kernel_for(q, k, v, repeats, appends=False)
+
+
+def _arguments_for_batch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, y: torch.Tensor, repeats: tuple[int, ...],
+    limits: array[int], scale: float,
+) -> tuple[list[float], tuple[array[int], ...]]:  # fmt: skip
+    """Return the arguments of `_kernel_for_batch`, and what they refer to, of which `limits` is one."""
+    import torch
+
+    batch, rows, most = q.shape[0], q.shape[2], rows_of_block(repeats)
+    # Requests without earlier positions, whose caches are not used.
     caches = array("q", [n for i in range(batch) for x in (k, v) for n in (x[i].data_ptr(), *x.stride()[1:3])])
     blocks = array("q")
     for i, row in ((i, row) for i in range(batch) for row in range(0, rows, most)):
         blocks.extend((i, i * rows + row, min(most, rows - row), i * rows, 0))
-    numbers = array("q", limits or ())
-    arguments = kernel_places(*parts, y.transpose(1, 2).reshape(1, batch * rows, heads, value_width).transpose(1, 2))
-    step.keep(caches, blocks, numbers)
-    step.add(
-        kernel, caches.buffer_info()[0], blocks.buffer_info()[0], len(blocks) // NUMBERS_OF_BLOCK,
-        numbers.buffer_info()[0], *arguments, scale, torch.get_num_threads(),
-    )  # fmt: skip
-    return y
+    parts = [part for x in (q, k, v, y) if (part := _rows_of_batch(x)) is not None]
+    arguments: list[float] = [
+        caches.buffer_info()[0], blocks.buffer_info()[0], len(blocks) // NUMBERS_OF_BLOCK, limits.buffer_info()[0],
+        *kernel_places(*parts), scale, torch.get_num_threads(),
+    ]  # fmt: skip
+    return arguments, (caches, blocks, limits)
 
 
 def _rows_of_batch(x: torch.Tensor) -> torch.Tensor | None:
@@ -129,32 +207,36 @@ def _rows_of_batch(x: torch.Tensor) -> torch.Tensor | None:
     return x.as_strided((1, heads, batch * rows, width), (0, *x.stride()[1:]))
 
 
-def _limits_by_batch(mask: torch.Tensor | None, batch: int, rows: int, tokens: int) -> list[int] | None:
+def _limits_by_batch(mask: torch.Tensor | None, batch: int, rows: int, tokens: int, causal: bool) -> list[int] | None:
     """Return the first position that each row of a batch attends to, and the one after the last, as `limits_of`."""
     import torch
 
     if mask is None:
-        return [0, tokens] * batch * rows
-    if mask.dtype != torch.bool or not 2 <= mask.dim() <= 4 or (mask.dim() > 2 and mask.shape[-3] != 1):
+        return [n for row in range(rows) for n in (0, row + 1 if causal else tokens)] * batch
+    if causal or mask.dtype != torch.bool or not 2 <= mask.dim() <= 4 or (mask.dim() > 2 and mask.shape[-3] != 1):
         return None
     of_all = mask.reshape(-1, *mask.shape[-2:]).expand(batch, rows, tokens)
     return _limits_of_rows(of_all.reshape(-1, tokens))
 
 
-def load_kernel(repeats: tuple[int, ...], width: int, value_width: int, dtype: str) -> Kernel | None:
+def load_kernel(
+    repeats: tuple[int, ...], width: int, value_width: int, dtype: str, appends: bool = True
+) -> Kernel | None:
     """Return the native kernel for keys of which head `i` has `repeats[i]` query heads, compiled if need be.
 
     None if there is no kernel.
     """
     if dtype not in STORED:
         return None
-    return attend_requests(repeats, width, value_width, dtype, dtype == "bfloat16" and has_dot())
+    return attend_requests(repeats, width, value_width, dtype, dtype == "bfloat16" and has_dot(), appends)
 
 
-def kernel_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, repeats: tuple[int, ...]) -> Kernel | None:
+def kernel_for(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, repeats: tuple[int, ...], appends: bool = True
+) -> Kernel | None:
     """Return the native kernel for these tensors, (1, heads, rows, width), as `load_kernel`; None if there is none."""
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype else None
-    return load_kernel(repeats, k.shape[3], v.shape[3], dtype) if dtype and repeats else None
+    return load_kernel(repeats, k.shape[3], v.shape[3], dtype, appends) if dtype and repeats else None
 
 
 def kernel_places(*tensors: torch.Tensor) -> list[int]:

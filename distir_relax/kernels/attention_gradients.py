@@ -7,6 +7,7 @@ from itertools import product
 
 import torch
 
+from distir_relax.kernels.attention import is_causal
 from distir_relax.kernels.native import Kernel, attention_grad, gradient_scratch, stored_name
 from distir_relax.kernels.native.script import LANES
 from distir_relax.kernels.processor import processor_flags
@@ -30,6 +31,8 @@ def attention_grads(
     queries, keys and values, and their order of dims in memory.
     """
     results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    if mask is not None and is_causal(mask, q.shape[2], k.shape[2]):
+        mask, causal = None, True
     if not q.numel() or not k.numel():
         for result in results:
             result.zero_()

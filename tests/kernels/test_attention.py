@@ -87,6 +87,35 @@ def test_attention_of_a_bound_step(
             torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "groups", "repeats"), [(9, 3, ()), (5, 5, ()), (6, 3, (3, 1, 2))])
+def test_all_rows_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch, heads: int, groups: int, repeats: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """By the native kernel if rows attend to consecutive keys, by torch if not."""
+    monkeypatch.setattr(attention, "_LEAST_SCORES", 0)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(3, 101, n, width, generator=generator).to(dtype).transpose(1, 2)
+        for n, width in ((heads, 7), (groups, 7), (groups, 5))
+    )
+    before = torch.ones(101, 101, dtype=torch.bool).tril()
+    random = (torch.rand(3, 1, 101, 101, generator=generator) < 0.6) | torch.eye(101, dtype=torch.bool)
+    tolerance = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for mask, causal, shown in (
+        (None, False, None),
+        (None, True, before),
+        (before, False, before),
+        (random, False, random),
+    ):
+        y = attend(q, k, v, mask, 0.3, repeats, causal)
+        torch.testing.assert_close(y.double(), exact(q, k, v, shown, 0.3, repeats), **tolerance)
+    apart = (x.contiguous() for x in (q, k, v))
+    torch.testing.assert_close(
+        attend(*apart, None, 0.3, repeats, True).double(), exact(q, k, v, before, 0.3, repeats), **tolerance
+    )
+
+
 def test_a_mask_that_is_all_true_is_none() -> None:
     mask = torch.ones(3, 5, dtype=torch.bool)
     assert unless_all_true(mask) is None

@@ -74,6 +74,8 @@ def test_gradients_are_those_of_autograd(
         mask[..., 0] = True
         agree(tensors, mask)
     agree(tensors, mask, causal=True)
+    square = min(rows, tokens)
+    agree([x[:, :, :square] for x in tensors], torch.ones(1, 1, square, square, dtype=torch.bool).tril())
     agree(tensors, torch.rand(batch, 1, 1, tokens, generator=generator) < 0.99)
     agree(tensors, torch.randn(heads, rows, tokens, generator=generator).to(dtype))
     # Other layouts: rows apart from each other, and elements of a row apart.

@@ -67,8 +67,12 @@ def rows_of_block(repeats: Sequence[int]) -> int:
 
 
 @native
-def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtype: str, dots: bool) -> Any:
+def attend_requests(
+    repeats: tuple[int, ...], width: int, value_width: int, dtype: str, dots: bool, appends: bool = True
+) -> Any:
     """Return the kernel that appends new keys and values to those of each request, and attends to them.
+
+    Without `appends` they are not written: the caches of requests without earlier positions are not used.
 
     `repeats` has the number of query heads of each head of keys and values, of `width` and `value_width` elements; if
     some have fewer than others, rows of the last one are computed several times.
@@ -137,8 +141,8 @@ def attend_requests(repeats: tuple[int, ...], width: int, value_width: int, dtyp
         "k_step: T.let = caches[cache * 6 + 2]",
         "v_from: T.let = head * caches[cache * 6 + 4]",
         "v_step: T.let = caches[cache * 6 + 5]",
-        *_append("k", width),
-        *_append("v", value_width),
+        *(_append("k", width) if appends else []),
+        *(_append("v", value_width) if appends else []),
         *_begin(query, group, width, padded, columns, pair),
         *_begin_few(query, few, width),
         f"for turn_of_keys in range(ends[0] // {KEYS}, (ends[1] + {KEYS - 1}) // {KEYS}):",

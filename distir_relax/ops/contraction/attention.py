@@ -51,14 +51,9 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _torch(attrs: Attrs) -> str:
-    repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
-    if not attrs["causal"] and (attrs["boolean"] or attrs.get("grouped")):
-        return f"attention.attend({{0}}, {{1}}, {{2}}, {'{3}' if attrs['masked'] else 'None'}, {{scale}}{repeats})"
-    k, v = (f"attention.repeat_heads({x}{repeats})" if repeats else x for x in ("{1}", "{2}"))
-    mask = "attn_mask={3}, " if attrs["masked"] else ""
-    causal = "is_causal=True, " if attrs["causal"] else ""
-    grouped = ", enable_gqa=True" if attrs.get("grouped") and not repeats else ""
-    return f"F.scaled_dot_product_attention({{0}}, {k}, {v}, {mask}{causal}scale={{scale}}{grouped})"
+    repeats = f", repeats={attrs['repeats']}" if attrs.get("repeats") else ""
+    causal = ", causal=True" if attrs["causal"] else ""
+    return f"attention.attend({{0}}, {{1}}, {{2}}, {'{3}' if attrs['masked'] else 'None'}, {{scale}}{repeats}{causal})"
 
 
 def _bound(attrs: Attrs) -> str:
