@@ -21,7 +21,8 @@ def norm_of_gradients(g: Builder, gradients: Mapping[str, Value]) -> Value:
     """
     acc = "float64" if any(v.tensor.dtype == "float64" for v in gradients.values()) else "float32"
     total: Value | None = None
-    for gradient in gradients.values():
+    # Large gradients are sharded if any are: then one partial sum of all of those is reduced.
+    for gradient in sorted(gradients.values(), key=lambda v: -v.tensor.typical.elements):
         square = g.emit("square", cast(g, gradient, acc))
         term = g.aten("sum.default", square)
         total = term if total is None else g.emit("add", total, term)

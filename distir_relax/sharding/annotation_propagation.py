@@ -1,8 +1,9 @@
 """Propagation of annotations over the factors of ops, forwards and backwards.
 
 The search is breadth first from all annotations of a round at once, so the nearest annotation decides. It stops at
-values that already have a split and at ops that need a factor unsplit. Annotations of a later round (an attribute of
-the annotation op; a user's have round 0) reach values that earlier rounds left. Every split has a `Reason`.
+values that already have a split, at ops that need a factor unsplit, and at partial sums that are annotated as
+replicated: those are all-reduced, rather than scattered and gathered. Annotations of a later round (an attribute of the
+annotation op; a user's have round 0) reach values that earlier rounds left. Every split has a `Reason`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Reason, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, Shard
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard
 from distir_relax.layout.partition import (
     Divide,
     balanced,
@@ -24,7 +25,7 @@ from distir_relax.layout.partition import (
     scale_sizes,
 )
 from distir_relax.layout.validate import validate_annotation
-from distir_relax.ops import BLOCKED, WINDOW
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
 
 Split = tuple[int, int]
@@ -85,6 +86,8 @@ class _Search:
     """The names of inputs."""
     annotations: dict[str, Op] = field(default_factory=dict)
     """The first annotation of each input."""
+    unsplit: set[tuple[str, int]] = field(default_factory=set)
+    """The values, each with a mesh axis, that are not split, as their only user is an annotation without a split."""
     partition_rules: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
     """The rule, in blocks, by shares or at multiples, of classes along an axis whose annotation has no sizes."""
 
@@ -112,6 +115,8 @@ class _Search:
                 # The producer leaves its result partial too, rather than reduce it first.
                 if not self._is_input(source := op.operands[0].name) and source not in self.targets.pinned:
                     self.targets.partial[source, axis] = placement
+            if placement == R and self._is_sum_for(op):
+                self.unsplit.add((op.operands[0].name, axis))
             if not isinstance(placement, Shard):
                 continue
             slot = annotated_slot(value, placement, self.factoring)
@@ -119,6 +124,14 @@ class _Search:
             self.targets.splits[value.name][axis] = slot[1:]
             self.targets.reasons[value.name, axis] = Reason(value.name, axis, op.location)
             self.rounds[_round(op)].append((value.name, axis, slot[1:], op.location))
+
+    def _is_sum_for(self, op: Op) -> bool:
+        """Return whether an annotated value is a sum over a factor of its op, and has no other user."""
+        source = op.operands[0].name
+        uses = self.users[source]
+        if self._is_input(source) or len(uses) != 2:
+            return False
+        return any(atom.kind not in (PARALLEL, BLOCKED, WINDOW) for atom in self.factoring.atoms[uses[0][0]])
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
@@ -181,7 +194,7 @@ class _Search:
                     value = tensor_names[other]
                     if atom.kind == WINDOW:
                         self._scale_units(axis, (name, *split), (value, *place))
-                    if splits[value][axis] is not None or value in pinned:
+                    if splits[value][axis] is not None or value in pinned or (value, axis) in self.unsplit:
                         continue
                     op = ops[number]
                     via = () if is_annotation(op) else (op.name, atom.name, self._annotated_input(name))

@@ -9,6 +9,9 @@ stage  along the data axis
 3      parameters too: they are gathered for each use, and again for the backward
 =====  ====================================================================================================
 
+The smallest parameters, biases and norms, stay replicated: their collectives would take longer to start than to run.
+Those of all of them together are at most 1/`_SMALL` of a rank's shards.
+
 The passes only add and change annotations; propagation derives all-gathers and reduce-scatters from them.
 """
 
@@ -26,6 +29,7 @@ from distir_relax.strategies.expert_parallel import experts_of
 from distir_relax.strategies.strategy import Strategy
 
 GRADIENT = ".grad"
+_SMALL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,11 @@ class ShardParameters:
 
     def run(self, module: Module) -> Module:
         """Return the module with the changed annotations."""
-        parameters = {item.value.name for item in module.main.inputs if item.role == "parameter"}
+        sharded = _large_parameters(module, self.strategy.data)
 
         def shard(value: Value, text: str) -> str:
             data, tensor = parse_placements(text)
-            if value.name not in parameters or data != R:
+            if value.name not in sharded or data != R:
                 return text
             other = tensor.dim if isinstance(tensor, Shard) else None
             return print_placements((_data_placement(value.tensor, other, self.strategy.data), tensor))
@@ -56,9 +60,10 @@ class ShardParameters:
 
 @dataclass(frozen=True, slots=True)
 class ShardGradients:
-    """Pass within the global stage: annotate the outputs ``NAME.grad`` of sharded parameters.
+    """Pass within the global stage: annotate the outputs ``NAME.grad`` of annotated parameters.
 
-    In stage 1 a gradient is replicated, in 2 and 3 it has the layout of its parameter.
+    In stage 1 a gradient is replicated, in 2 and 3 it has the layout of its parameter. Without an annotation, that of a
+    replicated bias would be split as that of the matrix next to it.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -68,7 +73,7 @@ class ShardGradients:
     def run(self, module: Module) -> Module:
         """Return the module with annotations on its gradients."""
         main = module.main
-        layouts = _layouts(module)
+        layouts = _annotated_layouts(module)
         names = value_names(main)
         ops, outputs = list(main.ops), list[Output]()
         for output in main.outputs:
@@ -115,6 +120,18 @@ class GatherParameters:
         return replace(module, functions=(replace(main, ops=tuple(ops)), *module.functions[1:]))
 
 
+def _large_parameters(module: Module, ranks: int) -> set[str]:
+    """Return the names of the parameters that are worth a collective of their own."""
+    sizes = {item.value.name: item.value.tensor.elements for item in module.main.inputs if item.role == "parameter"}
+    room = sum(sizes.values()) / (_SMALL * ranks)
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        room -= size
+        if room < 0:
+            break
+        del sizes[name]
+    return set(sizes)
+
+
 def _data_placement(tensor: TensorType, other: int | None, ranks: int) -> Placement:
     """Return the split of a parameter over `ranks`: along its longest dim except `other`, which is split already."""
     dims = [d for d, n in enumerate(tensor.shape) if n > 1]
@@ -128,6 +145,11 @@ def _annotation(strategy: Strategy, placements: tuple[Placement, ...]) -> Mark:
 
 def _layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
     """Return the annotated layouts of parameters that are sharded along the data axis, without experts."""
+    return {name: p for name, p in _annotated_layouts(module).items() if isinstance(p[0], Shard)}
+
+
+def _annotated_layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
+    """Return the annotated layouts of parameters, without experts."""
     main, experts = module.main, experts_of(module)
     parameters = {item.value.name for item in main.inputs if item.role == "parameter"}
     layouts = {
@@ -138,7 +160,7 @@ def _layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
     local = {
         name for name, (data, *_) in layouts.items() if name in experts and isinstance(data, Shard) and not data.dim
     }
-    return {name: p for name, p in layouts.items() if isinstance(p[0], Shard) and name not in local}
+    return {name: p for name, p in layouts.items() if name not in local}
 
 
 def _annotates(op: Op, layouts: dict[str, tuple[Placement, ...]]) -> bool:

@@ -1,0 +1,70 @@
+"""ZeRO leaves the smallest parameters replicated, and reduces their gradients together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import distir_relax as dr
+from distir_relax.strategies.zero import _large_parameters
+
+WIDTHS = (601, 599, 603, 597)
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = zip(WIDTHS, WIDTHS[1:], strict=False)
+    return nn.Sequential(*[part for a, b in pairs for part in (nn.LayerNorm(a), nn.Linear(a, b))]).double()
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_biases_and_norms_are_replicated(zero: int) -> None:
+    model = perceptron()
+    batches = [(torch.randn(7, WIDTHS[0]).double(), torch.randn(7, WIDTHS[-1]).double()) for _ in range(2)]
+    own = deepcopy(model)
+    optimizer, losses = torch.optim.AdamW(own.parameters(), lr=0.01), []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(own(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(own.parameters(), 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+    step = dr.compile_training(
+        model, nn.functional.mse_loss, optimizer=dr.AdamW(lr=0.01), example_batch=batches[0], clip_norm=0.1,
+        strategy=f"3/1/1/1,zero={zero}",
+    )  # fmt: skip
+    torch.testing.assert_close([step(*batch) for batch in batches], losses)
+    for name, tensor in step.parameters().items():
+        torch.testing.assert_close(tensor, dict(own.named_parameters())[name].detach())
+    placed = {tensor.name: tensor.placement for tensor in step.plan.bundle().manifest.weights}
+    for name in dict(own.named_parameters()):
+        assert placed[name].startswith("R") == (own.get_parameter(name).dim() == 1), placed[name]
+        assert placed[f"{name}.exp_avg"] == placed[name]
+    (first, *_) = step.plan.modules["ranked"].functions
+    counts = Counter(op.name.removeprefix("start_") for op in first.ops)
+    # Each matrix is gathered once, or in the forward and in the backward.
+    assert counts["all_gather"] == (6 if zero == 3 else 3)
+    assert counts["reduce_scatter"] == (0 if zero == 1 else 3)
+    # The loss, the squares of all shards of gradients as one sum, and the gradients that are replicated.
+    scalars = [op for op in first.ops if op.name.endswith("all_reduce") and not op.results[0].tensor.shape]
+    assert len(scalars) <= 2
+    assert counts["all_reduce"] - len(scalars) <= (12 if zero == 1 else 9)
+
+
+def test_small_parameters_have_a_limit_together() -> None:
+    """They are at most a 64th of a rank's shards: with more ranks, fewer are replicated."""
+    plan = dr.compile_training(
+        perceptron(), nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), strategy="1/1/1/1",
+        example_batch=(torch.randn(7, WIDTHS[0]).double(), torch.randn(7, WIDTHS[-1]).double()),
+    ).plan  # fmt: skip
+    module = plan.modules["global"] if "global" in plan.modules else next(iter(plan.modules.values()))
+    sizes = {i.value.name: i.value.tensor.elements for i in module.main.inputs if i.role == "parameter"}
+    for ranks in (2, 3, 7, 1000):
+        whole = sizes.keys() - _large_parameters(module, ranks)
+        assert sum(sizes[name] for name in whole) <= sum(sizes.values()) / (64 * ranks)
+        assert len(whole) == {2: 9, 3: 9, 7: 4, 1000: 0}[ranks]
