@@ -30,7 +30,7 @@ NAMES = {
     "tvm-2": "distir-relax, 2 ranks, tvm", "eager": "torch eager", "compiled": "torch.compile",
     "dtensor": "torch DTensor, 2 ranks", "ours, 1 rank": "distir-relax, 1 rank",
     "ours, 2 ranks": "distir-relax, 2 ranks", "vllm": "vLLM", "ctranslate2": "CTranslate2", "openvino": "OpenVINO",
-    "ours": "distir-relax, 2 ranks", "ddp": "torch DDP, 2 ranks",
+    "ours": "distir-relax", "ddp": "torch DDP", "ours, ZeRO-3": "distir-relax, ZeRO-3", "fsdp2": "torch FSDP2",
 }  # fmt: skip
 
 
@@ -107,11 +107,13 @@ def generation_panels(found: dict[str, Any]) -> Iterator[Panel]:
 
 
 def training_panels(found: dict[str, Any]) -> Iterator[Panel]:
-    """One panel for each precision and model."""
-    for precision, systems in found.items():
-        for model, title in (("gpt2", "GPT-2-shaped"), ("vit", "vision transformer")):
-            bars = [(name, row[model]) for name, row in systems.items()]
-            yield Panel(f"Training, {title}, {precision}", "samples/s", True, bars)
+    """One panel for each precision, number of ranks, and model."""
+    for precision, by_ranks in found.items():
+        for ranks, systems in by_ranks.items():
+            for model, title in (("gpt2", "GPT-2-shaped"), ("vit", "vision transformer")):
+                bars = [(name, row[model]) for name, row in systems.items()]
+                number = f"{ranks} rank{'s' if ranks != '1' else ''}"
+                yield Panel(f"Training, {title}, {precision}, {number}", "samples/s", True, bars)
 
 
 PANELS = {"gpt2": gpt2_panels, "generation": generation_panels, "training": training_panels}
