@@ -149,3 +149,25 @@ def test_json_has_all_ops() -> None:
     found = op_times_json(times)
     assert [o["seconds"] for o in found["steps"][0]["ops"]] == [o.seconds for o in times.steps[0].ops]
     assert set(found["limits"]) == {"products", "bandwidth", "cache_bandwidth", "cache"}
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "1/1/1/3,checkpoint=block"])
+def test_a_step_of_training(strategy: str, tmp_path: Path) -> None:
+    """Its forward, backward and updates, also in functions that are called for each microbatch."""
+    model = torch.nn.TransformerEncoderLayer(20, 5, 33, dropout=0.0, batch_first=True)
+    batch = torch.randn(6, 7, 20), torch.randn(6, 7, 20)
+    step = dr.compile_training(
+        model, torch.nn.functional.mse_loss, optimizer=dr.AdamW(lr=dr.Cosine(0.1, 1000)),
+        example_batch=batch, clip_norm=1.0, strategy=strategy,
+    )  # fmt: skip
+    step.save(tmp_path / "train.dist")
+    result = CliRunner().invoke(app, ["roofline", str(tmp_path / "train.dist"), "--steps", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.output)["steps"]
+    counts: dict[str, int] = {}
+    for row in found["ops"]:
+        counts[row["op"]] = counts.get(row["op"], 0) + row["number"]
+    microbatches = int(strategy.split("/")[3][0])
+    assert counts["attention_grad"] == counts["nn.scaled_dot_product_attention"] == microbatches
+    assert counts["layer_norm_grad"] == 2 * microbatches
+    assert counts["adam_step"] == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,8 +18,7 @@ WIDTHS = (601, 599, 603, 597)
 
 def perceptron() -> nn.Sequential:
     torch.manual_seed(0)
-    pairs = zip(WIDTHS, WIDTHS[1:], strict=False)
-    return nn.Sequential(*[part for a, b in pairs for part in (nn.LayerNorm(a), nn.Linear(a, b))]).double()
+    return nn.Sequential(*[part for a, b in pairwise(WIDTHS) for part in (nn.LayerNorm(a), nn.Linear(a, b))]).double()
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
