@@ -51,6 +51,8 @@ from tests.lowering.op_samples import NO_WEIGHTS, Sample, operand_data, sample_m
 
 STRATEGIES = ("1/1/1/1", "1/3/1/1", "1/1/2/1")
 STEPS = 4
+NARROW = 2e-2
+"""Tolerance of steps in 16 bits."""
 ROUNDED = {"mixtral": 2e-4, "llama": 1e-5}
 """Tolerances of models that compute some ops in float32 whatever their dtype; 1e-8 for others."""
 
@@ -157,14 +159,17 @@ def check_call(bundle: Bundle, data: tuple[Mapping[str, torch.Tensor], Sequence[
     return max(difference(a, b) for a, b in zip(found.values(), expected, strict=True))
 
 
-def trained(name: str, strategy: str) -> tuple[Bundle, Any]:
+def trained(name: str, strategy: str, precision: str | None = None) -> tuple[Bundle, Any]:
     """Return a step of training for a family of models, and its inputs."""
     torch.manual_seed(0)
     # AdamW divides gradients by their own size, rounding errors too, which are large in float32.
-    optimizer = dr.SGD(lr=0.02, momentum=0.9) if name == "mixtral" else dr.AdamW(lr=1e-3)
+    is_wide = precision is None and name != "mixtral"
+    optimizer = dr.AdamW(lr=1e-3) if is_wide else dr.SGD(lr=0.02, momentum=0.9)
     family = FAMILIES[name]()
-    model = family.model.to(torch.float32 if name == "mixtral" else torch.float64).train()
-    step = dr.compile_training(model, optimizer=optimizer, example_batch=family.args, strategy=strategy)
+    model = family.model.to(torch.float64 if is_wide else torch.float32).train()
+    step = dr.compile_training(
+        model, optimizer=optimizer, example_batch=family.args, strategy=strategy, precision=precision
+    )
     return step.bundle(("torch",)), step.numbers(step.plan.imported.flatten(family.args, {}))
 
 
@@ -207,6 +212,10 @@ def programs() -> Iterator[Program]:
         for strategy in ("1/1/1/1", "3/1/1/1,zero=2", "1/2/1/1"):
             made = partial(trained, name, strategy)
             yield Program(f"training of {name}, {strategy}", ROUNDED.get(name, 1e-8), made, check_training)
+    for name in ("llama", "gpt2"):
+        for precision in ("bf16", "fp16"):
+            made = partial(trained, name, "3/1/1/1,zero=2", precision)
+            yield Program(f"training of {name} in {precision}", NARROW, made, check_training)
 
 
 def checks(device: str, folder: Path | None) -> Iterator[tuple[str, float, Callable[[], float]]]:

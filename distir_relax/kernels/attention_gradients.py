@@ -16,8 +16,6 @@ MOST_SCORES = 1 << 23
 """Scores that torch computes at a time, unless one head has more."""
 _LEAST_SCORES = 1 << 15
 """Scores from which the native kernel is worth its compilation."""
-_MASKED_SCORE = -1e30
-"""Finite, so that a row without keys is not NaN."""
 
 
 def attention_grads(
@@ -123,7 +121,9 @@ def _by_torch(
     if allowed is None:
         weights = torch.softmax(scores, -1)
     else:
-        weights = torch.where(allowed, torch.softmax(torch.where(allowed, scores, _MASKED_SCORE), -1), 0.0)
+        # Finite, so that a row without keys is not NaN.
+        masked = torch.where(allowed, scores, torch.finfo(scores.dtype).min)
+        weights = torch.where(allowed, torch.softmax(masked, -1), 0.0)
     del scores
     of_weights = torch.matmul(grad, v.mT)
     mean = (of_weights * weights).sum(-1, keepdim=True)
