@@ -179,13 +179,15 @@ def check_training(bundle: Bundle, inputs: Mapping[str, torch.Tensor], device: s
     It is relative to the largest of all numbers: those whose gradient is zero but for rounding differ by as much as
     they are large.
     """
-    found = []
+    found, scales = [], []
     for where in (device, "cpu"):
         session = Session(bundle, device=where)
         losses = [next(iter(session(inputs).values())).view(1) for _ in range(STEPS)]
-        state = [x.double().flatten() for _, x in sorted(session.state().items())]
-        found.append(torch.cat([*losses, *state]))
-    return difference(*found)
+        state = dict(sorted(session.state().items()))
+        # Next to the scale of the loss all other numbers are small.
+        scales.append(float(state.pop("loss_scale", 0.0)))
+        found.append(torch.cat([*losses, *(x.double().flatten() for x in state.values())]))
+    return difference(*found) if scales[0] == scales[1] else float("inf")
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
