@@ -31,7 +31,7 @@ def attention_grads(
     results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if mask is not None and is_causal(mask, q.shape[2], k.shape[2]):
         mask, causal = None, True
-    if not q.numel() or not k.numel():
+    if 0 in (*q.shape[:3], k.shape[2]):
         for result in results:
             result.zero_()
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
@@ -50,7 +50,7 @@ def _kernel(
 ) -> Kernel | None:
     """Return the native kernel for these tensors; None if there is none, or it is slower."""
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype == grad.dtype else None
-    if dtype is None or (mask is not None and mask.dtype != torch.bool) or not v.shape[3]:
+    if dtype is None or (mask is not None and mask.dtype != torch.bool) or 0 in (q.shape[3], v.shape[3]):
         return None
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _LEAST_SCORES or (dtype == "bfloat16" and _has_tiles()):
         return None

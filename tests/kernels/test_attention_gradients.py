@@ -110,3 +110,12 @@ def test_empty_tensors_have_empty_gradients() -> None:
         for x, one in zip(tensors, attention_grads(*tensors, None, 0.3, causal=False), strict=False):
             assert one.shape == x.shape
             assert not one.any()
+
+
+def test_keys_and_values_without_elements() -> None:
+    """Without elements of keys all weights are equal; values without elements give no gradient."""
+    q, k, v, grad = drawn(torch.float32, 3, 5, 37, 127, 0, 19)
+    *_, of_v = attention_grads(q, k, v, grad, None, 0.3, causal=False)
+    torch.testing.assert_close(of_v, grad.mean(2, keepdim=True).expand_as(v) * 37 / 127)
+    q, k, v, grad = drawn(torch.float32, 3, 5, 37, 127, 7, 0)
+    assert not any(x.any() for x in attention_grads(q, k, v, grad, None, 0.3, causal=False))
