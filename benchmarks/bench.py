@@ -107,13 +107,15 @@ def generation_panels(found: dict[str, Any]) -> Iterator[Panel]:
 
 
 def training_panels(found: dict[str, Any]) -> Iterator[Panel]:
-    """One panel for each precision, number of ranks, and model."""
+    """One panel for each precision, number of ranks and model; two if there are several ranks."""
     for precision, by_ranks in found.items():
         for ranks, systems in by_ranks.items():
             for model, title in (("gpt2", "GPT-2-shaped"), ("vit", "vision transformer")):
-                bars = [(name, row[model]) for name, row in systems.items()]
                 number = f"{ranks} rank{'s' if ranks != '1' else ''}"
-                yield Panel(f"Training, {title}, {precision}, {number}", "samples/s", True, bars)
+                for names, kind in ((("ours", "ddp"), ""), (("ours, ZeRO-3", "fsdp2"), ", sharded")):
+                    bars = [(name, systems[name][model]) for name in names if name in systems]
+                    if bars:
+                        yield Panel(f"Training, {title}, {precision}, {number}{kind}", "samples/s", True, bars)
 
 
 PANELS = {"gpt2": gpt2_panels, "generation": generation_panels, "training": training_panels}

@@ -76,6 +76,8 @@ def torch_rank(options: argparse.Namespace) -> None:
             until = everyone[0] + SECONDS if len(taken) == WARM_UP else until
         if rank == 0:
             write(options, name, taken[WARM_UP:])
+    # A rank that ends while another still closes its connections aborts it.
+    dist.barrier()
     dist.destroy_process_group()
 
 
