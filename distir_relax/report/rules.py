@@ -117,7 +117,8 @@ def _factors(rule: Rule, entry: OpDef) -> Iterator[str]:
             for dim, factors in enumerate(dims)
             if index in factors
         ]
-        yield f"{factor.name} ({factor.size}): {', '.join(places)}: {_meaning(factor, entry)}"
+        is_in_result = any(index in factors for dims in rule.results for factors in dims)
+        yield f"{factor.name} ({factor.size}): {', '.join(places)}: {_meaning(factor, entry, is_in_result)}"
     for window in rule.windows:
         yield (
             f"window {window.index} ({window}): "
@@ -126,14 +127,15 @@ def _factors(rule: Rule, entry: OpDef) -> Iterator[str]:
         )
 
 
-def _meaning(factor: Factor, entry: OpDef) -> str:
+def _meaning(factor: Factor, entry: OpDef, is_in_result: bool) -> str:
     if factor.kind == BLOCKED:
         return "must be whole on one device"
     parts = " (devices then run other ops)" if factor.name in entry.split.expand or "*" in entry.split.expand else ""
     if factor.kind == PARALLEL:
         return f"may be split; each device computes its part{parts}"
     if factor.kind in ("sum", "max", "min"):
-        return f"may be split; the result is I[{factor.kind}] then{parts}"
+        results = "results without it are" if is_in_result else "the result is"
+        return f"may be split; {results} I[{factor.kind}] then{parts}"
     return f"may be split; it is a {factor.kind}{parts}"
 
 

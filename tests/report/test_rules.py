@@ -13,7 +13,7 @@ from distir_relax.report.rules import explain_rule, parse_attrs, table
 
 def test_the_table_has_every_op_of_a_model() -> None:
     rows = {row[0]: row[1:] for row in table()}
-    assert rows["matmul"] == ("... m k, ... k n -> ... m n", "operand 0 or 1", "torch.matmul({0}, {1})")
+    assert rows["matmul"] == ("... m k, ... k n -> ... m n", "operand 0 or 1", "products.matmul({0}, {1})")
     assert rows["add"][1] == "operand 0 and 1 together"
     assert rows["nn.gelu"][:2] == ("each element by itself", "")
     assert "all_reduce" not in rows
@@ -26,6 +26,13 @@ def test_a_product_explained() -> None:
     assert re.search(r"m \(4\): dim 0 of operand 0, dim 0 of the result: may be split; each device", said)
     assert re.search(r"k \(5\): dim 1 of operand 0, dim 0 of operand 1: may be split; the result is I\[sum\]", said)
     assert "a partial sum may pass: operand 0 or 1" in said
+
+
+def test_a_factor_of_one_result_that_is_summed_in_others() -> None:
+    kinds = ["f32[2,3,5,7]", "f32[2,3,6,7]", "f32[2,3,6,4]", "f32[2,3,5,4]"]
+    said = explain_rule("attention_grad", kinds, parse_attrs(["causal=False", "masked=False"]))
+    assert re.search(r"s \(5\): .*dim 2 of result 0: may be split; results without it are I\[sum\]", said)
+    assert re.search(r"h \(3\): .*dim 1 of result 2: may be split; each device computes its part", said)
 
 
 def test_what_must_be_whole_is_said() -> None:
