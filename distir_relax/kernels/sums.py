@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def in_order(first: torch.Tensor, *terms: torch.Tensor) -> torch.Tensor:
-    """``((first + a) + b) + ...``, in new memory if there are several terms."""
+    """``((first + a) + b) + ...``, in new memory."""
     if not terms:
-        return first
+        return first.clone()
     total = first + terms[0]
     for term in terms[1:]:
         total += term

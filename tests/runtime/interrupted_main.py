@@ -33,7 +33,8 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         thread.start()
         inside.set()
         yield
-        # One that comes late comes here, once a sleep has ended.
+        # One that comes late comes here: on a busy machine, long after its time.
+        thread.join()
         for _ in range(1000):
             time.sleep(1e-3)
     except KeyboardInterrupt:
