@@ -256,9 +256,15 @@ def main() -> None:
         console.print(f"\n[bold]{prompt.strip()}[/]")
         console.print(text.strip(), markup=False)
     console.print(f"\n{time.perf_counter() - begun:.0f} s; curves, reports and the model are in {FOLDER}/")
-    apart = max(abs(loss - theirs[step - 1]) for step, loss in ours.items())
-    if sorted(ours) != list(range(1, steps + 1)) or apart > 0.05:
-        raise SystemExit("expected the losses of torch at each step")
+    if sorted(ours) != list(range(1, steps + 1)):
+        raise SystemExit("expected a loss of each step")
+    # Rounding grows: torch itself is 1e-2 apart after 100 steps, if its weights begin 1e-7 apart.
+    early = max(abs(ours[step] - theirs[step - 1]) for step in range(1, min(steps, 25) + 1))
+    last = range(steps - steps // 10, steps + 1)
+    means = [sum(losses) / len(last) for losses in ([ours[n] for n in last], [theirs[n - 1] for n in last])]
+    console.print(f"mean of the last {len(last)} losses: {means[0]:.3f}, torch {means[1]:.3f}")
+    if early > 1e-3 or abs(means[0] - means[1]) > 0.05:
+        raise SystemExit("expected the losses of torch")
 
 
 if __name__ == "__main__":
