@@ -11,6 +11,7 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from distir_relax.analysis.class_names import class_name
 from distir_relax.analysis.memory_categories import CATEGORIES
@@ -63,10 +64,15 @@ def page(simulation: Simulation, title: str) -> str:
         ops="".join(op_row(row) for row in top_ops(simulation)[:ROWS]),
         ops_note=escape(ops_note(len(top_ops(simulation)))),
         matrix_note=escape(_matrix_note(traffic["block"], traffic["total"])),
-        # "</script" would end the script, so its data must not contain "<".
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        data=embedded(data),
         script="\n".join((folder / name).read_text() for name in SCRIPTS),
     )
+
+
+def embedded(data: Any) -> str:
+    """Return data as JSON within a page's script element."""
+    # "</script" would end the script, so its data must not contain "<".
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def figure(name: str, value: str, note: str, bad: bool = False) -> str:

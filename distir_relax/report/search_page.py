@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from distir_relax.report.page import figure
+from distir_relax.report.page import embedded, figure
 from distir_relax.report.search import COLUMNS, cells, discarded, headline, memory_text
 from distir_relax.strategy_search import Outcome, Search
 from distir_relax.strategy_search.compact_timeline import compact_timeline
@@ -51,8 +50,7 @@ def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
         note=escape("; ".join((headline(search), *discarded(search)))),
         columns="".join(f"<th>{name}</th>" for name in COLUMNS),
         rows=rows,
-        # "</script" would end the script, so its data must not contain "<".
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        data=embedded(data),
         script="\n".join((folder / name).read_text() for name in ("common.js", "search.js")),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -12,9 +11,9 @@ from string import Template
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.report.curves import Curve, chart, smoothed
-from distir_relax.report.page import ROWS, figure, op_row, ops_note, timeline_note, top_ops
+from distir_relax.report.page import ROWS, embedded, figure, op_row, ops_note, timeline_note, top_ops
 from distir_relax.report.run_record import RunRecord
-from distir_relax.report.timeline import as_data, timeline
+from distir_relax.report.timeline import Timeline, as_data, timeline
 from distir_relax.support.files import write_text
 from distir_relax.support.units import count, seconds, size
 
@@ -33,6 +32,7 @@ def write_training_page(record: RunRecord, predicted: Simulation | None, path: P
 def training_page(record: RunRecord, predicted: Simulation | None) -> str:
     """Return the page of a run, with the prediction of a step if there is one, as the text of an HTML file."""
     manifest = record.run.manifest
+    line = None if predicted is None else timeline(predicted)
     return Template(_template("training.html")).substitute(
         title=escape(f"{manifest.name}, {count(manifest.mesh.size, 'rank')}"),
         style=_template("page.css"),
@@ -41,8 +41,8 @@ def training_page(record: RunRecord, predicted: Simulation | None) -> str:
         parts=_parts(record),
         parts_note="Seconds of the first rank. Communication includes waiting for other ranks, data is waiting for a "
         "batch. The first step, which prepares kernels and memory, is apart.",
-        prediction="" if predicted is None else _prediction(record, predicted),
-        script="" if predicted is None else _script(predicted),
+        prediction="" if predicted is None or line is None else _prediction(record, predicted, line),
+        script="" if predicted is None or line is None else _script(predicted, line),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _parts(record: RunRecord) -> str:
     )
 
 
-def _prediction(record: RunRecord, predicted: Simulation) -> str:
+def _prediction(record: RunRecord, predicted: Simulation, line: Timeline) -> str:
     step = record.median(lambda result: result.seconds - result.data_seconds)
     communication = record.median(lambda result: result.communication_seconds)
     blocked = float(predicted.communication) * predicted.makespan
@@ -137,20 +137,17 @@ def _prediction(record: RunRecord, predicted: Simulation) -> str:
         profile=escape(predicted.profile.name),
         peak=escape(size(predicted.peak(predicted.fullest).bytes)),
         rows=body,
-        timeline_note=escape(timeline_note(predicted, timeline(predicted))),
+        timeline_note=escape(timeline_note(predicted, line)),
         ops_note=escape(ops_note(len(ops))),
         ops="".join(op_row(row) for row in ops[:ROWS]),
     )
 
 
-def _script(predicted: Simulation) -> str:
-    line = timeline(predicted)
+def _script(predicted: Simulation, line: Timeline) -> str:
     data = {"timeline": as_data(line, max(predicted.clocks)), "makespan": predicted.makespan}
-    # "</script" would end the script, so its data must not contain "<".
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     script = "\n".join(map(_template, _SCRIPTS))
     return (
-        f'<script type="application/json" id="data">{text}</script>\n<script>\n"use strict";\n'
+        f'<script type="application/json" id="data">{embedded(data)}</script>\n<script>\n"use strict";\n'
         f"(() => {{\n{script}\n}})();\n</script>"
     )
 
