@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.torch.loss_module import LOSS
 
 if TYPE_CHECKING:
     import torch
 
-LOSS = "loss"
 _LOGGING = ("log", "log_dict")
 
 
@@ -61,9 +61,7 @@ def configured_optimizer(module: Any) -> ConfiguredOptimizer:
     result: Any = module.configure_optimizers()
     where = f"{type(module).__name__}.configure_optimizers"
     scheduler: Any = None
-    if isinstance(result, Mapping):
-        result, scheduler = result.get("optimizer"), result.get("lr_scheduler")
-    elif isinstance(result, (tuple, list)):
+    if isinstance(result, (tuple, list)):
         pair = len(result) == 2 and all(isinstance(part, (tuple, list)) for part in result)
         optimizers, schedulers = result if pair else (result, ())
         if len(optimizers) != 1 or len(schedulers) > 1:
@@ -71,8 +69,8 @@ def configured_optimizer(module: Any) -> ConfiguredOptimizer:
                 f"expected one optimizer, found {len(optimizers)}", where, "use dr.Groups for groups"
             )
         result, scheduler = optimizers[0], schedulers[0] if schedulers else None
-        if isinstance(result, Mapping):
-            result, scheduler = result.get("optimizer"), result.get("lr_scheduler")
+    if isinstance(result, Mapping):
+        result, scheduler = result.get("optimizer"), result.get("lr_scheduler")
     if not isinstance(result, torch.optim.Optimizer):
         raise ImportModelError(f"expected an optimizer of torch, found {type(result).__name__}", where)
     if not isinstance(scheduler, Mapping):
