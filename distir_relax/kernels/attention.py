@@ -182,7 +182,7 @@ def _arguments_for_batch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, y: torch.Tensor, repeats: tuple[int, ...],
     limits: array[int], scale: float,
 ) -> tuple[list[float], tuple[array[int], ...]]:  # fmt: skip
-    """Return the arguments of `_kernel_for_batch`, and what they refer to, of which `limits` is one."""
+    """Return the arguments of `_kernel_for_batch`, and the arrays that they refer to, of which `limits` is one."""
     import torch
 
     batch, rows, most = q.shape[0], q.shape[2], rows_of_block(repeats)

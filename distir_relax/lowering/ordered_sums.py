@@ -91,7 +91,7 @@ class _Rewriter:
         return self.parts[value.name][1] if value.name in self.parts else (self._new(value),)
 
     def _gather(self, op: Op) -> tuple[Value, ...]:
-        """Emit the gathering of what each rank adds to a sum; return it in the order of the ranks."""
+        """Emit the gathering of the terms that ranks add to a sum; return them in the order of the ranks."""
         if op.attrs["op"] != "sum" or op.attrs["axis"] != self.options.axis:
             raise self._refused(op, f"it needs the {op.attrs['op']} over ranks")
         g, (operand,) = self.builder, map(self._new, op.operands)

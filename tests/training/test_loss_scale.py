@@ -143,7 +143,7 @@ def test_float16_computes_and_float32_keeps(strategy: str) -> None:
 
 
 def test_a_run_continues_its_scale(tmp_path: Path) -> None:
-    """Of `precision="fp16"` it begins with 2 ** 16; another number of ranks goes on from a checkpoint."""
+    """Of `precision="fp16"` it begins with 2 ** 16; another number of ranks continues from a checkpoint."""
     items = batches(6)
 
     def compiled(strategy: str) -> dr.TrainingStep:
