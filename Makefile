@@ -92,6 +92,7 @@ build/peers/.ready:
 	build/peers/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(PYTHON) -m venv build/peers/others
 	build/peers/others/bin/python -m pip install --quiet torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]' nncf
+	build/peers/others/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
 
 # The DistIR paper's evaluation, to build/paper/index.html.
