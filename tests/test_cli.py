@@ -144,7 +144,7 @@ def test_launch(folder: Path) -> None:
 @pytest.mark.usefixtures("quick_launches")
 def test_launch_passes_the_exit_code_on(folder: Path) -> None:
     write_bundle(mlp_bundle([3, 2], RAISES_ON_1), folder / "bad.dist")
-    done = distir("launch", folder / "bad.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")
+    done = distir("launch", folder / "bad.dist", "-i", folder / "x.npz", "-o", folder / "y.npz", "--trust-code")
     assert done.returncode == 1
     assert "ValueError: a kernel failed" in done.stderr
     assert not (folder / "y.npz").exists()

@@ -22,12 +22,13 @@ SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
 class Bundle:
     """A compiled plan with everything that ranks need to run it.
 
-    `programs` maps the manifest's paths to program texts, `texts` other file names to texts: those of the stages
+    `programs` maps the manifest's paths to torch modules, `texts` other file names to texts: those of the stages
     (`distir.txt`, `sharded.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer (`tokenizer.json`).
-    `path` is the folder the bundle was read from, if any. `encoder` is the bundle whose outputs are states of this
-    one: its ranks run it once for each sequence. `evaluation` is that of a training step: it computes the loss and
-    metrics from the weights that the step changes, which have the same layouts. Raises BundleError when a program of
-    the manifest has no text, and when two bundles do not fit.
+    `path` is the folder the bundle was read from, if any; ranks run what is generated from `ranked.txt`, and the torch
+    modules themselves only if they are `trusted`, or made by this process. `encoder` is the bundle whose outputs are
+    states of this one: its ranks run it once for each sequence. `evaluation` is that of a training step: it computes
+    the loss and metrics from the weights that the step changes, which have the same layouts. Raises BundleError when a
+    program of the manifest has no text, and when two bundles do not fit.
     """
 
     manifest: Manifest
@@ -37,15 +38,15 @@ class Bundle:
     path: Path | None = None
     encoder: Bundle | None = None
     evaluation: Bundle | None = None
+    trusted: bool = False
 
     def __repr__(self) -> str:
         return f"<bundle{f' {self.path}' if self.path is not None else ''}: {self.manifest!r}>"
 
     def __post_init__(self) -> None:
-        for program in self.manifest.programs:
-            for path in program.paths:
-                if path not in self.programs:
-                    raise BundleError(f"the manifest names the program {path!r}, but the bundle does not hold it")
+        for path in self.manifest.program_files:
+            if path not in self.programs:
+                raise BundleError(f"the manifest names the program {path!r}, but the bundle does not hold it")
         if (self.encoder is None) != (self.manifest.encoder is None):
             raise BundleError("expected an encoder if the manifest names one", self.manifest.name)
         if self.encoder is not None:

@@ -33,9 +33,9 @@ from distir_relax.layout import (
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 9
+FORMAT = 10
 BACKENDS = ("torch", "tvm")
-"""The backends that a bundle can contain programs for."""
+"""The backends whose code a compilation checks."""
 
 
 @dataclass(frozen=True)
@@ -140,17 +140,14 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Program:
-    """One distinct rank program: the paths of its texts, and the order of the Relax function's arguments."""
+    """One distinct rank program: the path of its torch module, if there is one, and the order of its arguments.
+
+    The module is for reading: a rank runs what is generated from the text of the ranked stage.
+    """
 
     name: str
     torch: str | None = None
-    relax: str | None = None
     arguments: tuple[str, ...] = ()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Return the program's files, relative to the bundle."""
-        return tuple(path for path in (self.torch, self.relax) if path is not None)
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ class Manifest:
     meet. `encoder` is set if an encoder computes some of the states, `training` if the programs are a training step,
     `call` if they are a model with arguments by position and by name. `weight_files` hold weights that the bundle does
     not. `parameters` maps the weights that belong to the model, not to its program, to their names in the model's
-    files: others can take their place.
+    files: others can take their place. With `fast_math` the tvm backend need not preserve NaN.
     """
 
     name: str
@@ -213,6 +210,7 @@ class Manifest:
     encoder: Encoder | None = None
     training: TrainingManifest | None = None
     call: CallManifest | None = None
+    fast_math: bool = False
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -240,7 +238,7 @@ class Manifest:
         for tensors in (self.inputs, self.outputs, self.weights):
             if repeated := [name for name, count in Counter(t.name for t in tensors).items() if count > 1]:
                 raise BundleError(f"duplicate names: {', '.join(sorted(repeated))}")
-        for name in (*self.checksums, *(path for program in self.programs for path in program.paths)):
+        for name in (*self.checksums, *self.program_files):
             check_name(name, BundleError)
         for divisions, tensors in ((self.divided_inputs, self.inputs), (self.divided_outputs, self.outputs)):
             _check_divisions(divisions, tensors)
@@ -294,6 +292,11 @@ class Manifest:
             object.__setattr__(result, name, value)
         return result
 
+    @property
+    def program_files(self) -> tuple[str, ...]:
+        """The paths of the programs' torch modules, relative to the bundle."""
+        return tuple(program.torch for program in self.programs if program.torch is not None)
+
     def program_of(self, rank: int) -> Program:
         """Return the program that `rank` runs."""
         return self.programs[self.ranks[rank]]
@@ -325,8 +328,7 @@ class Manifest:
             tail=top.text("tail"),
             schedule_hash=top.text("schedule_hash"),
             programs=tuple(
-                Program(p.text("name"), p.text_or_none("torch"), p.text_or_none("relax"), p.texts("arguments", []))
-                for p in top.rows("programs")
+                Program(p.text("name"), p.text_or_none("torch"), p.texts("arguments", [])) for p in top.rows("programs")
             ),
             ranks=top.wholes("ranks"),
             inputs=tuple(_tensor(row, symbols) for row in top.rows("inputs")),
@@ -349,6 +351,7 @@ class Manifest:
             encoder=_encoder(top, symbols),
             training=_training(top),
             call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
+            fast_math=top.flag("fast_math"),
             checksums=top.by_name("checksums"),
         )
 

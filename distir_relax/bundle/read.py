@@ -16,30 +16,39 @@ from distir_relax.support import file_within, parse_json, read_bytes
 _ENCODER = f"{ENCODER_FOLDER}/{MANIFEST_FILE}"
 _EVALUATION = f"{EVALUATION_FOLDER}/{MANIFEST_FILE}"
 _AGAIN = "compile the model again, or copy the whole bundle again"
+_TRUST = "to run a program that you have edited, pass --trust-code"
 
 
-def read_bundle(path: str | Path, verify_weights: bool = True, weights: str | Path | None = None) -> Bundle:
+def read_bundle(
+    path: str | Path, verify_weights: bool = True, weights: str | Path | None = None, trust_code: bool = False
+) -> Bundle:
     """Read the bundle at the folder `path`. Weights are opened, and read when a rank requests its slices.
 
-    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's own.
+    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's own. With
+    `trust_code` ranks run the bundle's torch modules, which may be edited: without it nothing in a bundle is executed.
 
     The checksums of the manifest and all texts are always checked, and the weights' header and size;
     `verify_weights` also hashes the whole weights files (some 1 to 2 GB/s), which one process per node does.
     Raises BundleError when a file is missing, truncated, damaged, or of another format version, and when `weights`
     lacks one of the model's, or has it in another shape or dtype.
     """
-    return _read(Path(path), verify_weights, weights)
+    return _read(Path(path), verify_weights, weights, trust_code)
 
 
 def _read(
-    folder: Path, verify_weights: bool, weights: str | Path | None, step: tuple[Manifest, WeightSource] | None = None
-) -> Bundle:
+    folder: Path, verify_weights: bool, weights: str | Path | None, trust_code: bool,
+    step: tuple[Manifest, WeightSource] | None = None,
+) -> Bundle:  # fmt: skip
     """Read a bundle; if it is the evaluation of a training `step`, with the weights that are shared with that."""
     if not folder.exists():
         raise BundleError("there is no such bundle", str(folder), "write one with distir compile ... -o OUT")
     manifest = _read_manifest(folder)
-    texts = {name: _read_text(folder, name, manifest) for name in manifest.checksums if _is_text(name)}
-    programs = {path for program in manifest.programs for path in program.paths}
+    programs = frozenset(manifest.program_files)
+    texts = {
+        name: _read_text(folder, name, manifest, trust_code and name in programs)
+        for name in manifest.checksums
+        if _is_text(name)
+    }
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
     other = None if weights is None else Path(weights)
     checksum = manifest.checksums.get(WEIGHTS_FILE, "")
@@ -50,10 +59,10 @@ def _read(
     encoder = evaluation = None
     if manifest.encoder is not None:
         _read_text(folder, _ENCODER, manifest)
-        encoder = read_bundle(folder / ENCODER_FOLDER, False, weights)
+        encoder = _read(folder / ENCODER_FOLDER, False, weights, trust_code)
     if manifest.training is not None and manifest.training.evaluated:
         _read_text(folder, _EVALUATION, manifest)
-        evaluation = _read(folder / EVALUATION_FOLDER, False, weights, (manifest, opened))
+        evaluation = _read(folder / EVALUATION_FOLDER, False, weights, trust_code, (manifest, opened))
     bundle = Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name in programs},
@@ -62,6 +71,7 @@ def _read(
         path=folder,
         encoder=encoder,
         evaluation=evaluation,
+        trusted=trust_code,
     )
     if verify_weights:
         check_weights(bundle)
@@ -120,11 +130,12 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _read_text(folder: Path, name: str, manifest: Manifest) -> str:
+def _read_text(folder: Path, name: str, manifest: Manifest, may_be_edited: bool = False) -> str:
     file = file_within(folder, name, BundleError, "missing from the bundle")
     content = read_bytes(file, BundleError)
-    if hashlib.sha256(content).hexdigest() != manifest.checksums.get(name):
-        raise BundleError("damaged: its checksum is not the manifest's", str(file), _AGAIN)
+    if not may_be_edited and hashlib.sha256(content).hexdigest() != manifest.checksums.get(name):
+        hint = _TRUST if name in manifest.program_files else _AGAIN
+        raise BundleError("damaged: its checksum is not the manifest's", str(file), hint)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as wrong:

@@ -68,8 +68,11 @@ def _run_steps(bundle: Bundle, world: World | None, device: str, steps: int) -> 
     manifest = bundle.manifest
     program = manifest.program_of(0 if world is None else world.rank)
     text, ops = to_torch_clocked(read_stage(bundle, "ranked"), program.name, manifest.name)
-    assert program.torch is not None
-    timed = replace(bundle, programs={**bundle.programs, program.torch: text}, path=None)
+    path = f"programs/{program.name}.py"
+    programs = tuple(replace(p, torch=path) if p == program else p for p in manifest.programs)
+    timed = replace(
+        bundle, manifest=replace(manifest, programs=programs), programs={**bundle.programs, path: text}, path=None
+    )
     sizes = {symbol.name: symbol.typical for symbol in manifest.symbols}
     inputs = random_inputs(CallShapes(manifest).at(sizes).manifest)
     session: Any = Session(timed, device=device) if world is None else RankSession(world, timed, device=device)

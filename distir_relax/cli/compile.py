@@ -38,7 +38,9 @@ def compile_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
     options: dict[str, Any],
-    backend: Annotated[list[Emitted] | None, typer.Option(help="Backend to emit programs for; repeatable.")] = None,
+    backend: Annotated[
+        list[Emitted] | None, typer.Option(help="Backend to generate code for now, to see its errors; repeatable.")
+    ] = None,
     auto: AutoOption = False,
     train: Annotated[bool, typer.Option("--train", help="Compile a training step from a dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Value of the function's parameter ranks.")] = None,

@@ -16,7 +16,7 @@ from distir_relax.errors import DistIRError
 
 
 class Emitted(StrEnum):
-    """Backend that programs are emitted for."""
+    """Backend whose code a compilation generates."""
 
     torch = "torch"
     tvm = "tvm"
@@ -68,6 +68,13 @@ WeightsOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR | FILE", help="Safetensors files whose tensors take the place of the model's, of the same shapes."
+    ),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Run the Python programs in the bundle, which may be edited; otherwise nothing in it is executed.",
     ),
 ]
 TimeoutOption = Annotated[

@@ -26,6 +26,7 @@ from distir_relax.cli.options import (
     ReportOption,
     TimeoutOption,
     TraceOption,
+    TrustOption,
     WeightsOption,
 )
 from distir_relax.errors import DistIRError
@@ -49,21 +50,24 @@ def run(
     profile: Annotated[
         str, typer.Option(help="Machine for the predictions of --trace: a name or a .toml file.")
     ] = "cpu-local",
+    trust_code: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
     from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
     from distir_relax.runtime.join import joined_world
 
-    options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report, weights)
+    options = RunOptions(
+        bundle, input, output, backend.value, device.value, timeout, repeat, report, weights, trust_code
+    )
     with joined_world(timeout) as world:
         # All ranks report an unusable --trace before anything runs.
         if world is None:
-            draw = _trace_writer(bundle, backend, profile, trace, json)
+            draw = _trace_writer(bundle, backend, profile, trace, json, trust_code)
             result: RunReport | None = run_threads(options)
         else:
             try:
-                draw = _trace_writer(bundle, backend, profile, trace, json)
+                draw = _trace_writer(bundle, backend, profile, trace, json, trust_code)
                 result = run_rank(world, options)
             except DistIRError as error:
                 exit_all(world, error)
@@ -94,6 +98,7 @@ def launch(
     ] = None,
     launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts the ranks.")] = Launcher.mpirun,
     rsh: Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")] = "",
+    trust_code: TrustOption = False,
 ) -> None:
     """Run a bundle with mpirun or torchrun, on this machine or on several hosts, and print the launch command.
 
@@ -108,14 +113,14 @@ def launch(
 
     check_alone()
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    mesh = read_bundle(bundle, verify_weights=False, weights=weights).manifest.mesh
+    mesh = read_bundle(bundle, verify_weights=False, weights=weights, trust_code=trust_code).manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
     for option, value in (("--input", input), ("--output", output), ("--report", report), ("--weights", weights)):
         if value is not None:
             arguments += [option, str(value)]
     arguments += ["--backend", backend.value, "--device", device.value]
-    arguments += ["--timeout", f"{timeout:g}", "--repeat", str(repeat)]
+    arguments += ["--timeout", f"{timeout:g}", "--repeat", str(repeat), *(["--trust-code"] if trust_code else [])]
     hosts = () if host is None else read_hosts(host, mesh.size)
     if launcher is Launcher.torchrun:
         raise typer.Exit(launch_with_torchrun(mesh.size, arguments, hosts, rsh))
@@ -158,7 +163,7 @@ def _print_summary(report: RunReport, output: Path | None, table: bool) -> None:
 
 
 def _trace_writer(
-    bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool
+    bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool, trust_code: bool
 ) -> Callable[[RunReport], None]:
     """Return a listener that draws the tasks of a run's last step below the predicted ones; a no-op without `path`.
 
@@ -166,6 +171,8 @@ def _trace_writer(
     """
     if path is None:
         return lambda report: None
+    if trust_code:
+        raise DistIRError("--trace predicts the program that was compiled", hint="remove --trace or --trust-code")
     if backend is not Backend.torch:
         raise DistIRError("only the torch backend records task times", hint="remove --trace or --backend")
     from distir_relax.bundle import read_bundle

@@ -72,9 +72,7 @@ class Plan:
     _sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:
-        from distir_relax.runtime.backends import find_backend
-
-        self._sessions = Sessions(lambda backend: self.bundle(find_backend(backend).programs))
+        self._sessions = Sessions(lambda backend: self.bundle(()))
 
     def __repr__(self) -> str:
         return str(self._overview)
@@ -144,7 +142,10 @@ class Plan:
         return replace(self._source, imported=self.imported)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
-        """Return the bundle in memory, with the weights as they were when the model was compiled."""
+        """Return the bundle in memory, with the weights as they were when the model was compiled.
+
+        The code of `backends` is generated once, so that ops without it are refused now; any backend can run it.
+        """
         bundle = to_bundle(
             self.name,
             self.modules["sharded"],

@@ -40,6 +40,7 @@ class RunOptions:
     repeat: int = 1
     report: Path | None = None
     weights: Path | None = None
+    trust_code: bool = False
 
 
 def run_bundle(
@@ -55,7 +56,7 @@ def run_bundle(
 
 def run_threads(options: RunOptions) -> RunReport:
     """Run `distir run` with ranks as threads. Raises DistIRError; the output is written completely or not at all."""
-    bundle = read_bundle(options.bundle, weights=options.weights)
+    bundle = read_bundle(options.bundle, weights=options.weights, trust_code=options.trust_code)
     inputs = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout)
     outputs, seconds = _timed_runs(session, inputs, options.repeat)
@@ -80,6 +81,7 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
             options.device,
             lambda bundle: _prepare(options, bundle),
             weights=options.weights,
+            trust_code=options.trust_code,
         )
         manifest = session.bundle.manifest
         outputs, seconds = _timed_runs(session, inputs, options.repeat)

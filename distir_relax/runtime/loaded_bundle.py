@@ -54,12 +54,13 @@ class Loaded(SessionGenerator):
         )
 
 
-def load(path: str | Path, weights: str | Path | None = None) -> Loaded:
+def load(path: str | Path, weights: str | Path | None = None, *, trust_code: bool = False) -> Loaded:
     """Load a bundle saved with `plan.save` or `distir compile` as a callable.
 
     `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's weights: they
-    have the same names and shapes.
+    have the same names and shapes. A bundle is data: nothing in it is executed, unless you `trust_code`: its torch
+    modules, which may be edited.
 
     Raises `BundleError` when there is no bundle at `path`, or a damaged one, and for `weights` that do not fit it.
     """
-    return Loaded(read_bundle(Path(path), weights=weights))
+    return Loaded(read_bundle(Path(path), weights=weights, trust_code=trust_code))

@@ -14,6 +14,7 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.outputs import collect_output
+from distir_relax.runtime.program_text import report_trusted
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import changing, checked_source, copy_state, save_pieces, write_state
@@ -167,6 +168,8 @@ class RankSession:
         """Verify the programs of all ranks, if they are not; one rank of a node does."""
         if self._verifies and self._world.local_rank == 0:
             verify_programs(self.bundle)
+        if self._world.rank == 0:
+            report_trusted(self.bundle)
 
     def _collect(self, value: Callable[[], Any]) -> list[Any]:
         """See `Collect`."""

@@ -15,6 +15,7 @@ from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import joined, parts_of
+from distir_relax.runtime.program_text import report_trusted
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
 from distir_relax.runtime.state import checked_source, copy_state, joined_state, save_pieces, write_state
@@ -59,6 +60,7 @@ class Session:
         # Files may have been modified.
         if bundle.path is not None:
             verify_programs(bundle)
+        report_trusted(bundle)
         self.bundle = bundle
         self.seconds = 0.0
         self._closed = ""

@@ -1,9 +1,10 @@
-"""Verification of a bundle's programs against its program text, its manifest and each other."""
+"""Verification of a bundle's programs against its manifest and each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, local_shape, weights_identity
@@ -20,27 +21,28 @@ class Verified:
     """Identity of a bundle whose programs were verified and whose weights were hashed.
 
     `manifest` is the manifest's checksum, which covers those of all files; `weights` is the identity of the file of
-    weights, which changes with a write (`StoredWeights.identity`).
+    weights, which changes with a write (`StoredWeights.identity`). A bundle that is `trusted` may call foreign code.
     """
 
     manifest: str
     weights: tuple[int, ...]
+    trusted: bool
 
     @classmethod
     def of(cls, bundle: Bundle) -> Verified:
         """Return the identity of a bundle that was read from files."""
-        return cls(bundle.manifest.checksums[MANIFEST_FILE], weights_identity(bundle))
+        return cls(bundle.manifest.checksums[MANIFEST_FILE], weights_identity(bundle), bundle.trusted)
 
     def to_json(self) -> list[Any]:
         """Return plain values."""
-        return [self.manifest, *self.weights]
+        return [self.manifest, *self.weights, self.trusted]
 
 
 def verify_programs(bundle: Bundle) -> None:
-    """Raise BundleError unless the ranks' programs match each other (`ir.verify`), the text and the manifest.
+    """Raise BundleError unless the ranks' programs, the text of the ranked stage, match each other and the manifest.
 
-    Those of its encoder and evaluation, too. Each torch program is compared with the one emitted for the text of the
-    ranked stage, so that nothing unverified can run. A bundle made by hand, without that text, is not checked.
+    Those of its encoder and evaluation, too (`ir.verify`). What runs is generated from that text, which calls no
+    foreign code unless the bundle is trusted. A bundle made by hand without it is not checked.
     """
     for part in (bundle.encoder, bundle.evaluation):
         if part is not None:
@@ -54,22 +56,8 @@ def verify_programs(bundle: Bundle) -> None:
     except BundleError as wrong:
         raise BundleError(f"the programs of the ranks do not match: {wrong.message}", where) from None
     _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
-    # A bundle for another backend has no torch programs to compare with.
-    files = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
-    if not files:
-        return
-    from distir_relax.layout import assuming
-    from distir_relax.lowering.emit.torch import to_torch
-
-    with assuming(ranked.guards):
-        emitted = to_torch(ranked, bundle.manifest.name)
-    for name, path in files.items():
-        if bundle.programs[path] != emitted.get(name):
-            raise BundleError(
-                f"the program {path} does not match {file}",
-                str(bundle.path or bundle.manifest.name),
-                "compile the model again; programs are for reading, not for editing",
-            )
+    if not bundle.trusted:
+        _refuse_foreign(ranked, where)
 
 
 def read_stage(bundle: Bundle, stage: str, verified: bool = False) -> Module:
@@ -77,13 +65,13 @@ def read_stage(bundle: Bundle, stage: str, verified: bool = False) -> Module:
 
     Raises BundleError when the bundle has no text of it, or one that is no valid program.
     """
-    from distir_relax.ir import parse, verify
+    from distir_relax.ir import verify
     from distir_relax.ops import check
 
     where = str(bundle.path / STAGE_FILES[stage]) if bundle.path else STAGE_FILES[stage]
     text = bundle.stage(stage)
     try:
-        module = parse(text, where)
+        module = _parsed(text, where)
         if not verified:
             verify(module, check)
     except DistIRError as wrong:
@@ -91,6 +79,29 @@ def read_stage(bundle: Bundle, stage: str, verified: bool = False) -> Module:
     if module.stage != stage:
         raise BundleError(f"expected a program of the {stage} stage, found the {module.stage} stage", where)
     return module
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str, where: str) -> Module:
+    """Return the program of a text; ranks that are threads, and parts of a bundle's loading, share it."""
+    from distir_relax.ir import gc_disabled, parse
+
+    with gc_disabled():
+        return parse(text, where)
+
+
+def _refuse_foreign(ranked: Module, where: str) -> None:
+    """Raise BundleError for an op that runs code which the text contains or names."""
+    from distir_relax.ops import Trait, lookup
+
+    for function in ranked.functions:
+        for op in function.ops:
+            if not op.callee and Trait.FOREIGN in lookup(op.name, op.location).traits:
+                raise BundleError(
+                    f"{op.name}{f' at {op.location}' if op.location else ''} runs a function of TVM, which is code",
+                    where,
+                    "if you trust the bundle as you would a program, pass --trust-code",
+                )
 
 
 def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:

@@ -59,8 +59,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str) -> Interpre
     return Interpreted(bundle, comm, load_weights(bundle, rank, device))
 
 
-# `programs=("torch",)` would ask for a bundle with torch programs; this one is content with the texts.
-register_backend("interpreted", load, programs=())
+register_backend("interpreted", load)
 
 
 def main() -> None:

@@ -37,11 +37,12 @@ def manifest() -> Manifest:
         mesh=DeviceMesh((3,), ("tp",)),
         tail="pad",
         schedule_hash="abc",
-        programs=(Program("main_0", "programs/main_0.py", "programs/main_0.json", ("x", "start")), Program("main_1")),
+        programs=(Program("main_0", "programs/main_0.py", ("x", "start")), Program("main_1")),
         ranks=(0, 1, 0),
         inputs=(Tensor("x", "float32", (4, 6), "R"),),
         outputs=(Tensor("y", "bfloat16", (4, 6), "S[1]", (split,)),),
         weights=(Tensor("w", "float32", (4, 6), "S[1]", (split,)),),
+        fast_math=True,
         checksums={"a": "b"},
     )
 
@@ -160,8 +161,8 @@ def test_meshes_that_are_none(shape: tuple[int, ...], axes: tuple[str, ...]) -> 
 
 def test_json_of_another_version_or_kind() -> None:
     plain = manifest().to_json()
-    with pytest.raises(BundleError, match="has format 10, this version reads format 9"):
-        Manifest.from_json({**plain, "format": 10})
+    with pytest.raises(BundleError, match="has format 9, this version reads format 10"):
+        Manifest.from_json({**plain, "format": 9})
     with pytest.raises(BundleError, match="expected a table, found"):
         Manifest.from_json([])
     with pytest.raises(BundleError, match="the field 'mesh' is missing"):

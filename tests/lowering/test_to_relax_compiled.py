@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from op_samples import NO_WEIGHTS, check_against_reference, operand_data, sample_module, samples
 
+from distir_relax.ir import print_module
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.emit.relax import to_relax_json
 from distir_relax.runtime.transports.threads import ThreadWorld
 
 pytest.importorskip("tvm")
@@ -16,7 +16,7 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table() -> No
     """Its operands are inputs, or weights from the second on, or all weights: those that kernels pack and constants
     are folded from when they are loaded. All in one program, since kernels that are equal are compiled once in it."""
     from distir_relax.runtime.backends.tvm import TvmProgram
-    from distir_relax.runtime.backends.tvm.compile import compile_program
+    from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
 
     module, ops = sample_module(samples(), weights_from=(NO_WEIGHTS, 1, 0))
     operands = operand_data(ops)
@@ -25,7 +25,7 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table() -> No
     }
     names = [item.value.name for item in module.main.inputs]
     count = sum(item.role == "input" for item in module.main.inputs)
-    compiled = compile_program(to_relax_json(module)["main_0"], range(count))
+    compiled = compile_program(ProgramText(print_module(module), "main_0"), range(count))
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
     program = TvmProgram(compiled, comm, [data[name] for name in names[count:]], range(count))
     check_against_reference(ops, operands, program(*(data[name] for name in names[:count]), sizes={}), tolerance=3e-6)

@@ -11,10 +11,10 @@ import pytest
 from op_samples import Sample, check_against_reference, f32, local_ops, of, operand_data, sample_module, samples
 
 from distir_relax.errors import DistIRError, UnsupportedOpError
-from distir_relax.ir import Attribute, Module, Op
+from distir_relax.ir import Attribute, Module, Op, print_module
 from distir_relax.ir.symbols import specialize_op
 from distir_relax.layout import DeviceMesh, Symbol, balanced_part, minimum, size_of
-from distir_relax.lowering.emit.relax import to_relax, to_relax_json
+from distir_relax.lowering.emit.relax import to_relax
 from distir_relax.ops import evaluate
 from distir_relax.runtime.transports.threads import ThreadWorld
 
@@ -131,7 +131,7 @@ def test_a_dim_that_an_op_needs_to_know_is_named() -> None:
 
 def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(monkeypatch: pytest.MonkeyPatch) -> None:
     from distir_relax.runtime.backends.tvm import TvmProgram, compile
-    from distir_relax.runtime.backends.tvm.compile import compile_program
+    from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
 
     # What an op means does not depend on how far LLVM optimises it, which takes most of the time. Ops of fixed sizes
     # are optimised (`test_to_relax_compiled.py`).
@@ -141,7 +141,8 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(monkeyp
     module, ops = symbolic_module()
     count = len(module.main.inputs)
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
-    program = TvmProgram(compile_program(to_relax_json(module)["main_0"], range(count)), comm, [], range(count))
+    text = ProgramText(print_module(module), "main_0")
+    program = TvmProgram(compile_program(text, range(count)), comm, [], range(count))
     for size in SIZES:
         operands = operand_data(at(ops, size))
         data = [x for values in operands for x in values]

@@ -12,9 +12,8 @@ import torch
 
 from distir_relax import ir
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.emit.relax import to_relax_json
 from distir_relax.ops import evaluate
-from distir_relax.runtime.backends.tvm.compile import Compiled, compile_program
+from distir_relax.runtime.backends.tvm.compile import Compiled, ProgramText, compile_program
 from distir_relax.runtime.backends.tvm.program import TvmProgram
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import join_world
@@ -104,7 +103,7 @@ def ranked_module(ranks: int) -> ir.Module:
 
 def compiled_program(module: ir.Module, rank: int) -> Compiled:
     """The executable of a rank."""
-    return compile_program(to_relax_json(module)[f"main_{rank}"], [0, 1])
+    return compile_program(ProgramText(ir.print_module(module), f"main_{rank}"), [0, 1])
 
 
 def check_rank(comm: Communicator, module: ir.Module, compiled: Compiled) -> None:

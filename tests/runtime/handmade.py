@@ -50,9 +50,35 @@ def cut(size: int, sizes: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], .
     return tuple(((a, b),) for a, b in itertools.pairwise(starts))
 
 
+def ranked_text(sizes: Sequence[int], rows: int) -> str:
+    """The ranked stage of `mlp_bundle`: a function for each distinct size."""
+    functions = "".join(
+        f"""
+  func @main_{i}(
+    input %x: f32[{rows},6],
+    parameter %up: f32[6,{size}],
+    parameter %down: f32[{size},5],
+  ) {{
+    %a: f32[{rows},{size}] = matmul(%x, %up)  # model.py:7
+    %h: f32[{rows},{size}] = nn.relu(%a)  # model.py:7
+    %y: f32[{rows},5] = matmul(%h, %down)  # model.py:8
+    %z: f32[{rows},5] = all_reduce(%y) {{axis="tp", op="sum", step=2}}  # model.py:8
+    return "z": %z, "h": %h
+  }}"""
+        for i, size in enumerate(dict.fromkeys(sizes))
+    )
+    names = [f"@main_{list(dict.fromkeys(sizes)).index(size)}" for size in sizes]
+    mesh = f'  mesh[0] = device_mesh(({len(sizes)},), ("tp",))\n  ranks = ({", ".join(names)},)'
+    return f"module @ranked {{\n{mesh}{functions}\n}}\n"
+
+
 def mlp_bundle(sizes: Sequence[int], text: str = SUM_COLUMNS, rows: int = 4) -> Bundle:
-    """`z = relu(x @ up) @ down`, the hidden dim split as `sizes`; outputs z (replicated) and the hidden h (split)."""
+    """`z = relu(x @ up) @ down`, the hidden dim split as `sizes`; outputs z (replicated) and the hidden h (split).
+
+    In memory ranks run `text`, and so they do from files that are trusted; otherwise what `ranked_text` says.
+    """
     hidden = sum(sizes)
+    distinct = list(dict.fromkeys(sizes))
     generator = torch.Generator().manual_seed(0)
     up = torch.randn(6, hidden, generator=generator)
     down = torch.randn(hidden, 5, generator=generator)
@@ -62,8 +88,11 @@ def mlp_bundle(sizes: Sequence[int], text: str = SUM_COLUMNS, rows: int = 4) -> 
         mesh=DeviceMesh((len(sizes),), ("tp",)),
         tail="ragged",
         schedule_hash=hashlib.sha256(text.encode()).hexdigest(),
-        programs=(Program("main_0", torch="programs/main_0.py", arguments=("x", "up", "down")),),
-        ranks=(0,) * len(sizes),
+        programs=tuple(
+            Program(f"main_{i}", torch="programs/main_0.py", arguments=("x", "up", "down"))
+            for i in range(len(distinct))
+        ),
+        ranks=tuple(map(distinct.index, sizes)),
         inputs=(Tensor("x", "float32", (rows, 6)),),
         outputs=(Tensor("z", "float32", (rows, 5)), Tensor("h", "float32", (rows, hidden), "S[1]", columns)),
         weights=(
@@ -72,7 +101,8 @@ def mlp_bundle(sizes: Sequence[int], text: str = SUM_COLUMNS, rows: int = 4) -> 
         ),
     )
     weights = TensorWeights({"up": up, "down": down})
-    return Bundle(manifest, {"programs/main_0.py": text}, weights, {"distir.txt": "%z = all_reduce(%y)\n"})
+    texts = {"distir.txt": "%z = all_reduce(%y)\n", "ranked.txt": ranked_text(sizes, rows)}
+    return Bundle(manifest, {"programs/main_0.py": text}, weights, texts)
 
 
 def example_input(rows: int = 4) -> np.ndarray[Any, Any]:

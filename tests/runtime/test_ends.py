@@ -134,7 +134,7 @@ def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
 def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: Path) -> None:
     kill = "    import os, time\n    if comm.rank == 1:\n        time.sleep(0.5)\n        os.kill(os.getpid(), 9)\n"
     write_bundle(mlp_bundle([3, 0, 2], SUM_COLUMNS.replace("    z =", kill + "    z =")), files / "m.dist")
-    done = mpirun(3, *arguments(files, "run")[1:], fresh=True)
+    done = mpirun(3, *arguments(files, "run", "--trust-code")[1:], fresh=True)
     assert done.returncode == 128 + signal.SIGKILL
     assert re.search(
         r"^error: rank 1 has ended \(process \d+\): killed, or crashed\n"
@@ -150,7 +150,7 @@ def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: P
 def test_a_signal_ends_all_within_two_seconds(files: Path, command: str, number: signal.Signals) -> None:
     write_bundle(mlp_bundle([3, 0, 2], ENDLESS), files / "m.dist")
     before = sorted(files.rglob("*"))
-    with started(arguments(files, command)) as process:
+    with started(arguments(files, command, "--trust-code")) as process:
         if command == "launch":
             rank = rank_process(process, 2)
             while rank.cpu_times().user < 1.5:

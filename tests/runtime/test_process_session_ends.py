@@ -38,7 +38,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def launch(text: str = SUM_COLUMNS, **options: Any) -> dr.ProcessSession:
         write_bundle(mlp_bundle([2, 1], text), tmp_path / "m.dist", overwrite=True)
-        sessions.append(dr.launch(tmp_path / "m.dist", **{"timeout": 20, **options}))
+        sessions.append(dr.launch(tmp_path / "m.dist", **{"timeout": 20, "trust_code": True, **options}))
         return sessions[-1]
 
     yield launch
@@ -171,7 +171,7 @@ import os, sys, time
 import distir_relax as dr
 sys.executable = sys.argv[2]
 if __name__ == "__main__":
-    session = dr.launch(sys.argv[1])
+    session = dr.launch(sys.argv[1], trust_code=True)
     if os.fork() == 0:
         time.sleep(40)
         os._exit(0)

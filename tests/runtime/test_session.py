@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_the_error_of_a_rank_is_raised_with_its_source_and_the_session_goes_on(t
     )
     path = write_bundle(session.bundle, tmp_path / "m.dist")
     with pytest.raises(ValueError, match="a kernel failed") as caught:
-        run_bundle(read_bundle(path), {"x": positive})
+        run_bundle(read_bundle(path, trust_code=True), {"x": positive})
     assert str(path / "programs" / "main_0.py") in "".join(traceback.format_exception(caught.value))
 
 
@@ -170,11 +171,9 @@ def test_inputs_that_do_not_fit(inputs: dict[str, np.ndarray], message: str) -> 
         run_bundle(mlp_bundle([2, 3]), inputs)
 
 
-def test_a_backend_is_added_once_and_for_programs_that_bundles_hold() -> None:
+def test_a_backend_is_added_once() -> None:
     with pytest.raises(ValueError, match="there is a backend 'tvm' already"):
         register_backend("tvm", load)
-    with pytest.raises(ValueError, match="programs for torch, tvm, found jax"):
-        register_backend("mine", load, programs=("torch", "jax"))
     with pytest.raises(RunError, match="unknown backend 'mine'"):
         find_backend("mine")
 
@@ -185,6 +184,6 @@ def test_backends_and_devices_that_are_not_there() -> None:
     with pytest.raises(RunError, match="unknown device 'tpu'"):
         Session(mlp_bundle([2]), device="tpu")
     bundle = mlp_bundle([2])
-    no_torch = Manifest(**{**vars(bundle.manifest), "programs": (Program("main_0", relax="programs/main_0.json"),)})
-    with pytest.raises(BundleError, match="holds no torch programs"):
-        Session(Bundle(no_torch, {"programs/main_0.json": "{}"}, bundle.weights))
+    no_torch = replace(bundle.manifest, programs=(Program("main_0"),))
+    with pytest.raises(BundleError, match=r"the bundle holds no ranked\.txt"):
+        Session(Bundle(no_torch, {}, bundle.weights))

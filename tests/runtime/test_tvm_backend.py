@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from handmade import cut, mlp_bundle
+from handmade import cut, example_input, expected_outputs, mlp_bundle
 
 from distir_relax import ir
 from distir_relax.bundle import (
@@ -19,11 +19,11 @@ from distir_relax.bundle import (
     Shard,
     Tensor,
     TensorWeights,
+    read_bundle,
     write_bundle,
 )
 from distir_relax.errors import BundleError, RunError
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.emit.relax import to_relax_json
 from distir_relax.runtime.execute import run_bundle
 from distir_relax.runtime.session import Session
 from tests.runtime.processes import mpirun
@@ -62,7 +62,7 @@ def mlp_program(sizes: Sequence[int], rank: int, rows: Sequence[int]) -> str:
 """
 
 
-def tvm_bundle(sizes: Sequence[int], text: str | None = None, order: tuple[str, ...] = ("x", "up", "down")) -> Bundle:
+def tvm_bundle(sizes: Sequence[int], order: tuple[str, ...] = ("x", "up", "down")) -> Bundle:
     """The bundle of `mlp_program` on as many ranks as there are `sizes`; row cuts are uneven too."""
     ranks, hidden = len(sizes), sum(sizes)
     rows = [3 if i == 0 else 1 for i in range(ranks)]
@@ -78,7 +78,6 @@ def tvm_bundle(sizes: Sequence[int], text: str | None = None, order: tuple[str, 
     )
     module = replace(module, functions=functions)
     ir.verify(module)
-    programs = {f"programs/{name}.json": text or source for name, source in to_relax_json(module).items()}
     generator = torch.Generator().manual_seed(1)
     weights = {"up": torch.randn(6, hidden, generator=generator), "down": torch.randn(5, hidden, generator=generator)}
     columns, split = Shard(0, 1, cut(hidden, sizes)), (Shard(0, 0, cut(sum(rows), rows)),)
@@ -87,7 +86,7 @@ def tvm_bundle(sizes: Sequence[int], text: str | None = None, order: tuple[str, 
         mesh=DeviceMesh((ranks,), ("tp",)),
         tail="ragged",
         schedule_hash="0" * 64,
-        programs=tuple(Program(name, relax=f"programs/{name}.json", arguments=order) for name in names),
+        programs=tuple(Program(name, arguments=order) for name in names),
         ranks=tuple(range(ranks)),
         inputs=(Tensor("x", "float32", (sum(rows), 6)),),
         outputs=(
@@ -102,7 +101,8 @@ def tvm_bundle(sizes: Sequence[int], text: str | None = None, order: tuple[str, 
             Tensor("down", "float32", (5, hidden), "S[1]", (columns,)),
         ),
     )
-    return Bundle(manifest, programs, TensorWeights(weights), {"distir.txt": "schedule\n"})
+    texts = {"distir.txt": "schedule\n", "ranked.txt": ir.print_module(module)}
+    return Bundle(manifest, {}, TensorWeights(weights), texts)
 
 
 @pytest.mark.parametrize("sizes", SHARDS, ids=str)
@@ -147,11 +147,11 @@ def test_results_of_a_call_outlive_the_next_call() -> None:
 
 
 def test_ranks_with_the_same_program_share_one_executable() -> None:
-    from distir_relax.runtime.backends.tvm.compile import compile_program
+    from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
 
-    bundle = tvm_bundle([2, 3])
-    text = bundle.programs["programs/main_0.json"]
-    assert compile_program(text, [0]) is compile_program(text, [0])
+    text = tvm_bundle([2, 3]).texts["ranked.txt"]
+    first, second = (ProgramText("".join(list(text)), "main_0") for _ in range(2))
+    assert compile_program(first, [0]) is compile_program(second, [0])
 
 
 def test_the_steps_are_named_for_the_watchdog() -> None:
@@ -178,15 +178,17 @@ def test_an_error_of_a_communication_arrives_as_it_was_raised(monkeypatch: pytes
         run_bundle(tvm_bundle([2, 3]), {"x": torch.ones(4, 6)}, backend="tvm")
 
 
-def test_a_bundle_without_relax_programs_says_how_to_get_them() -> None:
-    with pytest.raises(BundleError, match=r"no Relax programs[\s\S]*--backend tvm"):
-        run_bundle(mlp_bundle([3, 2]), {"x": torch.ones(4, 6)}, backend="tvm")
+def test_any_bundle_runs_on_it(tmp_path: Path) -> None:
+    bundle, x = mlp_bundle([3, 2]), example_input()
+    found = run_bundle(read_bundle(write_bundle(bundle, tmp_path / "m.dist")), {"x": x}, backend="tvm")
+    for name, value in expected_outputs(bundle, x).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("text", ["{}", "not json", '{"root_index": 0, "nodes": [{"type": "None"}], "metadata": {}}'])
-def test_a_damaged_program_is_a_bundle_error(text: str) -> None:
-    with pytest.raises(BundleError, match="not a Relax program of this TVM"):
-        run_bundle(tvm_bundle([2, 3], text), {"x": torch.ones(4, 6)}, backend="tvm")
+def test_a_bundle_without_program_text_is_refused() -> None:
+    bundle = tvm_bundle([2, 3])
+    with pytest.raises(BundleError, match=r"the bundle holds no ranked\.txt"):
+        run_bundle(replace(bundle, texts={}), {"x": torch.ones(4, 6)}, backend="tvm")
 
 
 def test_inputs_may_stand_among_the_weights() -> None:

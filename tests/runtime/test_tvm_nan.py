@@ -162,8 +162,7 @@ def test_fast_math_leaves_nan_to_tvm(tmp_path: Path) -> None:
     assert "distir.fast_math" not in str(exact.to_relax()[0]["main_0"])
     (tmp_path / "model.py").write_text(BUILD)
     arguments = ["compile", f"{tmp_path / 'model.py'}:build", "-o", str(tmp_path / "bundle"), "--mesh", "1"]
-    for more, count in (([], 0), (["--fast-math"], 1)):
+    for more in ([], ["--fast-math"]):
         result = CliRunner().invoke(app, [*arguments, *more])
         assert result.exit_code == 0, result.output
-        (program,) = (tmp_path / "bundle" / "programs").glob("*.json")
-        assert program.read_text().count("distir.fast_math") == count
+        assert dr.load(tmp_path / "bundle")(x, backend="tvm").isnan().any() == (not more)

@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from tests.runtime.processes import start
 
 pytest.importorskip("tvm")
 from distir_relax.runtime.backends.tvm import compile
+from distir_relax.runtime.backends.tvm.compile import ProgramText
 from distir_relax.runtime.backends.tvm.compiled_program import Compiled
 
 pytestmark = pytest.mark.timeout(120)
-TEXT, OTHER_TEXT = (tvm_bundle([2, 3]).programs[f"programs/main_{rank}.json"] for rank in range(2))
+TEXT, OTHER_TEXT = (ProgramText(tvm_bundle([2, 3]).texts["ranked.txt"], f"main_{rank}") for rank in range(2))
 
 
 @pytest.fixture
@@ -58,7 +60,8 @@ def test_text_inputs_and_threads_make_another_program(compiled: list[object]) ->
         compile.compile_program(OTHER_TEXT, [0])
         compile.compile_program(TEXT, [0, 1])
         compile.compile_program(TEXT, [0], threads=2)
-    assert len(compiled) == 4
+        compile.compile_program(replace(TEXT, fast_math=True), [0])
+    assert len(compiled) == 5
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:300] + b"x" + b[301:], lambda b: b""])

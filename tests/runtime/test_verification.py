@@ -18,6 +18,7 @@ from distir_relax.errors import BundleError
 from distir_relax.ir import Module, parse, print_module
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.runtime.session import Session
+from tests.foreign import packed_attrs
 from tests.runtime.processes import mpirun
 
 
@@ -67,7 +68,6 @@ def with_moved(bundle: Bundle, text: bool, programs: bool) -> Bundle:
     [
         (True, True, "do not match: .*different places of the schedule"),
         (True, False, "do not match"),
-        (False, True, r"programs/main_1\.py does not match ranked\.txt"),
     ],
 )
 def test_a_changed_bundle_is_refused(bundle: Bundle, tmp_path: Path, text: bool, programs: bool, message: str) -> None:
@@ -77,6 +77,55 @@ def test_a_changed_bundle_is_refused(bundle: Bundle, tmp_path: Path, text: bool,
     np.savez(tmp_path / "x.npz", x=np.ones((4, 7), "float32"))
     result = CliRunner().invoke(app, ["run", str(path), "--input", str(tmp_path / "x.npz")])
     assert isinstance(result.exception, BundleError)
+
+
+def test_torch_modules_are_for_reading(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not those of the files run, but what is generated from the text; an edited one is refused, or trusted."""
+    x = torch.randn(4, 7)
+    expected = Session(bundle)({"x": x})
+    path = write_bundle(with_moved(bundle, False, True), tmp_path / "changed.dist")
+    torch.testing.assert_close(Session(read_bundle(path))({"x": x}), expected, rtol=0, atol=0)
+    assert capfd.readouterr().err == ""
+    for module in sorted((path / "programs").iterdir()):
+        module.write_text(bundle.programs[f"programs/{module.name}"].replace("torch.tanh(", "torch.sin("))
+    with pytest.raises(BundleError, match=r"(?s)main_0\.py.*--trust-code"):
+        read_bundle(path)
+    (name,) = expected
+    found = dr.load(path, trust_code=True)(x)
+    assert (found - expected[name]).abs().max() > 1e-3
+    assert "edited: programs/main_0.py, programs/main_1.py, programs/main_2.py" in capfd.readouterr().err
+
+
+@pytest.mark.mpirun
+def test_a_launch_runs_edited_programs_if_it_is_told_to(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_bundle(bundle, tmp_path / "m.dist")
+    module = path / "programs" / "main_2.py"
+    module.write_text(module.read_text().replace("\n    return (", "\n    print('edited', flush=True)\n    return ("))
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 7), "float32"))
+    command = ["-m", "distir_relax", "run", str(path), "--input", str(tmp_path / "x.npz")]
+    refused = mpirun(3, *command)
+    assert refused.returncode == 2
+    assert "to run a program that you have edited, pass --trust-code" in refused.stderr
+    done = mpirun(3, *command, "--trust-code")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("edited") == 1
+    assert done.stderr.count("running the bundle's own Python programs; edited: programs/main_2.py") == 1
+
+
+def test_functions_of_others_need_trust(tmp_path: Path) -> None:
+    attrs = packed_attrs(4, 6, "float32")
+    listed = ", ".join(f"{name}={value!r}" for name, value in attrs.items()).replace("'", '"')
+    module = parse(
+        "module @global {\n  func @main(\n    input %x: f32[4,6],\n  ) {\n"
+        f"    %y: f32[6,4] = call_dps_packed(%x) {{{listed}}}  # model.py:3\n"
+        '    return "y": %y\n  }\n}\n'
+    )
+    x = torch.randn(4, 6)
+    path = dr.compile((module, {}), mesh=1).save(tmp_path / "m.dist", backends=("torch",))
+    with pytest.raises(BundleError, match=r"call_dps_packed at model\.py:3 runs a function of TVM[\s\S]*--trust-code"):
+        Session(read_bundle(path))
+    found = Session(read_bundle(path, trust_code=True))({"x": x})["y"]
+    torch.testing.assert_close(found, 2 * x.T, rtol=0, atol=0)
 
 
 def test_the_bundle_as_it_was_runs(bundle: Bundle, tmp_path: Path) -> None:

@@ -57,9 +57,10 @@ def to_bundle(
 ) -> format_.Bundle:
     """Build a bundle in memory. `tensors` are the global weights, which are shared, not copied.
 
-    The distributed program may be a part of the sharded one, with some of its inputs and outputs. Without `backends`
-    the bundle has only the texts of the stages. `fast_math` is as for `to_relax`. Raises `DistIRError` for an unknown
-    backend and for weights without data, and the errors of the backends' code generation.
+    The distributed program may be a part of the sharded one, with some of its inputs and outputs. Any backend can run
+    the bundle. The code of `backends` is generated now, so that its errors show: for torch the bundle has it for
+    reading. `fast_math` is as for `to_relax`. Raises `DistIRError` for an unknown backend and for weights without data,
+    and the errors of the backends' code generation.
     """
     mesh = distributed.meshes[0]
     texts = {"sharded.txt": print_module(sharded, layout_comments(sharded)), "distir.txt": print_module(distributed)}
@@ -156,18 +157,13 @@ def _bundle(
     _check_updates_in_place(mesh, inputs, dict(outputs), updates)
     files: dict[str, str] = {}
     entries = [f for f in ranked.functions if f.name in ranked.ranks]
-    paths: dict[str, dict[str, str]] = {f.name: {} for f in entries}
     with assuming(ranked.guards):
         if "torch" in backends:
-            for program, text in to_torch(ranked, name).items():
-                paths[program]["torch"] = f"programs/{program}.py"
-                files[f"programs/{program}.py"] = text
+            files = {f"programs/{program}.py": text for program, text in to_torch(ranked, name).items()}
         if "tvm" in backends:
-            from distir_relax.lowering.emit.relax import to_relax_json
+            from distir_relax.lowering.emit.relax import to_relax_programs
 
-            for program, text in to_relax_json(ranked, fast_math).items():
-                paths[program]["relax"] = f"programs/{program}.json"
-                files[f"programs/{program}.json"] = text
+            to_relax_programs(ranked, fast_math)
     order = [f.name for f in entries]
     states = {record.input: record for record in ranked.records if isinstance(record, CachedState)}
     heads = {record.value: record for record in ranked.records if isinstance(record, HeadPartition) and record.copies}
@@ -179,9 +175,7 @@ def _bundle(
         tail=tail,
         schedule_hash=hashlib.sha256(texts["distir.txt"].encode()).hexdigest(),
         programs=tuple(
-            format_.Program(
-                f.name, paths[f.name].get("torch"), paths[f.name].get("relax"), tuple(i.value.name for i in f.inputs)
-            )
+            format_.Program(f.name, path if (path := f"programs/{f.name}.py") in files else None, _input_names(f))
             for f in entries
         ),
         ranks=tuple(order.index(function) for function in ranked.ranks),
@@ -199,9 +193,14 @@ def _bundle(
             for label, kind, _ in inputs
             if label in states
         ),
+        fast_math=fast_math,
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
     return format_.Bundle(manifest, files, weights, texts)
+
+
+def _input_names(function: Function) -> tuple[str, ...]:
+    return tuple(item.value.name for item in function.inputs)
 
 
 def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]) -> tuple[Symbol, ...]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import DistIRError, UnsupportedOpError, VerificationError
@@ -73,14 +74,17 @@ def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.
     return {f.name: tvm.IRModule(_emit_functions(module, [f], fast_math)) for f in inline(module).functions}
 
 
-def to_relax_json(module: Module, fast_math: bool = False) -> dict[str, str]:
-    """Convert each program of the ranked `module` to the JSON of an IRModule with its function only.
+def to_relax_program(module: Module, entry: str, fast_math: bool = False) -> tvm.IRModule:
+    """Convert the program `entry` of the ranked `module` to an IRModule with its function only.
 
     Raises the errors of `to_relax`.
     """
     import tvm
 
-    return {name: tvm.ir.save_json(program) for name, program in to_relax_programs(module, fast_math).items()}
+    _check_stage(module)
+    # Other ranks' programs are not inlined.
+    functions = (module.function(entry), *(f for f in module.functions if f.name not in module.ranks))
+    return tvm.IRModule(_emit_functions(module, [inline(replace(module, functions=functions)).main], fast_math))
 
 
 def _check_stage(module: Module) -> None:
@@ -272,6 +276,6 @@ __all__: Sequence[str] = (
     "SIZES_ATTRIBUTE",
     "STEPS_ATTRIBUTE",
     "to_relax",
-    "to_relax_json",
+    "to_relax_program",
     "to_relax_programs",
 )

@@ -65,6 +65,11 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     return {entry: _Program(module, module.function(entry), name, ranks).text() for entry, ranks in ranks_of.items()}
 
 
+def to_torch_program(module: Module, entry: str, name: str) -> str:
+    """Return the text of the program `entry` alone, as `to_torch`."""
+    return _program(module, entry, name).text()
+
+
 def to_torch_bound(module: Module, entry: str, name: str) -> str:
     """Return the text of the module that binds a step of the program `entry` (`kernels.bound_step`).
 

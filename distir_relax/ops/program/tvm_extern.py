@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split, Types, define, parse_rule, relax
+from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split, Trait, Types, define, parse_rule, relax
 
 
 class ComputedWhole(UserWarning):
@@ -42,12 +42,14 @@ define(
         localize=lambda attrs, types, results: {**attrs, "shapes": tuple(t.shape for t in results)},
     ),
     code=Code(relax="tvm_extern.call_tir({source}, {shapes}, {dtypes}, {*})"),
+    traits={Trait.FOREIGN},
 )
 define(
     "call_dps_packed",
     Semantics(infer=_infer, torch="tvm_extern.call_packed({function}, {shapes}, {dtypes}, {*})"),
     Split(_unsplit_rule),
     code=Code(relax="tvm_extern.call_packed({function}, {shapes}, {dtypes}, {*})"),
+    traits={Trait.FOREIGN},
 )
 
 

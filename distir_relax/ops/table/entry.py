@@ -99,6 +99,8 @@ class Trait(Enum):
     """The result may be, or share the storage of, one of its operands."""
     MOVES = "moves"
     """Only moves elements: those of its results are elements of its operands, some repeated or left out."""
+    FOREIGN = "foreign"
+    """Runs code that the program's text contains or names, not the compiler's."""
     ZERO_IF_EMPTY = "zero if empty"
     """Its result is zero if an operand has no elements, a case that its implementations may reject."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from distir_relax.bundle import BACKENDS, Bundle
@@ -50,8 +49,9 @@ class Load(Protocol):
     def __call__(self, bundle: Bundle, rank: int, comm: Communicator, device: str) -> RankProgram:
         """Load the program of `rank` for repeated calls on `device` ("cpu", "cuda", "cuda:1").
 
-        Reads only this rank's slices of the weights. Raises BundleError when the bundle was not
-        compiled for this backend, RunError when the backend cannot run here.
+        The program is generated from the verified text of the ranked stage. Reads only this rank's slices of the
+        weights. Raises UnsupportedOpError for an op that this backend has no code for, RunError when the backend cannot
+        run here.
         """
         ...
 
@@ -77,15 +77,6 @@ class LoadSequences(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A backend: its loader and the kinds of programs it needs."""
-
-    load: Load
-    programs: tuple[str, ...]
-    """Kinds of programs in `BACKENDS` that a bundle must contain; empty if the backend reads the program text."""
-
-
 def _lazily(name: str) -> Load:
     def load(bundle: Bundle, rank: int, comm: Communicator, device: str) -> RankProgram:
         module = importlib.import_module(f"distir_relax.runtime.backends.{name}")
@@ -94,29 +85,23 @@ def _lazily(name: str) -> Load:
     return load
 
 
-_backends = {name: Backend(_lazily(name), (name,)) for name in BACKENDS}
-_backends["checked"] = Backend(_lazily("checked"), ("torch",))
+_backends = {name: _lazily(name) for name in (*BACKENDS, "checked")}
 
 
-def register_backend(name: str, load: Load, programs: Sequence[str] = ()) -> None:
-    """Register a backend in this process; `programs` are the kinds of `BACKENDS` that a bundle must contain for it.
-
-    Raises ValueError when the name is taken, or for an unknown kind of programs.
-    """
+def register_backend(name: str, load: Load) -> None:
+    """Register a backend in this process. Raises ValueError when the name is taken."""
     if name in _backends:
         raise ValueError(f"there is a backend {name!r} already")
-    if unknown := set(programs) - set(BACKENDS):
-        raise ValueError(f"bundles hold programs for {', '.join(BACKENDS)}, found {', '.join(sorted(unknown))}")
-    _backends[name] = Backend(load, tuple(programs))
+    _backends[name] = load
 
 
-def find_backend(name: str) -> Backend:
-    """Return the backend of that name. Raises RunError for an unknown one."""
+def find_backend(name: str) -> Load:
+    """Return the loader of the backend of that name. Raises RunError for an unknown one."""
     if name not in _backends:
         raise RunError(f"unknown backend {name!r}", hint=f"backends: {', '.join(_backends)}")
     return _backends[name]
 
 
 def load_program(backend: str, bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> RankProgram:
-    """Call `Backend.load` of the backend called `backend`. Raises RunError for an unknown name."""
-    return find_backend(backend).load(bundle, rank, comm, device)
+    """Load a rank's program by the backend called `backend`. Raises RunError for an unknown name."""
+    return find_backend(backend)(bundle, rank, comm, device)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
 from distir_relax.kernels.bound_step import BoundStep, CannotBind
+from distir_relax.runtime.program_text import generated_text, torch_text
 from distir_relax.runtime.verification import read_stage
 
 if TYPE_CHECKING:
@@ -100,11 +101,11 @@ class _BoundCall:
 def emit_bound(bundle: Bundle, entry: str) -> str:
     """Return the text that binds a step of the program `entry`; empty if that is too large, or cannot be bound.
 
-    It is empty, too, for a bundle in memory whose program is not the one that is emitted for its text.
+    It is empty, too, for a bundle whose torch module is not the one that is generated for its text.
     """
     from distir_relax.ir import gc_disabled
     from distir_relax.layout import assuming
-    from distir_relax.lowering.emit.torch import to_torch, to_torch_bound
+    from distir_relax.lowering.emit.torch import to_torch_bound
 
     with gc_disabled():
         try:
@@ -115,11 +116,10 @@ def emit_bound(bundle: Bundle, entry: str) -> str:
         with assuming(ranked.guards):
             if _result_bytes(ranked, entry) > _MOST_BYTES:
                 return ""
-            name = bundle.manifest.name
-            files = {program.name: program.torch for program in bundle.manifest.programs}
-            # Programs of files were compared when they were loaded.
-            is_own = bundle.path is not None or to_torch(ranked, name)[entry] == bundle.programs.get(files[entry] or "")
-            return to_torch_bound(ranked, entry, name) if is_own else ""
+            program = next(program for program in bundle.manifest.programs if program.name == entry)
+            if torch_text(bundle, program) != generated_text(bundle, program):
+                return ""
+            return to_torch_bound(ranked, entry, bundle.manifest.name)
 
 
 def _result_bytes(module: Module, name: str) -> int:

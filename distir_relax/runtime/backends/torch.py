@@ -12,6 +12,7 @@ from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
 from distir_relax.runtime.backends.bound_calls import Bind, BoundCalls, emit_bound
 from distir_relax.runtime.backends.weights import load_weights, memory
+from distir_relax.runtime.program_text import torch_text
 from distir_relax.runtime.watchdog import Steps
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load_module(
 ) -> TorchProgram:
     """Load a rank's program with its weights: that of the bundle, or another `text` of a module called `name`.
 
-    Raises BundleError when the bundle was not compiled for torch, and for a text that is no program.
+    Raises BundleError for a bundle without program text, and for a text that is no program.
     """
     module = load_text(text, name, f"<{bundle.manifest.name}/{name}.py>") if text else _load_module(bundle, rank)
     weights = load_weights(bundle, rank, device)
@@ -146,14 +147,11 @@ def _load_bind(bundle: Bundle, rank: int, comm: Communicator, weights: dict[str,
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
     program = bundle.manifest.program_of(rank)
-    if program.torch is None:
-        raise BundleError(
-            "the bundle holds no torch programs", str(bundle.path or bundle.manifest.name),
-            "compile with --backend torch, or run with --backend tvm")  # fmt: skip
-    text = bundle.programs[program.torch]
-    if bundle.path is not None:
+    text = torch_text(bundle, program)
+    # Debuggers stop in the bundle's file if it is the same.
+    if bundle.path is not None and program.torch is not None and bundle.programs[program.torch] == text:
         return load_text(text, program.name, str((bundle.path / program.torch).resolve()), is_file=True)
-    return load_text(text, program.name, f"<{bundle.manifest.name}/{program.torch}>")
+    return load_text(text, program.name, f"<{bundle.manifest.name}/{program.name}.py>")
 
 
 def load_text(text: str, name: str, file: str, is_file: bool = False) -> types.ModuleType:

@@ -44,7 +44,8 @@ _MOST_OUTPUT = 2000
 class ServeOptions:
     """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`.
 
-    With `requests` it serves steps of several requests instead of calls. `weights` is as for `dr.launch`.
+    With `requests` it serves steps of several requests instead of calls. `weights` and `trust_code` are as for
+    `dr.launch`.
     """
 
     bundle: str
@@ -54,6 +55,7 @@ class ServeOptions:
     verified: list[Any]
     requests: bool = False
     weights: str | None = None
+    trust_code: bool = False
 
 
 @dataclass(eq=False)

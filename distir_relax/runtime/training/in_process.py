@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import RunError
-from distir_relax.runtime.backends import find_backend
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import training_of
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
@@ -91,9 +90,7 @@ def train(
     else:
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
-        executor = ThreadExecutor(
-            step.plan.session(backend), lambda part: Session(part, backend), step.bundle(find_backend(backend).programs)
-        )
+        executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))
         observers = (_StepCount(step), *callbacks)
     training_of(executor.bundle.manifest)
     if evaluation is not None:

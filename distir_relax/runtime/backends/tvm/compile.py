@@ -1,4 +1,4 @@
-"""Compilation of a rank program's Relax text for TVM's virtual machine.
+"""Compilation of a rank's program for TVM's virtual machine, from the text of the ranked stage.
 
 `split_program` separates computation that depends on weights only and inserts our kernels; TVM fuses and compiles
 the rest. Compiled programs are kept on disk (`kernels.compiled_files`).
@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from distir_relax.errors import BundleError, RunError
+from distir_relax.errors import RunError
 from distir_relax.kernels.compiled_files import (
     compiled_folder,
     compiled_key,
@@ -32,16 +33,24 @@ from distir_relax.runtime.backends.tvm.hoist_constants import relax_function, sp
 from distir_relax.runtime.backends.tvm.legalizations import legalizations
 from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order_by_torch
 
-PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
+
+@dataclass(frozen=True)
+class ProgramText:
+    """The program `entry` of a `text` of the ranked stage. With `fast_math`, NaN need not be preserved."""
+
+    text: str
+    entry: str
+    fast_math: bool = False
 
 
-def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compiled:
-    """Compile a Relax program (JSON) whose parameters at the positions `inputs` are inputs, the others weights.
+def compile_program(program: ProgramText, inputs: Sequence[int], threads: int = 1) -> Compiled:
+    """Compile a program whose parameters at the positions `inputs` are inputs, the others weights.
 
-    Ranks of one process that run the same program share the result, and processes of this user its file on disk. Raises
-    BundleError when the text is not such a program, RunError when TVM cannot compile it here.
+    Ranks of one process that run the same program share the result, and processes of this user its file on disk.
+    The text is verified. Raises ParseError for one that is no program, UnsupportedOpError for an op that Relax lacks,
+    and RunError when TVM cannot compile it here.
     """
-    key = (text, tuple(inputs), threads)
+    key = (program, tuple(inputs), threads)
     with _lock:
         compiled = _compiled.get(key)
         if compiled is None:
@@ -50,24 +59,34 @@ def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compi
 
 
 _lock = threading.Lock()
-_compiled: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Compiled] = weakref.WeakValueDictionary()
+_compiled: weakref.WeakValueDictionary[tuple[ProgramText, tuple[int, ...], int], Compiled] = (
+    weakref.WeakValueDictionary()
+)
 """Programs that some rank of this process still references."""
 
 
-def _load_or_compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
+def _load_or_compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
     folder = compiled_folder()
     if folder is None:
-        return _compile(text, inputs, threads)
-    sources = kernel_sources(*map(str, Path(__file__).parent.glob("*.py")))
-    file = folder / f"program-{compiled_key(sources, text, inputs, threads)}.bin"
+        return _compile(program, inputs, threads)
+    sources = kernel_sources(*map(str, _sources()))
+    file = folder / f"program-{compiled_key(sources, program, inputs, threads)}.bin"
     found = _read_file(file)
     if found is None:
         with one_compiles(file):
             found = _read_file(file)  # another process may have compiled it
             if found is None:
-                found = _compile(text, inputs, threads)
+                found = _compile(program, inputs, threads)
                 write_compiled(found.to_bytes(), file)
     return found
+
+
+def _sources() -> Iterator[Path]:
+    """Iterate over the files of the code that decides what a text is compiled to."""
+    package = Path(__file__).parents[3]
+    yield from Path(__file__).parent.glob("*.py")
+    yield from (package / "lowering" / "emit").glob("relax*.py")
+    yield from (package / "ops").rglob("*.py")
 
 
 def _read_file(file: Path) -> Compiled | None:
@@ -88,19 +107,18 @@ def machine(threads: int) -> tuple[Any, kernels.Machine]:
     return target, kernels.Machine(64 if wide else 32, 12 if wide else 6, threads)
 
 
-def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
+def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
     import tvm
     from tvm import relax
 
-    module = _read(text)
+    module = _emit(program)
     target, host = machine(threads)
     try:
         module = relax.transform.EliminateCommonSubexpr()(module)
         split = split_program(module, inputs, host)
         function = relax_function(module)
         with target, tvm.transform.PassContext(opt_level=3):
-            fast_math = bool(function.attrs.get("distir.fast_math", False))
-            lowered = tvm.ir.transform.Sequential(_passes(fast_math))(split.module)
+            lowered = tvm.ir.transform.Sequential(_passes(program.fast_math))(split.module)
         executable = relax.build(lowered, target, relax_pipeline=None)
         check_schedule(executable, [str(call) for call in function.attrs["distir.schedule"]])
     except (tvm.error.InternalError, ValueError, TypeError, RuntimeError) as wrong:
@@ -184,20 +202,16 @@ def _without_dead_tuples(module: Any) -> Any:
     return module
 
 
-def _read(text: str) -> Any:
-    import tvm
+def _emit(program: ProgramText) -> Any:
+    """Return the Relax module of a program."""
+    from distir_relax.ir import gc_disabled, parse
+    from distir_relax.layout import assuming
+    from distir_relax.lowering.emit.relax import to_relax_program
 
-    try:
-        module = tvm.ir.load_json(text)
-        function = relax_function(module)
-        assert {"distir.outputs", "distir.schedule"} <= set(function.attrs.keys())
-    except Exception as wrong:
-        last = (str(wrong).strip() or type(wrong).__name__).splitlines()[-1]
-        raise BundleError(
-            f"not a Relax program of this TVM (version {tvm.__version__}): {last}",
-            hint=f"compile the model again here; TVM needs {PINNED_FFI}",
-        ) from None
-    return module
+    with gc_disabled():
+        module = parse(program.text)
+    with assuming(module.guards):
+        return to_relax_program(module, program.entry, program.fast_math)
 
 
 def _module_pass(run: Callable[[Any], Any]) -> Any:

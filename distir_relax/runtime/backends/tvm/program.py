@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
-from distir_relax.errors import BundleError, RunError
+from distir_relax.errors import RunError
 from distir_relax.kernels.indices import checked
 from distir_relax.kernels.native.load import limit_threads
 from distir_relax.kernels.packing import PackedLinear, pack_linear
@@ -42,10 +42,6 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         raise RunError(f"the tvm backend runs on the CPU, found device {device!r}", hint="run with --device cpu")
     manifest = bundle.manifest
     program = manifest.program_of(rank)
-    if program.relax is None:
-        raise BundleError(
-            "the bundle holds no Relax programs", str(bundle.path or manifest.name),
-            "compile with --backend tvm, or run with --backend torch")  # fmt: skip
     taken = (*manifest.inputs, *(state.tensor for state in manifest.states))
     names = [item.name for item in taken if item.is_on(rank)]
     weights_by_name = load_weights(bundle, rank, device)
@@ -53,9 +49,10 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     state = {name: weights_by_name.pop(name) for name in manifest.updates if name in weights_by_name}
     inputs = [i for i, name in enumerate(program.arguments) if name not in weights_by_name]
     try:
-        from distir_relax.runtime.backends.tvm.compile import compile_program
+        from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
 
-        compiled = compile_program(bundle.programs[program.relax], inputs, _threads(comm.local_size))
+        text = ProgramText(bundle.stage("ranked"), program.name, manifest.fast_math)
+        compiled = compile_program(text, inputs, _threads(comm.local_size))
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
     weights = [weights_by_name[name] for name in program.arguments if name in weights_by_name]
