@@ -110,7 +110,7 @@ def training_panels(found: dict[str, Any]) -> Iterator[Panel]:
     """One panel for each precision, number of ranks and model; two if there are several ranks."""
     for precision, by_ranks in found.items():
         for ranks, systems in by_ranks.items():
-            for model, title in (("gpt2", "GPT-2-shaped"), ("vit", "vision transformer")):
+            for model, title in (("gpt2", "GPT-2-shaped"), ("vit", "ViT")):
                 number = f"{ranks} rank{'s' if ranks != '1' else ''}"
                 for names, kind in ((("ours", "ddp"), ""), (("ours, ZeRO-3", "fsdp2"), ", sharded")):
                     bars = [(name, systems[name][model]) for name in names if name in systems]
