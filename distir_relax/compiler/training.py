@@ -284,14 +284,8 @@ class Training:
 
         Those that are set here stay. Raises a `DistIRError` for a module or arguments without an equal here.
         """
+        self._check_lightning()
         settings, optimizer = self._settings, self.optimizer
-        if self._is_lightning:
-            check_lightning(self.model)
-            if self.loss is not None or self.metrics is not None:
-                raise DistIRError(
-                    "expected no loss and no metrics for a Lightning module, whose steps compute and log them",
-                    type(self.model).__name__,
-                )
         if optimizer is None:
             configured = configured_optimizer(self.model) if self._is_lightning else settings.optimizer
             optimizer = AdamW() if configured is None else self._convert(configured)
@@ -323,6 +317,17 @@ class Training:
     @property
     def _is_lightning(self) -> bool:
         return is_lightning(self.model)
+
+    def _check_lightning(self) -> None:
+        """Raise a `DistIRError` for a Lightning module whose step cannot be compiled, or that has a loss besides."""
+        if not self._is_lightning:
+            return
+        check_lightning(self.model)
+        if self.loss is not None or self.metrics is not None:
+            raise DistIRError(
+                "expected no loss and no metrics for a Lightning module, whose steps compute and log them",
+                type(self.model).__name__,
+            )
 
     def _convert(self, configured: ConfiguredOptimizer) -> Optimizer:
         """Return the optimizer of a Lightning module or of `arguments`, with its scheduler."""
@@ -362,6 +367,7 @@ class Training:
         """
         if self.arguments is not None or self.optimizer is None:
             return self.resolved.read(self._with_arguments(options or {}))
+        self._check_lightning()
         _check_optimizer(self.optimizer)
         if self.precision not in (None, *TRAINING_PRECISIONS):
             raise DistIRError(

@@ -143,6 +143,11 @@ def test_mistakes_are_errors() -> None:
     for kind, message in ((Manual, "automatic optimization"), (Two, "one optimizer"), (Clipping, "its own configure")):
         with pytest.raises(DistIRError, match=message):
             dr.compile_training(kind(), example_batch=batch)
+    for kind, message in ((Manual, "automatic optimization"), (Clipping, "its own configure")):
+        with pytest.raises(DistIRError, match=message):
+            dr.compile_training(kind(), optimizer=dr.SGD(lr=0.1), example_batch=batch)
+    with pytest.raises(DistIRError, match="no loss and no metrics"):
+        dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.SGD(lr=0.1), example_batch=batch)
     with pytest.raises(DistIRError, match="the number of steps of an epoch"):
         dr.compile_training(Classifier(), example_batch=batch)
     with pytest.raises(DistIRError, match="no loss and no metrics"):
