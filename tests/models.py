@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from distir_relax import DeviceMesh, annotate_sharding, compile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.torch.graph import REPORT_HINT
+from distir_relax.proof import check_projection
 
 SIZES = (0, 1, 3, 7)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -149,6 +150,7 @@ def check(model: Model) -> str:
         expected = module(*_copies(model.inputs), **model.numbers)
         try:
             plan = compile(module, model.inputs, model.numbers, mesh=model.ranks, tail=model.tail)
+            check_projection(plan.modules["distributed"], plan.modules["ranked"])
             found = plan(*_copies(model.inputs), **model.numbers)
         except DistIRError as error:
             if "exported the model incorrectly" in error.message or error.hint == REPORT_HINT:

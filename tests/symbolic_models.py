@@ -17,6 +17,7 @@ import torch
 from distir_relax import Dim, compile
 from distir_relax.errors import DistIRError, ImportModelError, RunError
 from distir_relax.frontends.torch.graph import REPORT_HINT
+from distir_relax.proof import check_projection
 from tests.models import Model, Text, _check_nearly, _close, _copies, _runs, _tensor, lengthen
 
 EXAMPLE = {"a": 5, "b": 7, "c": 11}
@@ -82,6 +83,7 @@ def check(drawn: SymbolicModel) -> Counter[str]:
                 dynamic_shapes=dynamic,
                 check_import=False,
             )
+            check_projection(plan.modules["distributed"], plan.modules["ranked"])
         except DistIRError as error:
             if error.hint == REPORT_HINT:
                 raise AssertionError(str(error)) from error

@@ -411,10 +411,12 @@ class _Parser:
         tokens = self.tokens[self.position : end]
         if first.text == "(":
             depths = list(accumulate((t.text == "(") - (t.text == ")") for t in tokens))
-            commas = any(t.text == "," and depth == 1 for t, depth in zip(tokens, depths, strict=True))
             # The empty tuple ends here: no expression contains it.
-            is_tuple = commas or 0 not in depths or depths.index(0) == len(tokens) - 1
-            return not is_tuple
+            if 0 not in depths or depths.index(0) == len(tokens) - 1:
+                return False
+            # Commas after the first parentheses are those of a function: ``(n + 1) // 2 - min(n, 3)``.
+            first_group = zip(tokens, depths[: depths.index(0)], strict=False)
+            return not any(token.text == "," and depth == 1 for token, depth in first_group)
         return first.text in self.symbols or len(tokens) > 1
 
     def remark(self) -> str:

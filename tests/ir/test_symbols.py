@@ -134,3 +134,19 @@ def test_shards_that_do_not_add_up() -> None:
     module = parse(TEXT.replace("sizes=((length + 2) // 3, ", "sizes=(", 1))
     with pytest.raises(VerificationError):
         verify(module, check)
+
+
+@pytest.mark.parametrize(
+    "size", ["(n + 1) // 4 - min(2*((n + 3) // 4), n)", "(n + 1) // 2", "min(n, 3)", "max(1, n) + 2"]
+)
+def test_a_size_is_an_attribute_although_it_has_commas(size: str) -> None:
+    text = (
+        "module @ranked {\n  size n = 1..64\n  func @main(\n    input %x: f32[n],\n  ) {\n"
+        f"    %y: f32[n] = made_up(%x) {{size={size}, shape=({size}, 3), both=(n, {size})}}\n"
+        '    return "y": %y\n  }\n}\n'
+    )
+    module = parse(text)
+    attrs = module.main.ops[0].attrs
+    assert attrs["shape"] == (attrs["size"], 3)
+    assert attrs["both"][1] == attrs["size"]  # type: ignore[index]
+    assert parse(print_module(module)) == module

@@ -49,6 +49,10 @@ class Match:
     attrs: Attrs
 
 
+Bound = dict[int | str, Any]
+"""The values of operands by number, and captured attributes by name."""
+
+
 def fusions() -> tuple[tuple[str, Pattern], ...]:
     """Return the patterns of all fused ops of the table, each with the op's name, largest pattern first."""
     return TABLE.derived(_fusions)
@@ -74,22 +78,37 @@ def match(pattern: Pattern, op: Op, producers: Mapping[str, Op], uses: Mapping[s
     return None
 
 
-_Bound = dict[int | str, Any]
-"""The values of operands by number, and captured attributes by name."""
+def match_attribute(template: Template, value: Attribute) -> Bound | None:
+    """Return what a template captures of an attribute, None if it does not match."""
+    if isinstance(template, Capture):
+        return {template.name: value}
+    if not isinstance(template, tuple):
+        return {} if template == value else None
+    if not isinstance(value, tuple) or len(value) != len(template):
+        return None
+    return join_bounds(match_attribute(part, element) for part, element in zip(template, value, strict=True))
 
 
-def _matches(pattern: Pattern, op: Op, producers: Mapping[str, Op]) -> list[tuple[_Bound, list[Op]]]:
+def join_bounds(found: Iterable[Bound | None]) -> Bound | None:
+    """Return all together, None if one is None or two differ in a common key."""
+    bound: Bound | None = {}
+    for each in found:
+        bound = None if bound is None or each is None else _join(bound, each)
+    return bound
+
+
+def _matches(pattern: Pattern, op: Op, producers: Mapping[str, Op]) -> list[tuple[Bound, list[Op]]]:
     if op.name != pattern.name or len(op.operands) != len(pattern.arguments):
         return []
-    captured = _match_attrs(pattern, op)
+    captured = _match_attributes(pattern, op)
     if captured is None:
         return []
     orders = [op.operands]
     if Trait.COMMUTATIVE in lookup(op.name).traits:
         orders.append(tuple(reversed(op.operands)))
-    matches: list[tuple[_Bound, list[Op]]] = []
+    matches: list[tuple[Bound, list[Op]]] = []
     for operands in orders:
-        partial: list[tuple[_Bound, list[Op]]] = [(captured, [])]
+        partial: list[tuple[Bound, list[Op]]] = [(captured, [])]
         for argument, value in zip(pattern.arguments, operands, strict=True):
             options = _match_value(argument, value, producers)
             partial = [(both, [*i, *j]) for b, i in partial for c, j in options if (both := _join(b, c)) is not None]
@@ -99,7 +118,7 @@ def _matches(pattern: Pattern, op: Op, producers: Mapping[str, Op]) -> list[tupl
 
 def _match_value(
     argument: Pattern | Capture | int | float, value: Value, producers: Mapping[str, Op]
-) -> list[tuple[_Bound, list[Op]]]:
+) -> list[tuple[Bound, list[Op]]]:
     producer = producers.get(value.name)
     if isinstance(argument, int):
         return [({argument: value}, [])]
@@ -114,29 +133,11 @@ def _match_value(
     return [({}, [])] if math.isclose(number, argument, rel_tol=1e-6) else []
 
 
-def _match_attrs(pattern: Pattern, op: Op) -> _Bound | None:
-    return _join_all(_match_attr(template, op.attrs.get(key)) for key, template in pattern.attrs)
+def _match_attributes(pattern: Pattern, op: Op) -> Bound | None:
+    return join_bounds(match_attribute(template, op.attrs.get(key)) for key, template in pattern.attrs)
 
 
-def _match_attr(template: Template, value: Attribute) -> _Bound | None:
-    if isinstance(template, Capture):
-        return {template.name: value}
-    if not isinstance(template, tuple):
-        return {} if template == value else None
-    if not isinstance(value, tuple) or len(value) != len(template):
-        return None
-    return _join_all(_match_attr(part, element) for part, element in zip(template, value, strict=True))
-
-
-def _join_all(found: Iterable[_Bound | None]) -> _Bound | None:
-    """Return all together, None if one is None or two differ in a common key."""
-    bound: _Bound | None = {}
-    for each in found:
-        bound = None if bound is None or each is None else _join(bound, each)
-    return bound
-
-
-def _join(a: _Bound, b: _Bound) -> _Bound | None:
+def _join(a: Bound, b: Bound) -> Bound | None:
     """Return both, None if they differ in a common key."""
     return None if any(a[key] != b[key] for key in a.keys() & b.keys()) else a | b
 

@@ -1,0 +1,57 @@
+"""The command `distir check`."""
+
+from __future__ import annotations
+
+import json as json_
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from distir_relax.cli.app import app
+from distir_relax.cli.options import BundleArgument, JsonOption
+
+if TYPE_CHECKING:
+    from distir_relax.bundle import Bundle
+
+
+@app.command()
+def check(bundle: BundleArgument, json: JsonOption = False) -> None:
+    """Check that the ranks' programs match each other, cannot deadlock, and are the parts of one schedule."""
+    from distir_relax.bundle import read_bundle
+
+    found = list(_checked(read_bundle(bundle, verify_weights=False)))
+    if json:
+        typer.echo(json_.dumps(found))
+        return
+    for row in found:
+        typer.echo(
+            f"{row['name']}: {row['ranks']} ranks, {row['programs']} programs of {row['ops']:,} ops, "
+            f"{row['seconds']:.2f} s\n"
+            "  sizes and communication match, and no rank waits forever\n"
+            "  each program is its rank's part of the schedule distir.txt"
+        )
+
+
+def _checked(bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """Check a bundle, its encoder and its evaluation; iterate over what was found of each."""
+    from distir_relax.layout import assuming
+    from distir_relax.proof import check_projection
+    from distir_relax.runtime.verification import read_stage, verify_programs
+
+    start = time.perf_counter()
+    verify_programs(bundle)
+    for part in (bundle, bundle.encoder, bundle.evaluation):
+        if part is not None:
+            ranked = read_stage(part, "ranked", verified=True)
+            with assuming(ranked.guards):
+                ops = check_projection(read_stage(part, "distributed"), ranked)
+            yield {
+                "name": str(part.path),
+                "ranks": len(ranked.ranks),
+                "programs": len(set(ranked.ranks)),
+                "ops": ops,
+                "seconds": time.perf_counter() - start,
+            }
+            start = time.perf_counter()
