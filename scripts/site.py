@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -58,9 +59,12 @@ def rewrite(text: str, in_docs: bool) -> str:
 
 
 def api_page() -> str:
-    """The public names, each documented from its docstring."""
+    """The public names, each documented from its docstring; those of a module, such as `dr.callbacks`, too."""
     objects = [getattr(distir_relax, name) for name in distir_relax.__all__]
-    names = [f"::: {value.__module__}.{value.__qualname__}" for value in objects]
+    modules = [value for value in objects if isinstance(value, ModuleType)]
+    objects = [value for value in objects if value not in modules]
+    objects += [getattr(module, name) for module in modules for name in module.__all__]
+    names = [f"::: {value.__module__}.{value.__qualname__}" for value in dict.fromkeys(objects)]
     return "# Python reference\n\n`import distir_relax as dr` has these names.\n\n" + "\n\n".join(names) + "\n"
 
 
