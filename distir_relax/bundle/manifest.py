@@ -142,7 +142,7 @@ class Encoder:
 class Program:
     """One distinct rank program: the path of its torch module, if there is one, and the order of its arguments.
 
-    The module is for reading: a rank runs what is generated from the text of the ranked stage.
+    The module is for reading: a rank runs one generated from the text of the ranked stage.
     """
 
     name: str

@@ -11,6 +11,7 @@ import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import BundleArgument, JsonOption
+from distir_relax.support.units import count
 
 if TYPE_CHECKING:
     from distir_relax.bundle import Bundle
@@ -27,7 +28,7 @@ def check(bundle: BundleArgument, json: JsonOption = False) -> None:
         return
     for row in found:
         typer.echo(
-            f"{row['name']}: {row['ranks']} ranks, {row['programs']} programs of {row['ops']:,} ops, "
+            f"{row['name']}: {count(row['ranks'], 'rank')}, {count(row['programs'], 'program')} of {row['ops']:,} ops, "
             f"{row['seconds']:.2f} s\n"
             "  sizes and communication match, and no rank waits forever\n"
             "  each program is its rank's part of the schedule distir.txt"
@@ -35,7 +36,7 @@ def check(bundle: BundleArgument, json: JsonOption = False) -> None:
 
 
 def _checked(bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """Check a bundle, its encoder and its evaluation; iterate over what was found of each."""
+    """Check a bundle, its encoder and its evaluation; iterate over the findings of each."""
     from distir_relax.layout import assuming
     from distir_relax.proof import check_projection
     from distir_relax.runtime.verification import read_stage, verify_programs

@@ -60,8 +60,8 @@ class Expressions:
     def _find_fused(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
         entry = lookup(op.name, op.location)
         shapes = [value.tensor.shape for value in op.operands]
-        for name, pattern in fusions() if entry.code.patterns else ():
-            for number, bound in self._matches(pattern, operands) if name == op.name else ():
+        for pattern in [pattern for name, pattern in fusions() if name == op.name]:
+            for number, bound in self._matches(pattern, operands):
                 captured = {key: value for key, value in bound.items() if isinstance(key, str)}
                 attrs = entry.code.fused_attrs(shapes, captured) if entry.code.fused_attrs else captured
                 if attrs == op.attrs:
@@ -69,7 +69,7 @@ class Expressions:
         return None
 
     def _matches(self, pattern: Pattern, operands: Sequence[int]) -> Iterator[tuple[int, Bound]]:
-        """Iterate over the numbers of expressions that match a pattern on `operands`, with what it captures."""
+        """Iterate over the numbers of expressions that match a pattern on `operands`, with its captures."""
         options = [list(self._arguments(argument, operands)) for argument in pattern.arguments]
         orders = [options]
         if Trait.COMMUTATIVE in lookup(pattern.name).traits:

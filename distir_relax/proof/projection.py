@@ -23,7 +23,7 @@ from distir_relax.proof.expressions import Expressions
 
 _HINT = "compile the model again: ranked.txt is not the projection of distir.txt"
 _OF_SCHEDULE = frozenset({"stream", "task", "copy", "step"})
-"""Attributes that say when and how a communication runs, not what it does."""
+"""Attributes of when and how a communication runs, on which its result does not depend."""
 
 
 def check_projection(distributed: Module, ranked: Module) -> int:
@@ -81,7 +81,10 @@ def _check_alike(schedule: Function, ranks: Sequence[int], name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A communication of a rank: its op, the numbers of its operands, what it does, and the number of its result."""
+    """A communication of a rank: its op, the numbers of its operands, its name and attributes, and the number of its result.
+
+    A transfer has no name: one with an operand sends, one with a shape receives.
+    """
 
     op: Op
     operands: tuple[int, ...]
@@ -137,12 +140,12 @@ class _Part:
         pairs = zip(value.placed.devices, received.placed.devices, strict=True)
         for source, target in pairs:
             if source == self.rank:
-                does = _does("send", {"peer": target})
+                does = _does("", {"peer": target})
                 self.events.append(_Event(op, (self.numbers[value.name],), does, -1))
             if target == self.rank:
                 (result,) = self.expressions.new()
                 kind = self._local(received).tensor
-                does = _does("recv", {"peer": source, "shape": kind.shape, "dtype": kind.dtype})
+                does = _does("", {"peer": source, "shape": kind.shape, "dtype": kind.dtype})
                 self.events.append(_Event(op, (), does, result))
                 self.numbers[received.name] = result
 
@@ -202,7 +205,7 @@ class _Part:
 
     def _next(self, op: Op, operands: tuple[int, ...]) -> int:
         """Return the number of the result of a communication, which must be the next one of the schedule."""
-        name = self.started.get(op.name, op.name).removeprefix("start_")
+        name = "" if "peer" in op.attrs else self.started.get(op.name, op.name)
         attrs = {key: value for key, value in op.attrs.items() if key not in _OF_SCHEDULE}
         event = self.events.popleft() if self.events else None
         if event is None or (event.operands, event.does) != (operands, _does(name, attrs)):

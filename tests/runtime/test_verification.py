@@ -80,7 +80,7 @@ def test_a_changed_bundle_is_refused(bundle: Bundle, tmp_path: Path, text: bool,
 
 
 def test_torch_modules_are_for_reading(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Not those of the files run, but what is generated from the text; an edited one is refused, or trusted."""
+    """Ranks run modules generated from the text, not those of the files; an edited one is refused, or trusted."""
     x = torch.randn(4, 7)
     expected = Session(bundle)({"x": x})
     path = write_bundle(with_moved(bundle, False, True), tmp_path / "changed.dist")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
 from distir_relax.kernels.bound_step import BoundStep, CannotBind
-from distir_relax.runtime.program_text import generated_text, torch_text
+from distir_relax.runtime.program_text import generated_text, own_text
 from distir_relax.runtime.verification import read_stage
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def emit_bound(bundle: Bundle, entry: str) -> str:
             if _result_bytes(ranked, entry) > _MOST_BYTES:
                 return ""
             program = next(program for program in bundle.manifest.programs if program.name == entry)
-            if torch_text(bundle, program) != generated_text(bundle, program):
+            own = own_text(bundle, program)
+            if own is not None and own != generated_text(bundle, program):
                 return ""
             return to_torch_bound(ranked, entry, bundle.manifest.name)
 
