@@ -81,7 +81,7 @@ def _check_alike(schedule: Function, ranks: Sequence[int], name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A communication of a rank: its op, the numbers of its operands, its name and attributes, and the number of its result.
+    """A communication of a rank: its op, its operands' numbers, its name and attributes, and its result's number.
 
     A transfer has no name: one with an operand sends, one with a shape receives.
     """
