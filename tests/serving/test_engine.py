@@ -432,8 +432,15 @@ def test_a_killed_rank_ends_the_engine(saved: Path) -> None:
 
 
 def _ranks() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "rank_server" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children(recursive=True) if "rank_server" in _words(child)]
+
+
+def _words(process: psutil.Process) -> str:
+    """Its command; none of a process that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 def test_ranks_compare_their_communication_in_the_first_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
