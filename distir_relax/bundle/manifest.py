@@ -238,8 +238,7 @@ class Manifest:
         for tensors in (self.inputs, self.outputs, self.weights):
             if repeated := [name for name, count in Counter(t.name for t in tensors).items() if count > 1]:
                 raise BundleError(f"duplicate names: {', '.join(sorted(repeated))}")
-        for name in (*self.checksums, *self.program_files):
-            check_name(name, BundleError)
+        self._check_names()
         for divisions, tensors in ((self.divided_inputs, self.inputs), (self.divided_outputs, self.outputs)):
             _check_divisions(divisions, tensors)
         weights, outputs = {t.name for t in self.weights}, {t.name for t in self.outputs}
@@ -251,6 +250,12 @@ class Manifest:
         self._check_weight_files(weights)
         if self.training is not None:
             self._check_training(self.training)
+
+    def _check_names(self) -> None:
+        if not self.name.isprintable():
+            raise BundleError(f"expected a name of printable characters, found {self.name!a}")
+        for name in (*self.checksums, *self.program_files):
+            check_name(name, BundleError)
 
     def _check_weight_files(self, weights: Collection[str]) -> None:
         placed: set[str] = set()

@@ -53,7 +53,7 @@ _LEAST_NUMBER, _MOST_NUMBER = -(2**63), 2**63 - 1
 
 _LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
 _TOKEN = re.compile(
-    r"""[ \t\r]*(?:(?P<newline>\n)|(?P<comment>\#[^\n]*)
+    r"""[ \t\r]*(?:(?P<newline>\n)|(?P<comment>\#[^\r\n]*)
     |(?P<string>"(?:[^"\\]|\\.)*")
     |(?P<number>-?(?:inf\b|nan\b|[0-9]+\.(?!\.)[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+))
     |(?P<value>%[\w.]+)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
@@ -289,6 +289,8 @@ class _Parser:
         end = self.position
         while self.tokens[end].text != "]" and self.tokens[end].kind != "end":
             end += 1
+        if self.tokens[end].kind == "end":
+            self.fail("']'", self.tokens[end].text)
         text = head + " ".join(token.text for token in self.tokens[self.position : end])
         if text in self.types:
             kind = self.types[text]

@@ -36,7 +36,7 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
 
     - every value is defined once, before its uses, and used with the type of its definition;
     - every type is one of the stage; placements fit their mesh and shape, cuts add up to their dim;
-    - an axis named by an op is an axis of a mesh;
+    - an axis named by an op is an axis of a mesh; its step is a number;
     - a call names a function of the module that is not recursive, and matches its inputs and outputs; in the
       distributed stage it has devices;
     - in the distributed stage, sizes by device list one size per device; values computed on a stream are used elsewhere
@@ -110,6 +110,7 @@ def _verify_function(
             raise VerificationError(f"no mesh of the program has an axis {axis!r}, found {axes}", where)
         for result in op.results:
             define(result, where)
+        _verify_schedule(op, where)
         if op.callee:
             _verify_call(module, functions, op, where)
         elif check:
@@ -117,6 +118,13 @@ def _verify_function(
     for output in function.outputs:
         use(output.value, f"output {output.name!r}")
     _verify_streams(function)
+
+
+def _verify_schedule(op: Op, where: str) -> None:
+    """Raise `VerificationError` unless the step of an op in the schedule is a number."""
+    step = op.attrs.get("step", 0)
+    if type(step) is not int or step < 0:
+        raise VerificationError(f"the step of an op is a number, found {step!r}", where)
 
 
 def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, where: str) -> None:

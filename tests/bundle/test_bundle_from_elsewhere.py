@@ -165,6 +165,73 @@ def test_a_python_file_that_somebody_else_wrote_is_not_executed(path: Path) -> N
     assert ran.exists()
 
 
+INJECTED = "raise SystemError('bundle content ran')"
+
+
+def change_programs(path: Path, old: str, new: str) -> None:
+    """Change the text of the programs as somebody does who mends its checksum."""
+    text = (path / "ranked.txt").read_bytes().decode()
+    assert old in text
+    content = text.replace(old, new).encode()
+    (path / "ranked.txt").write_bytes(content)
+    resign(path, lambda plain: plain["checksums"].update({"ranked.txt": hashlib.sha256(content).hexdigest()}))
+
+
+@pytest.mark.parametrize("name", [f'x"""; {INJECTED}; """', 'x\\"""', '"', "x\\", "{0.__class__}", "%s"])
+def test_the_name_of_a_bundle_is_no_code(path: Path, name: str) -> None:
+    """The docstring of the generated module has it."""
+    expected = dr.load(path)(torch.ones(2, 5))
+    resign(path, lambda plain: plain.update(name=name))
+    assert torch.equal(dr.load(path)(torch.ones(2, 5)), expected)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\0", "\u2028", "\ud800"])
+def test_the_name_of_a_bundle_is_printable(path: Path, end: str) -> None:
+    resign(path, lambda plain: plain.update(name=f"x{end}{INJECTED}"))
+    with pytest.raises(BundleError, match=r"expected (a name of printable characters|text)|damaged"):
+        dr.load(path)
+
+
+@pytest.mark.parametrize("step", [f"exec({INJECTED!r})", "x", "-1", ""])
+def test_the_step_of_an_op_is_no_code(path: Path, step: str) -> None:
+    """The table of steps in the generated module has it."""
+    text = json.dumps(step) if step != "-1" else step
+    change_programs(path, "linear_bias(%input, %weight, %bias)", f"linear_bias(%input, %weight, %bias) {{step={text}}}")
+    with pytest.raises(BundleError, match="the step of an op is a number, found"):
+        dr.load(path)(torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("end", ["\x0c", "\x0b", "\x1c", "\x85", "\u2028", "\0", "\\"])
+def test_the_place_of_an_op_is_no_code(path: Path, end: str) -> None:
+    """A comment of the generated module has it."""
+    expected = dr.load(path)(torch.ones(2, 5))
+    call = "linear_bias(%input, %weight, %bias)"
+    change_programs(path, call, f"{call}  # model.py:1{end}    {INJECTED}")
+    assert torch.equal(dr.load(path)(torch.ones(2, 5)), expected)
+
+
+def test_a_comment_ends_where_python_ends_a_line(path: Path) -> None:
+    call = "linear_bias(%input, %weight, %bias)"
+    change_programs(path, call, f"{call}  # model.py:1\r    {INJECTED}")
+    with pytest.raises(BundleError, match="not a program of the ranked stage"):
+        dr.load(path)(torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("name", ["\uff54\uff4f\uff52\uff43\uff48", "\u017fum", "comm", "class", "__builtins__"])
+def test_the_name_of_a_value_is_no_other_variable(path: Path, name: str) -> None:
+    """Python reads \uff54\uff4f\uff52\uff43\uff48 as torch."""
+    expected = dr.load(path)(torch.ones(2, 5))
+    change_programs(path, "%linear_1", f"%{name}")
+    assert torch.equal(dr.load(path)(torch.ones(2, 5)), expected)
+
+
+def test_a_text_that_ends_within_a_type(path: Path) -> None:
+    text = (path / "ranked.txt").read_text()
+    change_programs(path, text[text.index("[2,5]") + 4 :], "")
+    with pytest.raises(BundleError, match="found 'the end of the text'"):
+        dr.load(path)(torch.ones(2, 5))
+
+
 def test_documents_say_what_is_executed() -> None:
     for name in ("README.md", "docs/bundle.md"):
         text = " ".join((ROOT / name).read_text().split())

@@ -175,8 +175,10 @@ class _Program:
         return self._head() + _imports(texts) + sizes + "\n\n".join(texts) if all(texts) else ""
 
     def _head(self) -> str:
+        # The name is a bundle's: as data it cannot end the docstring.
+        name = json.dumps(self.model)[1:-1]
         return (
-            f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} '
+            f'"""{name}: the program of rank{"s" if len(self.ranks) > 1 else ""} '
             f'{", ".join(map(str, self.ranks))} of {len(self.module.ranks)}. Written by distir-relax."""\n\n'
             "import torch\nimport torch.nn.functional as F\n\n"
         )
@@ -255,7 +257,7 @@ class _Program:
                 if "step" in op.attrs:
                     line = json.dumps(_brief(print_op(op)) + _task_comment(op))
                     entry = line if function is self.main else f"({json.dumps(self.names[function.name])}, {line})"
-                    rows.append(f"    {op.attrs['step']}: {entry},\n")
+                    rows.append(f"    {op.attrs['step']!r}: {entry},\n")
         steps = f"STEPS = {{\n{''.join(rows)}}}\n"
         if not self.places:
             return f"{steps}\n\n"

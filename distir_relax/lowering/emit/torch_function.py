@@ -387,8 +387,7 @@ class TorchFunction:
     def line(self, op: Op, code: str) -> str:
         """Return the line that assigns the results of `code` to the variables of an op's."""
         targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
-        place = f"  # {op.location}" if op.location else ""
-        return f"{targets} = {code}{place}"
+        return f"{targets} = {code}{_comment(op.location)}"
 
     def _choose_packed(self, fixed: set[str]) -> None:
         """Choose the ops that use a packed form of their weights, and its name; see `Code.packed`."""
@@ -436,8 +435,8 @@ class TorchFunction:
         )
 
     def _name(self, value: Value) -> str:
-        """Make a Python identifier from a value's name."""
-        base = re.sub(r"\W", "_", value.name)
+        """Make a Python identifier from a value's name, in ASCII: Python takes some other characters for these."""
+        base = re.sub(r"\W", "_", value.name, flags=re.ASCII)
         if keyword.iskeyword(base) or not base.isidentifier():
             base = f"v_{base}"
         name, count = base, 1
@@ -447,6 +446,12 @@ class TorchFunction:
         self.taken.add(name)
         self.names[value.name] = name
         return name
+
+
+def _comment(location: str) -> str:
+    """Return the comment with a place in the model, on one line: Python ends lines at more characters than texts do."""
+    shown = location if location.isprintable() else repr(location)
+    return f"  # {shown}" if location else ""
 
 
 def fixed_values(function: Function, fixed: set[str]) -> set[str]:

@@ -53,14 +53,22 @@ def load_module(
 def prepare_weights(
     module: types.ModuleType, comm: Communicator, weights: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights as a program's module takes them: the result of its `prepare`, if it has one."""
+    """Return the weights as a program's module takes them: the result of its `prepare`, if it has one.
+
+    Raises BundleError if torch rejects an op of it.
+    """
     prepare: Callable[..., dict[str, torch.Tensor]] | None = getattr(module, "prepare", None)
     if prepare is None:
         return weights
     import torch
 
-    with torch.inference_mode():
-        return prepare(comm, weights)
+    try:
+        with torch.inference_mode():
+            return prepare(comm, weights)
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
+        # Attributes in a file may be of a kind that torch does not take.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BundleError(f"the program cannot prepare its weights: {reason}", str(module.__file__)) from error
 
 
 def _steps(module: types.ModuleType) -> Steps:
