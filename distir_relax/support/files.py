@@ -43,7 +43,7 @@ def read_bytes(
     try:
         # The path may be a FIFO by now: O_NONBLOCK does not wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return file.read(most)
+            return file.read(size)
     except OSError as wrong:
         raise error(f"cannot be read: {wrong.strerror}", str(path)) from None
 
