@@ -6,6 +6,8 @@ READY  := $(VENV)/.ready
 SMOLLM := build/smollm/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Mutated bundles that 'make fuzz' loads; 100,000 take about an hour: make fuzz BUNDLES=100000
+BUNDLES ?= 20000
 
 # make docs   builds the site in build/site
 
@@ -53,6 +55,7 @@ docs: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000
 	$(BIN)/python -m tests.fuzz_readers 20000
+	$(BIN)/python -m tests.fuzz_bundles $(BUNDLES)
 	$(BIN)/python -m tests.quantization.random_models 300
 
 validate: $(READY)

@@ -22,7 +22,7 @@ ODD_VALUES: tuple[Any, ...] = (
     "/dev/zero", [], {}, [[]], [0, 1], [[0, 9]], {"a": 1}, [-1], "float64", "int8", "S[0]",
 )  # fmt: skip
 _WORD = re.compile(rb"\s+|[A-Za-z_][\w.]*|-?[0-9]+(?:\.[0-9]+)?|[%@][\w.]+|.", re.DOTALL)
-_NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
 def of_bytes(content: bytes, random: Random) -> bytes:
@@ -53,7 +53,7 @@ def of_bytes(content: bytes, random: Random) -> bytes:
 def of_numbers(content: bytes, random: Random) -> bytes:
     """One or two numbers in a text are odd ones."""
     for _ in range(random.choice((1, 1, 2))):
-        places = list(_NUMBER.finditer(content))
+        places = list(NUMBER.finditer(content))
         if places:
             place = random.choice(places)
             odd = random.choice(ODD_NUMBERS).encode()
@@ -177,7 +177,7 @@ def of_json(content: bytes, random: Random) -> bytes:
     """Values anywhere in a JSON document are odd ones, of another kind, left out or doubled."""
     value = json.loads(content)
     for _ in range(random.choice((1, 1, 1, 2))):
-        places = list(_places(value))
+        places = list(json_places(value))
         if not places:
             return json.dumps(random.choice(ODD_VALUES)).encode("utf-8", "surrogatepass")
         inside, key = random.choice(places)
@@ -196,11 +196,12 @@ def of_json(content: bytes, random: Random) -> bytes:
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def json_places(value: Any) -> list[tuple[Any, Any]]:
+    """The places in a JSON document, each as what it is in and its key or index there."""
     found: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        found += [(value, key), *_places(inner)]
+        found += [(value, key), *json_places(inner)]
     return found
 
 
