@@ -110,7 +110,7 @@ def _verify_function(
             raise VerificationError(f"no mesh of the program has an axis {axis!r}, found {axes}", where)
         for result in op.results:
             define(result, where)
-        _verify_schedule(op, where)
+        _verify_schedule(op, module.stage, where)
         if op.callee:
             _verify_call(module, functions, op, where)
         elif check:
@@ -120,11 +120,17 @@ def _verify_function(
     _verify_streams(function)
 
 
-def _verify_schedule(op: Op, where: str) -> None:
-    """Raise `VerificationError` unless the step of an op in the schedule is a number."""
+def _verify_schedule(op: Op, stage: str, where: str) -> None:
+    """Raise `VerificationError` unless the step of an op is a number, and attributes of a rank's op are its own."""
+    if stage == "ranked" and any(_differs_by_rank(value) for value in op.attrs.values()):
+        raise VerificationError("attributes of a rank's op are values, found some by device", where)
     step = op.attrs.get("step", 0)
     if type(step) is not int or step < 0:
         raise VerificationError(f"the step of an op is a number, found {step!r}", where)
+
+
+def _differs_by_rank(value: object) -> bool:
+    return any(map(_differs_by_rank, value)) if isinstance(value, tuple) else isinstance(value, PerRank)
 
 
 def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, where: str) -> None:

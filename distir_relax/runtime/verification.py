@@ -55,6 +55,7 @@ def verify_programs(bundle: Bundle) -> None:
         ranked = read_stage(bundle, "ranked")
     except BundleError as wrong:
         raise BundleError(f"the programs of the ranks do not match: {wrong.message}", where) from None
+    _check_steps(ranked, where)
     _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
     if not bundle.trusted:
         _refuse_foreign(ranked, where)
@@ -88,6 +89,17 @@ def _parsed(text: str, where: str) -> Module:
 
     with gc_disabled():
         return parse(text, where)
+
+
+def _check_steps(ranked: Module, where: str) -> None:
+    """Raise BundleError for a communication without its step in the schedule, which the watchdog reports."""
+    from distir_relax.ops import Trait, lookup
+
+    for function in ranked.functions:
+        for op in function.ops:
+            if not op.callee and Trait.COMMUNICATES in lookup(op.name, op.location).traits and "step" not in op.attrs:
+                place = op.location or op.results[0]
+                raise BundleError(f"expected the step of {op.name} at {place}, found none", where)
 
 
 def _refuse_foreign(ranked: Module, where: str) -> None:

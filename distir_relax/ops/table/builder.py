@@ -144,7 +144,8 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
     except Exception as error:
         raise operand_error(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
     for kind in results:
-        if kind.dtype not in DTYPES or not all(map(_is_size, kind.shape)):
+        is_shape = isinstance(kind.shape, tuple) and all(map(_is_size, kind.shape))
+        if kind.dtype not in DTYPES or not is_shape:
             raise operand_error(name, types, attrs, f"it would give {kind.dtype} {shown(kind.shape)}", location)
         if is_always(kind.bytes, "<=", MOST) is False:
             raise operand_error(name, types, attrs, f"no machine holds {kind}", location)

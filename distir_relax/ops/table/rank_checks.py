@@ -176,7 +176,10 @@ class _Rendezvous:
 
     def _finish(self, rank: int, op: Op) -> list[int]:
         """Let a rank wait for a collective of its lane; return the lanes that can continue."""
-        if self.heads[rank + len(self.programs)] < self.started[rank, op.attrs.get("step")]:
+        count = self.started.get((rank, op.attrs.get("step")))
+        if count is None:
+            raise VerificationError(f"nothing starts what this op finishes: {print_op(op)}", op.location)
+        if self.heads[rank + len(self.programs)] < count:
             self.finishing[rank] = op
             return []
         self.finishing.pop(rank, None)

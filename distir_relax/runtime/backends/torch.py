@@ -65,7 +65,7 @@ def prepare_weights(
     try:
         with torch.inference_mode():
             return prepare(comm, weights)
-    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as error:
+    except (RuntimeError, ValueError, TypeError, NameError, IndexError, ArithmeticError) as error:
         # Attributes in a file may be of a kind that torch does not take.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BundleError(f"the program cannot prepare its weights: {reason}", str(module.__file__)) from error
