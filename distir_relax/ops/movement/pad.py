@@ -43,6 +43,8 @@ from distir_relax.ops.table import (
 
 def _infer_pad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     low, high = attrs["low"], attrs["high"]
+    if any(isinstance(n, float) for n in (*low, *high)):
+        raise ValueError("widths of padding are whole numbers")
     return (TensorType(tuple(a + n + b for a, n, b in zip(low, types[0].shape, high, strict=True)), types[0].dtype),)
 
 
