@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, define, resized
+from distir_relax.ir import TensorType
+from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
 
 
 def _tail(attrs: Attrs, have: str) -> int:
     return attrs["blocks"] * attrs[have]  # type: ignore[no-any-return]
+
+
+def _infer(types: Types, attrs: Attrs, have: str, want: str) -> tuple[TensorType, ...]:
+    """The code takes dims and sizes from the attributes: they are those of the operand."""
+    shape, dim = types[0].shape, attrs["dim"]
+    if attrs.get("rank", len(shape)) != len(shape) or not 0 <= dim < len(shape) or shape[dim] != _tail(attrs, have):
+        raise ValueError(f"the attributes are not those of the shape {shape}")
+    return (resized(types[0], dim, _tail(attrs, want)),)
 
 
 def _torch_pad(attrs: Attrs) -> str:
@@ -43,14 +52,14 @@ def _relax_tail(attrs: Attrs, pad: bool) -> str:
 
 define(
     "pad_tail",
-    Semantics(infer=lambda types, attrs: (resized(types[0], attrs["dim"], _tail(attrs, "padded")),), torch=_torch_pad),
+    Semantics(infer=lambda types, attrs: _infer(types, attrs, "size", "padded"), torch=_torch_pad),
     cost=FREE,
     code=Code(relax=lambda attrs: _relax_tail(attrs, pad=True)),
     traits={Trait.TRIVIAL},
 )
 define(
     "trim_tail",
-    Semantics(infer=lambda types, attrs: (resized(types[0], attrs["dim"], _tail(attrs, "size")),), torch=_torch_trim),
+    Semantics(infer=lambda types, attrs: _infer(types, attrs, "padded", "size"), torch=_torch_trim),
     cost=FREE,
     code=Code(relax=lambda attrs: _relax_tail(attrs, pad=False)),
     traits={Trait.TRIVIAL},
