@@ -19,11 +19,14 @@ from distir_relax.ops.table import (
     Attrs,
     Code,
     Cost,
+    Positions,
     Semantics,
     Trait,
     Types,
+    concatenated,
     define,
     no_flops,
+    parts_of,
     resized,
     same_type,
 )
@@ -78,6 +81,16 @@ def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (resized(types[0], attrs["dim"], attrs["size"]),)
 
 
+def _exchanged(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
+    pieces = [parts_of(part, attrs["split_dim"], attrs["split_sizes"]) for part in parts]
+    return [concatenated(received, attrs["concat_dim"]) for received in zip(*pieces, strict=True)]
+
+
+def _resplit(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
+    pieces = [parts_of(part, attrs["dim"], row) for part, row in zip(parts, attrs["pieces"], strict=True)]
+    return [concatenated(received, attrs["dim"]) for received in zip(*pieces, strict=True)]
+
+
 def _define_startable(name: str, semantics: Semantics, cost: Cost, code: Code | None = None) -> None:
     """Define a collective, and the op that starts it; their methods of the communicator take the same arguments."""
     assert isinstance(semantics.torch, str)
@@ -104,6 +117,7 @@ _define_startable(
         torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
         attributes={"axis": AXIS, "op": OP},
         collective_semantics=lambda parts, attrs: [_reduce(parts, attrs["op"]).clone() for _ in parts],
+        moved=lambda parts, attrs: list(parts),
         serialized=serialized.all_reduce,
     ),
     Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
@@ -116,6 +130,7 @@ _define_startable(
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
         collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
+        moved=lambda parts, attrs: [concatenated(parts, attrs["dim"])] * len(parts),
         serialized=serialized.all_gather,
     ),
     Cost(flops=no_flops, workspace=_gather_workspace, collective=Collective.ALL_GATHER),
@@ -127,6 +142,7 @@ _define_startable(
         torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE, "op": OP},
         collective_semantics=lambda parts, attrs: list(_reduce(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
+        moved=lambda parts, attrs: parts_of(parts[0], attrs["dim"], attrs["sizes"]),
         per_device_attrs=frozenset({"size"}),
         serialized=serialized.reduce_scatter,
     ),
@@ -159,6 +175,7 @@ define(
             _concat([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
             for i in range(len(parts))
         ],
+        moved=_exchanged,
         per_device_attrs=frozenset({"size"}),
         serialized=serialized.all_to_all,
     ),
@@ -187,6 +204,7 @@ define(
             )
             for i in range(len(parts))
         ],
+        moved=_resplit,
         per_device_attrs=frozenset({"size"}),
         serialized=serialized.resplit,
     ),

@@ -7,7 +7,7 @@ from typing import Any
 from distir_relax.ir import TensorType
 from distir_relax.ops.communication import serialized
 from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, infer_shard
-from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, define, resized
+from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, chosen, define, parts_of, resized
 
 define(
     "shard",
@@ -18,6 +18,7 @@ define(
         collective_semantics=lambda parts, attrs: [
             x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)
         ],
+        moved=lambda parts, attrs: [parts_of(part, attrs["dim"], attrs["sizes"])[i] for i, part in enumerate(parts)],
         serialized=serialized.shard,
     ),
     cost=FREE,
@@ -52,6 +53,7 @@ define(
             + ", ".join(_split_segments(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
             + "], {dim})"
         ),
+        moved=lambda parts, attrs: [chosen(parts[0], attrs["dim"], attrs["intervals"])],
         serialized=serialized.slices,
     ),
     cost=FREE,

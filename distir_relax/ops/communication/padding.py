@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from distir_relax.ir import TensorType
-from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
+from distir_relax.ops.table import (
+    FREE,
+    PADDING,
+    Attrs,
+    Code,
+    Positions,
+    Semantics,
+    Trait,
+    Types,
+    chosen,
+    define,
+    parts_of,
+    replaced,
+    resized,
+)
 
 
 def _tail(attrs: Attrs, have: str) -> int:
@@ -50,16 +68,27 @@ def _relax_tail(attrs: Attrs, pad: bool) -> str:
     return f"R.reshape({changed}, {(*shape[:dim], blocks * want, *shape[dim + 1 :])!r})"
 
 
+def _padded(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
+    dim, tail = attrs["dim"], np.full(attrs["padded"] - attrs["size"], PADDING)
+    blocks = parts_of(parts[0], dim, (attrs["size"],) * attrs["blocks"])
+    return [replaced(parts[0], dim, np.concatenate([x for block in blocks for x in (block[dim], tail)]))]
+
+
+def _trimmed(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
+    starts = [block * attrs["padded"] for block in range(attrs["blocks"])]
+    return [chosen(parts[0], attrs["dim"], [(start, start + attrs["size"]) for start in starts])]
+
+
 define(
     "pad_tail",
-    Semantics(infer=lambda types, attrs: _infer(types, attrs, "size", "padded"), torch=_torch_pad),
+    Semantics(infer=lambda types, attrs: _infer(types, attrs, "size", "padded"), torch=_torch_pad, moved=_padded),
     cost=FREE,
     code=Code(relax=lambda attrs: _relax_tail(attrs, pad=True)),
     traits={Trait.TRIVIAL},
 )
 define(
     "trim_tail",
-    Semantics(infer=lambda types, attrs: _infer(types, attrs, "padded", "size"), torch=_torch_trim),
+    Semantics(infer=lambda types, attrs: _infer(types, attrs, "padded", "size"), torch=_torch_trim, moved=_trimmed),
     cost=FREE,
     code=Code(relax=lambda attrs: _relax_tail(attrs, pad=False)),
     traits={Trait.TRIVIAL},

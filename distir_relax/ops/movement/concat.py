@@ -30,6 +30,7 @@ from distir_relax.ops.table import (
     aten,
     axis_of,
     cast,
+    concatenated,
     define,
     dim_names,
     fill_before,
@@ -91,7 +92,12 @@ def _continue_concat(step: IncrementalStep) -> Value:
 
 define(
     "concat",
-    Semantics(infer=_infer_concat, torch="torch.cat([{*}], {axis})", linear=all_operands),
+    Semantics(
+        infer=_infer_concat,
+        torch="torch.cat([{*}], {axis})",
+        linear=all_operands,
+        moved=lambda parts, attrs: [concatenated(parts, attrs["axis"])],
+    ),
     Split(_concat_rule),
     cost=FREE,
     code=Code(relax="R.concat([{*}], {axis})"),

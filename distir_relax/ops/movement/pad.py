@@ -38,6 +38,7 @@ from distir_relax.ops.table import (
     operands,
     parse_rule,
     relax,
+    widened,
 )
 
 
@@ -111,7 +112,12 @@ def _continue_pad(step: IncrementalStep) -> Value:
 
 define(
     "pad",
-    Semantics(infer=_infer_pad, torch=_torch_pad, linear=lambda count, attrs: () if attrs["value"] else (operands(0),)),
+    Semantics(
+        infer=_infer_pad,
+        torch=_torch_pad,
+        linear=lambda count, attrs: () if attrs["value"] else (operands(0),),
+        moved=lambda parts, attrs: [widened(parts[0], attrs["low"], attrs["high"])],
+    ),
     Split(_pad_rule, windowed=_localize_widths),
     cost=FREE,
     code=Code(relax=_relax_pad),

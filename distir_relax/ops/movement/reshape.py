@@ -32,6 +32,7 @@ from distir_relax.ops.table import (
     relax,
     relax_as_aten,
     reshape_to,
+    reshaped,
     size_array,
 )
 
@@ -117,7 +118,12 @@ def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[
 
 define(
     "reshape",
-    Semantics(infer=_infer_reshape, torch="{0}.reshape({shape})", linear=(operands(0),)),
+    Semantics(
+        infer=_infer_reshape,
+        torch="{0}.reshape({shape})",
+        linear=(operands(0),),
+        moved=lambda parts, attrs: [reshaped(parts[0], attrs["shape"])],
+    ),
     Split(reshape_rule, localize=result_shape),
     cost=FREE,
     code=Code(relax="R.reshape({0}, {shape})", strides=view_strides.reshaped),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import Op, TensorType, Value
@@ -17,6 +18,7 @@ from distir_relax.ops.table import (
     IncrementalForm,
     IncrementalStep,
     OnnxOperands,
+    Positions,
     Rule,
     Semantics,
     Split,
@@ -105,9 +107,16 @@ def _continue_slice(step: IncrementalStep) -> Value:
     return x
 
 
+def _sliced(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
+    result = list(parts[0])
+    for axis, begin, end, step in zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True):
+        result[axis] = result[axis][begin:end:step]
+    return [result]
+
+
 define(
     "strided_slice",
-    Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),)),
+    Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),), moved=_sliced),
     Split(_slice_rule),
     cost=FREE,
     code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})", strides=view_strides.sliced),

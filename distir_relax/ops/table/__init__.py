@@ -71,6 +71,16 @@ from distir_relax.ops.table.helpers import (
 from distir_relax.ops.table.incremental import IncrementalForm, IncrementalStep
 from distir_relax.ops.table.look_back import fill_before, look_back
 from distir_relax.ops.table.onnx_operands import OnnxOperands
+from distir_relax.ops.table.positions import (
+    PADDING,
+    Positions,
+    chosen,
+    concatenated,
+    parts_of,
+    replaced,
+    reshaped,
+    widened,
+)
 from distir_relax.ops.table.quantized import QuantizedForm
 from distir_relax.ops.table.rule import (
     BLOCKED,
@@ -122,6 +132,7 @@ __all__ = [
     "NO_COMPUTATION",
     "NO_GRADIENT",
     "OF_PROGRAMS",
+    "PADDING",
     "PARALLEL",
     "SCATTER",
     "TABLE",
@@ -145,6 +156,7 @@ __all__ = [
     "OnnxOperands",
     "OpDef",
     "Order",
+    "Positions",
     "QuantizedForm",
     "RepeatWindow",
     "Routing",
@@ -172,7 +184,9 @@ __all__ = [
     "cast",
     "check",
     "checked_axis",
+    "chosen",
     "complex_aten",
+    "concatenated",
     "contiguous",
     "define",
     "dim_names",
@@ -203,6 +217,7 @@ __all__ = [
     "onnx_spellings",
     "operands",
     "parse_rule",
+    "parts_of",
     "place_sizes",
     "pointwise_sizes",
     "promote",
@@ -212,7 +227,9 @@ __all__ = [
     "relax_as_aten",
     "relax_expression",
     "relax_spellings",
+    "replaced",
     "reshape_to",
+    "reshaped",
     "resized",
     "reused_operands",
     "same_type",
@@ -229,4 +246,5 @@ __all__ = [
     "torch_reusing",
     "torch_scope",
     "unsplit_axis_rule",
+    "widened",
 ]

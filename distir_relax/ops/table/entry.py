@@ -25,6 +25,7 @@ from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.layout import Collective, generic_value, is_symbolic, typical_value
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.incremental import IncrementalForm
+from distir_relax.ops.table.positions import Moved
 from distir_relax.ops.table.quantized import QuantizedForm
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 from distir_relax.ops.table.size_array import Sizes
@@ -182,6 +183,9 @@ class Semantics:
     serialized: Serialized | None = None
     """Serialized form of an op of distributed programs, if one device computes all parts along the axis in turn: from a
     builder, the operand of each part (none for an op without operands) and its attributes, the result of each."""
+    moved: Moved | None = None
+    """For an op that moves elements along dims: the positions of its results (`distir_relax.ops.table.positions`). For
+    a collective, those on all devices along the axis; an attribute `op` is a reduction besides."""
     per_device_attrs: frozenset[str] = frozenset()
     """The attributes of a communicator op that differ by device; all others agree on all participants."""
     started: str = ""
