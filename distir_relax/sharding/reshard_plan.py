@@ -163,9 +163,10 @@ def _plan(
             steps[3].append(Transition(axis, current, R))
             current = R
         if current == R and final == Partial("sum") and shape:
-            # No dim is large enough to split: the first device has all of it.
-            steps[0].append(Transition(axis, R, Shard(0, Cut.of(shape[0], *[0] * (mesh[axis] - 1)))))
-            current = steps[0][-1].target
+            # No dim is large enough to split: the first device has all of it, after a reduction along the axis.
+            middle = Shard(0, Cut.of(shape[0], *[0] * (mesh[axis] - 1)))
+            steps[4 if route.steps else 0].append(Transition(axis, R, middle))
+            current = middle
         if current != final:
             steps[4].append(Transition(axis, current, final))
     return tuple(itertools.chain.from_iterable(steps))
