@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from distir_relax import DeviceMesh, annotate_sharding, compile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.torch.graph import REPORT_HINT
-from distir_relax.proof import check_projection
+from distir_relax.proof import check_projection, check_schedule
 
 SIZES = (0, 1, 3, 7)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -151,6 +151,7 @@ def check(model: Model) -> str:
         try:
             plan = compile(module, model.inputs, model.numbers, mesh=model.ranks, tail=model.tail)
             check_projection(plan.modules["distributed"], plan.modules["ranked"])
+            check_schedule(plan.modules["sharded"], plan.modules["distributed"])
             found = plan(*_copies(model.inputs), **model.numbers)
         except DistIRError as error:
             if "exported the model incorrectly" in error.message or error.hint == REPORT_HINT:

@@ -17,7 +17,7 @@ import torch
 from distir_relax import Dim, compile
 from distir_relax.errors import DistIRError, ImportModelError, RunError
 from distir_relax.frontends.torch.graph import REPORT_HINT
-from distir_relax.proof import check_projection
+from distir_relax.proof import check_projection, check_schedule
 from tests.models import Model, Text, _check_nearly, _close, _copies, _runs, _tensor, lengthen
 
 EXAMPLE = {"a": 5, "b": 7, "c": 11}
@@ -84,6 +84,7 @@ def check(drawn: SymbolicModel) -> Counter[str]:
                 check_import=False,
             )
             check_projection(plan.modules["distributed"], plan.modules["ranked"])
+            check_schedule(plan.modules["sharded"], plan.modules["distributed"])
         except DistIRError as error:
             if error.hint == REPORT_HINT:
                 raise AssertionError(str(error)) from error

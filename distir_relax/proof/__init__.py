@@ -1,5 +1,6 @@
 """Checks of plans that share no code with the passes that make them."""
 
 from distir_relax.proof.projection import check_projection
+from distir_relax.proof.schedule import Unproved, check_schedule
 
-__all__ = ["check_projection"]
+__all__ = ["Unproved", "check_projection", "check_schedule"]
