@@ -168,7 +168,9 @@ class _Writer:
             operands = tuple(values[v.name] for v in op.operands)
             where = absolute_location(place, op.location)
             if op.callee:
-                places.append(self._call(op, operands, values, devices, prefix, where))
+                # The ops of a pipeline stage have absolute locations: a stage is not a block of the model.
+                inner = place if op.task else where
+                places.append(self._call(op, operands, values, devices, prefix, inner))
                 continue
             results = []
             for value in op.results:

@@ -234,7 +234,7 @@ class _Program:
                 call_location = absolute_location(location, op.location)
                 self.names.setdefault(op.callee, op.callee)
                 self.places.setdefault(op.callee, []).append(call_location)
-                self._visit(self.module.function(op.callee), call_location)
+                self._visit(self.module.function(op.callee), location if op.task else call_location)
 
     def _stored(self, inner: Sequence[Function]) -> dict[str, set[str]]:
         """Return the inputs of each function that are in its weights, because no call computes them anew."""
