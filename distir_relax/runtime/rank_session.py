@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
-from distir_relax.runtime.backends import LoadSequences, RankProgram, load_program
+from distir_relax.runtime.backends import Load, LoadSequences, RankProgram, find_backend
 from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import local_inputs
@@ -32,15 +32,15 @@ class RankSession:
     """One rank of a launch, with its program and weights loaded. Every rank of `world` creates and calls one.
 
     It reports its waiting to `world`, whose stall detection ends a launch that hangs. The programs of a bundle of files
-    are verified, unless they are `verified` already. `load_sequences` is as for a `Session`.
+    are verified, unless they are `verified` already. `load_sequences` and `load` are as for a `Session`.
     """
 
     def __init__(
         self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu", verified: bool = False,
-        load_sequences: LoadSequences | None = None,
+        load_sequences: LoadSequences | None = None, load: Load | None = None,
     ) -> None:  # fmt: skip
         self.bundle = bundle
-        self._verifies = bundle.path is not None and not verified
+        self._verifies = bundle.path is not None and not verified and load is None
         self.calls = CallShapes(bundle.manifest)
         self._sequence_calls = SequenceCalls(bundle)
         self._world = world
@@ -51,6 +51,7 @@ class RankSession:
         self._program: RankProgram | None = None
         self._encoder: RankProgram | None = None
         self._backend = backend
+        self._load_program = load
         self._load_sequences = load_sequences
         self.seconds = 0.0
 
@@ -68,11 +69,10 @@ class RankSession:
             programs = self._load_sequences(self.bundle, [comm], self._collect)
         else:
             self._verify()
-        self._program = (
-            programs[0] if programs else load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
-        )
+        load = self._load_program or find_backend(self._backend)
+        self._program = programs[0] if programs else load(self.bundle, comm.rank, comm, comm.device)
         if self.bundle.encoder is not None:
-            self._encoder = load_program(self._backend, self.bundle.encoder, comm.rank, comm, comm.device)
+            self._encoder = load(self.bundle.encoder, comm.rank, comm, comm.device)
 
     def __call__(
         self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None, past: int = 0
@@ -168,7 +168,7 @@ class RankSession:
         """Verify the programs of all ranks, if they are not; one rank of a node does."""
         if self._verifies and self._world.local_rank == 0:
             verify_programs(self.bundle)
-        if self._world.rank == 0:
+        if self._world.rank == 0 and self._load_program is None:
             report_trusted(self.bundle)
 
     def _collect(self, value: Callable[[], Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
-from distir_relax.runtime.backends import LoadSequences, RankProgram, load_program
+from distir_relax.runtime.backends import Load, LoadSequences, RankProgram, find_backend
 from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
@@ -47,7 +47,8 @@ class Session:
     the others are released and the first error is raised again here, with the rank's number.
     Raises RunError when a rank waits longer than `timeout` seconds (0: never) for others.
 
-    `load_sequences` may load other programs for the torch backend: `requests.sequence_program`.
+    `load_sequences` may load other programs for the torch backend: `requests.sequence_program`. `load` loads the
+    programs in place of the backend, of a bundle that another session has verified.
 
     After a failed or interrupted call the session stays usable if possible. It is `closed` when a rank has not
     returned, or when the program updates state, which may then be inconsistent: calls then raise `SessionClosed`.
@@ -55,17 +56,19 @@ class Session:
 
     def __init__(
         self, bundle: Bundle, backend: str = "torch", device: str = "cpu", timeout: float = DEFAULT_TIMEOUT,
-        load_sequences: LoadSequences | None = None,
+        load_sequences: LoadSequences | None = None, load: Load | None = None,
     ) -> None:  # fmt: skip
         # Files may have been modified.
-        if bundle.path is not None:
+        if bundle.path is not None and load is None:
             verify_programs(bundle)
-        report_trusted(bundle)
+        if load is None:
+            report_trusted(bundle)
         self.bundle = bundle
         self.seconds = 0.0
         self._closed = ""
         self._timeout = timeout
         self._load_sequences = load_sequences
+        self._load_program = load or find_backend(backend)
         self._world = ThreadWorld(bundle.manifest.mesh)
         ranks = range(bundle.manifest.mesh.size)
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
@@ -152,7 +155,7 @@ class Session:
             programs = self._load_sequences(bundle, self.communicators)
             if programs:
                 return programs
-        return [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+        return [self._load_program(bundle, comm.rank, comm, comm.device) for comm in self.communicators]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -29,8 +29,10 @@ class RankProgram(Protocol):
     The program reads these tensors when it is called: writing into them changes its next results.
     """
 
-    held: Collection[int]
-    """Addresses of memory that the program reads again, other than that of its state (`weights.memory`)."""
+    @property
+    def held(self) -> Collection[int]:
+        """Addresses of memory that the program reads again, other than that of its state (`weights.memory`)."""
+        ...
 
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Return this rank's shards of the outputs from its shards of the inputs, both in the manifest's order.
