@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax.bisection import Bisection, bisect
     from distir_relax.compiler.compare_precision import PrecisionComparison, compare_precision
     from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
     from distir_relax.compiler.generation import Generation, compile_generation
@@ -74,6 +75,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Bisection",
     "Callback",
     "Constant",
     "Cosine",
@@ -112,6 +114,7 @@ __all__ = [
     "WarmupStableDecay",
     "annotate_sharding",
     "bind",
+    "bisect",
     "callbacks",
     "compare_precision",
     "compile",
@@ -160,6 +163,8 @@ _HOMES = {
     "PrecisionComparison": "distir_relax.compiler.compare_precision",
     "compare_precision": "distir_relax.compiler.compare_precision",
     "bind": "distir_relax.compiler.compile",
+    "Bisection": "distir_relax.bisection",
+    "bisect": "distir_relax.bisection",
     "compile": "distir_relax.compiler.compile",
     "Generation": "distir_relax.compiler.generation",
     "GenerationSimulation": "distir_relax.compiler.simulate_generation",

@@ -70,6 +70,14 @@ def to_torch_program(module: Module, entry: str, name: str) -> str:
     return _program(module, entry, name).text()
 
 
+def torch_variables(module: Module, entry: str) -> dict[str, Mapping[str, str]]:
+    """Return, by name of each function of the program `entry`, the expressions of its values in `to_torch_program`.
+
+    They are variables, except of values that come with the weights. Numbers have none.
+    """
+    return {emitted.function.name: emitted.names for emitted in _program(module, entry, "")._functions()}
+
+
 def to_torch_bound(module: Module, entry: str, name: str) -> str:
     """Return the text of the module that binds a step of the program `entry` (`kernels.bound_step`).
 

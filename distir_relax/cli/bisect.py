@@ -1,0 +1,88 @@
+"""The command `distir bisect`."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.options import (
+    Backend,
+    BackendOption,
+    BundleArgument,
+    Device,
+    DeviceOption,
+    JsonOption,
+    TimeoutOption,
+    TrustOption,
+    WeightsOption,
+)
+from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.bisection import Bisection
+
+
+@app.command()
+def bisect(
+    bundle: BundleArgument,
+    input: Annotated[Path, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")],
+    backend: BackendOption = Backend.torch,
+    device: DeviceOption = Device.cpu,
+    against: Annotated[
+        Path | None, typer.Option(metavar="BUNDLE", help="Compare with another bundle of the model, on the CPU.")
+    ] = None,
+    against_backend: Annotated[
+        Backend | None, typer.Option(help="Compare with the same bundle on another backend.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of ops to print if two precisions are compared.")] = 10,
+    tolerance: Annotated[
+        float, typer.Option(help="Error that a value may have, as a multiple of the model's rounding error.")
+    ] = 16.0,
+    float64: Annotated[bool, typer.Option("--float64", help="Compare with the model in float64.")] = False,
+    memory: Annotated[
+        float, typer.Option(metavar="GB", help="Memory for recorded values; more are recorded in several runs.")
+    ] = 4.0,
+    timeout: TimeoutOption = 600.0,
+    weights: WeightsOption = None,
+    trust_code: TrustOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the first value that differs from the model's beyond rounding: op, ranks, line of the model, cause.
+
+    The ranks are threads of this process, or, under mpirun or torchrun, processes. Exits with 1 if a value is wrong.
+    Compared with a bundle in another precision, no value is wrong: the ops are ranked by the error that they add.
+    """
+    from distir_relax.bisection import bisect as bisect_threads
+    from distir_relax.bisection.run import BisectOptions, bisect_rank
+    from distir_relax.bundle import read_bundle
+    from distir_relax.runtime.join import joined_world
+
+    other = None if against_backend is None else against_backend.value
+    limit = int(memory * 1e9)
+    with joined_world(timeout) as world:
+        result: Bisection | None
+        if world is None:
+            result = bisect_threads(
+                bundle, input, backend.value, device.value, against=against, against_backend=other, top=top,
+                tolerance=tolerance, exact=float64, memory=limit, timeout=timeout, weights=weights,
+                trust_code=trust_code,
+            )  # fmt: skip
+        else:
+            try:
+                compared = None if against is None else read_bundle(against, verify_weights=False)
+                options = BisectOptions(compared, other, tolerance, float64, top, limit, timeout)
+                result = bisect_rank(world, bundle, input, backend.value, device.value, options, weights, trust_code)
+            except DistIRError as error:
+                exit_all(world, error)
+        if result is not None:
+            typer.echo(json_.dumps(result.as_json()) if json else repr(result))
+        is_right = result is None or result.is_right
+        if world is not None:
+            is_right = all(world.exchange(is_right, "the result"))
+            world.close()
+    if not is_right:
+        raise typer.Exit(1)
