@@ -75,7 +75,7 @@ class Layouts:
         """The pieces of each value of the model, in the order of the schedule."""
         self.types: dict[tuple[int, str], TensorType] = {}
         """The type of each of these pieces."""
-        placed = self._counterparts(distributed.main)
+        placed = self._counterparts(distributed.main, {v.name: op for op in sharded.main.ops for v in op.results})
         for rank, function in enumerate(self.programs):
             for op in function.ops:
                 if not op.callee and Trait.STARTS in lookup(op.name, op.location).traits:
@@ -135,14 +135,21 @@ class Layouts:
                 place(covered, torch.ones_like(piece.found, dtype=torch.bool), intervals)
         return result if result is not None and bool(covered.all()) else None
 
-    def _counterparts(self, main: Function) -> dict[str, tuple[str, PlacedType, int]]:
-        """Return, by name of a value of the schedule, the model's value, its type, and its position in the schedule."""
+    def _counterparts(self, main: Function, producers: Mapping[str, Op]) -> dict[str, tuple[str, PlacedType, int]]:
+        """Return, by name of a value of the schedule, the model's value, its type, and its position in the schedule.
+
+        A value of another op than the model's (`producers`) is a step of a mean, say, which devices compute otherwise.
+        """
         counterpart: dict[str, tuple[str, PlacedType, int]] = {}
         for order, op in enumerate(main.ops):
             copies = not lookup(op.name, op.location).traits.isdisjoint({Trait.TRANSFER, Trait.WAIT})
             for value in op.results:
                 source = counterpart.get(op.operands[0].name, ("",))[0] if copies else value.name
-                if source in self.layouts:
+                if source not in self.layouts:
+                    continue
+                producer = producers[source]
+                moves = not lookup(producer.name).traits.isdisjoint({Trait.REDISTRIBUTION, Trait.PLACE})
+                if copies or moves or producer.name == op.name:
                     counterpart[value.name] = source, value.placed, order
         return counterpart
 

@@ -12,8 +12,7 @@ from distir_relax.bisection.reference import Reference, ReferenceValue, run_op
 from distir_relax.bisection.result import OpError
 from distir_relax.bisection.rounding import relative_rms
 from distir_relax.bisection.search import Search
-from distir_relax.errors import DistIRError, RunError
-from distir_relax.ir import print_op
+from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     import torch
@@ -50,25 +49,17 @@ def _errors(search: Search, model: Reference, chunk: list[str], recorded: list[s
 
     def visit(value: ReferenceValue) -> None:
         whole = search.layouts.assemble(value.name, taps) if value.name in wanted else None
-        operands = [
-            values.get(v.name, x) for v, x in zip(value.op.operands, value.operands, strict=True)
-        ]  # fmt: skip
-        if all(v.name not in values for v in value.op.operands):
-            computed = value.tensor
-        else:
-            operands = [x.to(y.dtype) for x, y in zip(operands, value.operands, strict=True)]
-            try:
-                position = [v.name for v in value.op.results].index(value.name)
-                computed = run_op(value.op, operands)[position]
-            except RunError:
-                computed = value.tensor
+        named = zip(value.op.operands, value.operands, strict=True)
+        operands = [values.get(v.name, x).to(x.dtype) for v, x in named]
+        position = [v.name for v in value.op.results].index(value.name)
+        computed = run_op(value.op, operands)[position]
         if whole is None:
             values[value.name] = computed
             return
         values[value.name] = whole
         if value.name in chosen and value.tensor.is_floating_point():
             added, total = relative_rms(whole, computed), relative_rms(whole, value.tensor)
-            errors.append(OpError(value.name, print_op(value.op), value.op.location, added, total))
+            errors.append(OpError(value.name, value.op.name, value.op.location, added, total))
 
     model.run(visit)
     return errors

@@ -70,7 +70,7 @@ class Reference:
         main = self.module.main
         with torch.inference_mode():
             values = self._inputs()
-            exact = {name: _widened(tensor) for name, tensor in values.items()}
+            exact: dict[str, torch.Tensor] = {}
             uses = Counter(v.name for op in main.ops for v in op.operands)
             uses.update(output.value.name for output in main.outputs)
             for op in main.ops:
@@ -78,16 +78,19 @@ class Reference:
                     # A part of the sharded program was compiled: the rest has no inputs.
                     continue
                 operands = tuple(values[v.name] for v in op.operands)
-                results, wide = run_op(op, operands), _run_wide(op, [exact[v.name] for v in op.operands])
+                # Inputs are widened for each op: two copies of all weights take more memory than the model.
+                widened = [exact[v.name] if v.name in exact else _widened(values[v.name]) for v in op.operands]
+                results, wide = run_op(op, operands), _run_wide(op, widened)
                 least = least_bound(op, [type_of(x) for x in operands], [type_of(x) for x in results])
-                for value, result, widened in zip(op.results, results, wide, strict=True):
-                    values[value.name], exact[value.name] = result, widened
-                    rounding = max(least, difference(result, widened.to(result.dtype)).error)
-                    visit(ReferenceValue(op, operands, value.name, result, widened, rounding))
+                for value, result, precise in zip(op.results, results, wide, strict=True):
+                    values[value.name], exact[value.name] = result, precise
+                    rounding = max(least, difference(result, precise.to(result.dtype)).error)
+                    visit(ReferenceValue(op, operands, value.name, result, precise, rounding))
                 for value in {*op.operands, *op.results}:
                     uses[value.name] -= sum(v == value for v in op.operands)
                     if uses[value.name] <= 0:
-                        values.pop(value.name), exact.pop(value.name)
+                        values.pop(value.name)
+                        exact.pop(value.name, None)
             return {o.name: values[o.value.name] for o in main.outputs if o.value.name in values}
 
     def _inputs(self) -> dict[str, torch.Tensor]:

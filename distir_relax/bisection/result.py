@@ -42,7 +42,7 @@ class WrongValue:
 
 @dataclass(frozen=True)
 class OpError:
-    """Errors of an op's result, root mean squares relative to the result in the other precision.
+    """Errors of the result `name` of an op (by name), root mean squares relative to that in the other precision.
 
     `added` is the error on operands that have the errors of the ops before, `total` includes these.
     """

@@ -62,9 +62,13 @@ def difference(found: torch.Tensor, expected: torch.Tensor, scale: float | None 
 
 def rms(tensor: torch.Tensor) -> float:
     """Return the root mean square of a tensor's finite elements; 0 without any."""
-    finite = tensor.double()
-    finite = finite[finite.isfinite()]
-    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    import torch
+
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    if math.isfinite(norm):
+        return norm / math.sqrt(max(1, tensor.numel()))
+    finite = tensor[tensor.isfinite()]
+    return rms(finite) if finite.numel() < tensor.numel() else math.inf
 
 
 def relative_rms(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -152,8 +152,24 @@ def run_bisection(subject: Subject, inputs: Mapping[str, Array], options: Bisect
         if options.against is not None and _dtypes(options.against) != _dtypes(bundle):
             result = _rank(search, options, inputs, result)
         else:
+            _check_products(reference)
             result = _search(search, options, inputs, result)
     return replace(result, runs=search.runs, seconds=time.perf_counter() - start)
+
+
+def _check_products(reference: Reference) -> None:
+    """Raise `DistIRError` for a program whose products round their inputs to 8 bits.
+
+    Inputs that differ by one bit may be rounded to different numbers, so that no bound tells faults from rounding.
+    """
+    for op in reference.module.main.ops:
+        dtypes = [value.dtensor.dtype for value in op.operands]
+        if len(dtypes) > 1 and "float" in dtypes[0] and not {"int8", "uint8"}.isdisjoint(dtypes[1:]):
+            raise DistIRError(
+                "products with quantized weights round their inputs to 8 bits: they are no exact form of the model",
+                op.location,
+                "--against a bundle in float32 ranks the ops by the error that they add",
+            )
 
 
 def _rank(search: Search, options: BisectOptions, inputs: Mapping[str, Array], result: Bisection) -> Bisection:
