@@ -81,9 +81,16 @@ def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (resized(types[0], attrs["dim"], attrs["size"]),)
 
 
+def _gathered(parts: Sequence[Positions], dim: int, sizes: Sequence[int]) -> Positions:
+    if [len(part[dim]) for part in parts] != list(sizes):
+        raise ValueError(f"the devices have {[len(part[dim]) for part in parts]} elements of dim {dim}, not {sizes}")
+    return concatenated(parts, dim)
+
+
 def _exchanged(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
     pieces = [parts_of(part, attrs["split_dim"], attrs["split_sizes"]) for part in parts]
-    return [concatenated(received, attrs["concat_dim"]) for received in zip(*pieces, strict=True)]
+    dim, sizes = attrs["concat_dim"], attrs["concat_sizes"]
+    return [_gathered(received, dim, sizes) for received in zip(*pieces, strict=True)]
 
 
 def _resplit(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
@@ -130,7 +137,7 @@ _define_startable(
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
         collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
-        moved=lambda parts, attrs: [concatenated(parts, attrs["dim"])] * len(parts),
+        moved=lambda parts, attrs: [_gathered(parts, attrs["dim"], attrs["sizes"])] * len(parts),
         serialized=serialized.all_gather,
     ),
     Cost(flops=no_flops, workspace=_gather_workspace, collective=Collective.ALL_GATHER),

@@ -41,7 +41,9 @@ def chosen(positions: Sequence[Vector], dim: int, parts: Sequence[tuple[int, int
 
 
 def parts_of(positions: Sequence[Vector], dim: int, sizes: Sequence[int]) -> list[Positions]:
-    """Return the positions of the parts of a dim, of these sizes."""
+    """Return the positions of the parts of a dim, of these sizes; ValueError unless they add up to it."""
+    if sum(sizes) != len(positions[dim]):
+        raise ValueError(f"sizes {tuple(sizes)} do not add up to the {len(positions[dim])} elements of dim {dim}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [chosen(positions, dim, [(end - size, end)]) for end, size in zip(ends, sizes, strict=True)]
 
