@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distir_relax.errors import PlacementError
 from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh
-from distir_relax.proof import check_projection, check_schedule
+from distir_relax.proof import check_projection
 from distir_relax.sharding import Propagate
 from tests.backends import check_backend
 from tests.compiled import check_results, compiled
@@ -97,7 +97,6 @@ def check_program(program: Program, tail: str, by: str = "reference") -> None:
     with drawn_anew():
         stages = compiled(program.module, tail)
     check_projection(stages["distributed"], stages["ranked"])
-    assert check_schedule(stages["sharded"], stages["distributed"]) == []
     if by == "reference":
         check_results(stages, program.tensors)
     else:
