@@ -7,8 +7,8 @@ that pieces are compared by numbers, and what follows from them is computed once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -66,7 +66,6 @@ class Tables:
     _row_ids: dict[bytes, int] = field(default_factory=dict)
     _table_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
     _ranges: dict[tuple[int, int], int] = field(default_factory=dict)
-    _results: dict[object, tuple[int, ...]] = field(default_factory=dict)
 
     def row(self, vector: Vector) -> int:
         """Return the number of a row."""
@@ -119,25 +118,6 @@ class Tables:
         rows = self.tables[table]
         return self.table(rows[position] for position in positions)
 
-    def by_device(
-        self, key: object, tables: Sequence[int], compute: Callable[[tuple[int, ...], int], Sequence[int]],
-        columns: Sequence[Sequence[object]] = (), count: int = 0,
-    ) -> tuple[int, ...]:  # fmt: skip
-        """Return tables of what `compute` gives for each device, from its rows and its position: rows.
-
-        It is called once for devices with equal rows in `tables`, and equal entries of `columns`.
-        """
-        whole = (key, tuple(tables))
-        if key is None or whole not in self._results:
-            found: dict[object, Sequence[int]] = {}
-            rows = zip(*(self.tables[table] for table in tables), strict=True) if tables else ((),) * count
-            keys = list(zip(rows, *columns, strict=True))
-            for position, device_key in enumerate(keys):
-                if device_key not in found:
-                    found[device_key] = compute(device_key[0], position)
-            self._results[whole] = tuple(map(self.table, zip(*(found[key] for key in keys), strict=True)))
-        return self._results[whole]
-
 
 @dataclass(frozen=True)
 class Groups:
@@ -165,11 +145,6 @@ class Groups:
             if any(rows[position] != rows[group[0]] for group in self.along((axis,)) for position in group):
                 axes.append(axis)
         return tuple(axes)
-
-
-def with_term(piece: Piece, term: int | None) -> Piece:
-    """Return the piece of another tensor with the same layout."""
-    return replace(piece, term=term)
 
 
 def digits(vector: Vector, sizes: Sequence[int]) -> list[Vector] | None:
