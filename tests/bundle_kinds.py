@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import distir_relax as dr
+from tests.readers import symbolic_plan
 
 Files = dict[str, bytes]
 
@@ -59,18 +60,7 @@ def pipeline(path: Path) -> None:
 
 def symbolic(path: Path) -> None:
     """Batches of any size on 3 ranks, with a guard."""
-
-    class Rows(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(5, 7)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x).flatten(1)[:, 2:].softmax(1) + x[:, 1:2].sum(2)
-
-    dynamic = {"x": {0: dr.Dim("batch", typical=4), 1: dr.Dim("length", max=64)}}
-    plan = dr.compile(Rows(), (torch.ones(4, 3, 5),), mesh=3, shardings={"x": "S[0]"}, dynamic_shapes=dynamic)
-    plan.save(path)
+    symbolic_plan().save(path)
 
 
 def referring(path: Path) -> None:

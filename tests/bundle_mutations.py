@@ -1,6 +1,6 @@
 """Mutations of whole bundles: of one of their files, of names, links and sizes, and attempts to become code.
 
-Checksums are mended afterwards, in inner bundles first, so that the readers see the mutation.
+Checksums are corrected afterwards, in inner bundles first, so that the readers see the mutation.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Audit:
 
     @contextlib.contextmanager
     def watching(self, folder: Path, named: Collection[str]) -> Iterator[None]:
-        """Record what is done in the block; files of `folder` may be read, and those `named` outside."""
+        """Record the events of the block; files of `folder` may be read, and those `named` outside."""
         self._folder = os.path.join(os.path.realpath(folder), "")
         self._outside = frozenset(named)
         self.problems, self.sources = [], {}
@@ -138,7 +138,7 @@ def load(path: Path) -> tuple[Bundle, Session]:
 
 
 def read_texts(bundle: Bundle) -> None:
-    """What other commands read: the schedule, the records, the tokenizer."""
+    """Read the texts of other commands: the schedule, the records, the tokenizer."""
     for part in (bundle, bundle.encoder, bundle.evaluation):
         if part is None:
             continue
@@ -166,7 +166,7 @@ class Fuzz:
         self.counts: Counter[str] = Counter()
         self.audit = Audit()
         with tempfile.TemporaryDirectory() as name:
-            # What is imported and compiled on first use is no bundle's doing.
+            # Imports and compilation on first use are no bundle's doing.
             for number, (kind, files) in enumerate(self.valid.items()):
                 for _ in range(2):
                     folder = Path(name) / f"{kind}{number}"
@@ -176,7 +176,7 @@ class Fuzz:
         self.counts.clear()
 
     def try_seed(self, seed: int, folder: Path) -> str:
-        """Return what is wrong with how the mutated bundle of this seed is loaded; nothing when it is well."""
+        """Return the fault in loading the mutated bundle of this seed; an empty text without one."""
         random = Random(seed)
         kind = random.choice(list(self.valid))
         entries = mutated_bundle(self.valid[kind], seed)
@@ -186,7 +186,7 @@ class Fuzz:
         return f"{kind} {seed}: {problem}" if problem else ""
 
     def try_bundle(self, entries: Entries, folder: Path, random: Random, runs: bool) -> str:
-        """Write a bundle, load it and, if it `runs`, run it; return what is wrong."""
+        """Write a bundle, load it and, if it `runs`, run it; return the fault."""
         size = write({**outside(), **entries}, folder)
         named = {str(file.resolve()) for file in folder.glob("*.safetensors") if file.is_file()}
         traced = random.random() < 0.02

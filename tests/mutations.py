@@ -197,7 +197,7 @@ def of_json(content: bytes, random: Random) -> bytes:
 
 
 def json_places(value: Any) -> list[tuple[Any, Any]]:
-    """The places in a JSON document, each as what it is in and its key or index there."""
+    """The places in a JSON document, each as its container and its key or index there."""
     found: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:

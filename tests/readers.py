@@ -128,7 +128,7 @@ def _read_order(file: Path) -> None:
 
 
 @cache
-def _symbolic_plan() -> Any:
+def symbolic_plan() -> Any:
     """A program for batches of any size on 3 ranks, with a guard: a slice may be empty."""
 
     class Rows(torch.nn.Module):
@@ -148,7 +148,7 @@ def _manifests() -> list[bytes]:
 
 
 def _symbolic_manifests() -> list[bytes]:
-    return [json.dumps(_symbolic_plan().bundle(("torch",)).manifest.to_json()).encode()]
+    return [json.dumps(symbolic_plan().bundle(("torch",)).manifest.to_json()).encode()]
 
 
 def _read_manifest(file: Path) -> None:
@@ -164,7 +164,7 @@ _STAGES = ("global", "sharded", "distributed", "ranked")
 
 
 def _symbolic_texts() -> list[bytes]:
-    return [_symbolic_plan().text(stage).encode() for stage in _STAGES]
+    return [symbolic_plan().text(stage).encode() for stage in _STAGES]
 
 
 def _texts() -> list[bytes]:
@@ -254,11 +254,11 @@ def _tensor(kind: TensorType) -> torch.Tensor:
 
 
 def _records() -> list[bytes]:
-    return [plan.bundle(("torch",)).records.encode() for plan in (_plan(), _symbolic_plan())]
+    return [plan.bundle(("torch",)).records.encode() for plan in (_plan(), symbolic_plan())]
 
 
 def _read_records(file: Path) -> None:
-    symbols = {symbol.name: symbol for symbol in _symbolic_plan().symbols.values()}
+    symbols = {symbol.name: symbol for symbol in symbolic_plan().symbols.values()}
     parse_records(file.read_text(errors="replace"), symbols=symbols)
 
 

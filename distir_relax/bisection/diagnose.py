@@ -62,7 +62,7 @@ class _Trace:
         return self._run(rank, [op for op in ops if not _communicates(op)])
 
     def _explain_communication(self, rank: int, op: Op) -> Diagnosis | None:
-        """Return what is to blame for the result of a communication: it, unless an operand of some rank is wrong.
+        """Return the cause of the result of a communication: it, unless an operand of some rank is wrong.
 
         None if the result is not known to be wrong.
         """

@@ -41,7 +41,7 @@ class LocalValue:
 
 @dataclass(frozen=True)
 class Piece:
-    """What ranks hold of a value, with pending reductions done: the tensor `found`, and its intervals of each dim.
+    """The parts of a value on ranks, with pending reductions done: the tensor `found`, and its intervals of each dim.
 
     Several `values` are terms of one reduction, of which the largest has the root mean square `scale`; otherwise it is
     0.

@@ -93,7 +93,7 @@ class Search:
     """The outputs of the last run that recorded values."""
 
     def record(self, names: Sequence[str]) -> Recorded:
-        """Run the ranks, and return what they have of the model's values called `names`."""
+        """Run the ranks, and return their parts of the model's values called `names`."""
         wanted: dict[int, set[str]] = {}
         for name in names:
             for value in self.layouts.local.get(name, ()):

@@ -37,7 +37,7 @@ def check(bundle: BundleArgument, json: JsonOption = False) -> None:
 
 
 def _trusted(trusted: list[dict[str, str]]) -> str:
-    """Return what is taken on trust, after the statement that it limits."""
+    """Return the limits of the statement before: the ops taken on trust."""
     if not trusted:
         return ""
     reasons = ", and ".join(dict.fromkeys(item["reason"] for item in trusted))

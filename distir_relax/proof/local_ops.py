@@ -21,7 +21,7 @@ from distir_relax.ops import Trait, evaluate, lookup, number_range
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.ops.table.positions import PADDING
 from distir_relax.ops.table.rule import BLOCKED, PARALLEL, Factor, Rule
-from distir_relax.ops.table.spmd_inference import local_attrs
+from distir_relax.ops.table.spmd_inference import local_attrs, numbers_by_device
 from distir_relax.ops.table.windows import Window
 from distir_relax.proof.pieces import SAME, Groups, Layout, Mismatch, Tables, composed, digits
 
@@ -99,7 +99,7 @@ class _Application:
             columns += _per_device(self.local.attrs)
         self._find_cut_factors(rule)
         self.windows = {window for window in rule.windows if self._is_cut(window)}
-        bound: dict[object, tuple[list[int], list[int], list[int]]] = {}
+        bound: dict[object, tuple[list[int], list[int]]] = {}
         per_device = []
         rows_by_device = list(zip(*(self.tables.tables[table] for table in tables), strict=True))
         count = len(self.groups.devices)
@@ -140,7 +140,7 @@ class _Application:
 
     # One device
 
-    def _bind(self, rule: Rule, rows: Sequence[int], position: int) -> tuple[list[int], list[int], list[int]]:
+    def _bind(self, rule: Rule, rows: Sequence[int], position: int) -> tuple[list[int], list[int]]:
         """Return the row of each factor, and of each dim of the results, on one device."""
         bound: dict[int, int] = {}
         remaining = iter(rows)
@@ -153,9 +153,8 @@ class _Application:
                 if (number, dim) in windows:
                     found.append((windows[number, dim], row))
                 elif not factors:
-                    if size and self.tables.same(size, size) != row and not self.tables.is_same(row):
-                        raise Mismatch(f"dim {dim} of operand {number} is cut")
-                    if len(self.tables.rows[row]) != size:
+                    is_whole = not size or self.tables.range(size) == row or self.tables.is_same(row)
+                    if not is_whole or len(self.tables.rows[row]) != size:
                         raise Mismatch(f"dim {dim} of operand {number} is cut")
                 elif len(factors) > 1 and not (self.tables.rows[row] >= 0).any():
                     nothing.append((factors, row))
@@ -173,8 +172,8 @@ class _Application:
             first = int(vector[0]) if len(vector) else 0
             parts[window.index] = window.part(first, first + len(vector))
         result_rows = self._result_rows(rule, bound, of_windows, claims, position)
-        self._check_attrs(parts, rule, found, position)
-        return [bound.get(i, -1) for i in range(len(rule.factors))], result_rows, []
+        self._check_attrs(parts, position)
+        return [bound.get(i, -1) for i in range(len(rule.factors))], result_rows
 
     def _bind_dim(
         self,
@@ -339,9 +338,7 @@ class _Application:
             return self.tables.row(np.full(math.prod(map(len, vectors)), SAME))
         return self.tables.row(composed(vectors, [rule.factors[i].size for i in factors]))
 
-    def _check_attrs(
-        self, parts: Mapping[int, tuple[int, ...]], rule: Rule, windows: Sequence[tuple[Window, int]], position: int
-    ) -> None:
+    def _check_attrs(self, parts: Mapping[int, tuple[int, ...]], position: int) -> None:
         """Raise `Mismatch` unless the attributes of the op on one device are those of its part, if it has one."""
         if self.local is None or any(0 in v.placed.local(position).shape for v in self.local.results):
             return
@@ -474,8 +471,6 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _per_device(attrs: Mapping[str, Attribute]) -> Iterator[tuple[int, ...]]:
-    from distir_relax.ops.table.spmd_inference import numbers_by_device
-
     for value in attrs.values():
         for number in numbers_by_device(value):
             yield number.values

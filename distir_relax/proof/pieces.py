@@ -26,7 +26,7 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What devices hold of a tensor. `term` is its number in the sharded program; None for parts of several.
+    """The parts of a tensor on devices. `term` is its number in the sharded program; None for parts of several.
 
     `dims` has a table for each dim. Without a term, rows have the numbers of elements in all of the program's tensors
     (`Terms.base`). `pending` has the reduction of the terms along each mesh axis, an empty text for none. `fills` has

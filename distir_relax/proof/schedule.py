@@ -16,6 +16,7 @@ the sharded program; of the op table it reads factor rules, expansions, and what
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,7 +218,6 @@ class _Schedule:
         self.expansions = _Expansions(self)
         self._memo: dict[object, list[Layout] | Mismatch] = {}
         self._fitting: dict[object, bool] = {}
-        self._alive: list[object] = []
         missing = set(sharded.meshes[0].axes) - set(self.mesh.axes)
         if missing:
             raise VerificationError(f"the mesh of the schedule has no axis {min(missing)}", "", _HINT)
@@ -439,7 +439,6 @@ class _Schedule:
         numbers = [self.terms.constants.get(number) for number in operands if number is not None]
         kinds = tuple(value.placed for value in op.results)
         key = ("op", id(instance), id(op.attrs), kinds, tuple(layouts), tuple(claimed), tuple(numbers))
-        self._alive.append(op.attrs)
         groups = self.groups_of(devices)
         return self._cached(
             key, lambda: layouts_of_results(self.tables, instance, op, layouts, groups, claimed, numbers)
@@ -462,7 +461,7 @@ class _Schedule:
         return sum(self._fits(table, size) for table, size in zip(layout.dims, kind.shape, strict=True)) >= least
 
     def _fits(self, table: int, size: Size) -> bool:
-        key = ("fits", table, size)
+        key = table, size
         if key not in self._fitting:
             lengths = [len(self.tables.rows[row]) for row in self.tables.tables[table]]
             self._fitting[key] = all(n == at_rank(size, position) for position, n in enumerate(lengths))
@@ -543,7 +542,7 @@ class _Schedule:
         shape = self.terms.types[piece.term].shape
         result = []
         for dim, vector in enumerate(vectors):
-            stride = int(np.prod([max(1, n) for n in shape[dim + 1 :]], dtype=np.int64))
+            stride = _stride(shape, dim)
             result.append(np.where((vector >= 0) & (vector < SAME), vector * stride, vector))
         if absolute and result:
             base = self.terms.bases[piece.term]
@@ -595,7 +594,7 @@ class _Schedule:
     def _regular(self, vectors: Positions, shape: Sequence[int], base: int) -> list[int] | None:
         rows = []
         for dim, (vector, size) in enumerate(zip(vectors, shape, strict=True)):
-            stride = int(np.prod([max(1, n) for n in shape[dim + 1 :]], dtype=np.int64))
+            stride = _stride(shape, dim)
             inside = (vector >= 0) & (vector < SAME)
             offset = vector - (base if dim == 0 else 0)
             index = offset // stride
@@ -697,6 +696,11 @@ class _Schedule:
             or all(any(not len(self.tables.rows[pair[side]]) for pair in pairs) for side in (0, 1))
             for pairs in set(columns)
         )
+
+
+def _stride(shape: Sequence[int], dim: int) -> int:
+    """Return how far elements that are neighbours along a dim are apart in the order of all."""
+    return math.prod(max(1, size) for size in shape[dim + 1 :])
 
 
 class _Expansions:

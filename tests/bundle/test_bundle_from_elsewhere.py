@@ -169,7 +169,7 @@ INJECTED = "raise SystemError('bundle content ran')"
 
 
 def change_programs(path: Path, old: str, new: str) -> None:
-    """Change the text of the programs as somebody does who mends its checksum."""
+    """Change the text of the programs as somebody does who corrects its checksum."""
     text = (path / "ranked.txt").read_bytes().decode()
     assert old in text
     content = text.replace(old, new).encode()
