@@ -262,7 +262,7 @@ def _string(text: str, code: str, random: Random) -> str:
 def _attribute_of_code(text: str, code: str, random: Random) -> str:
     """An attribute of any op is a text, under a name that generators read."""
     key = random.choice(
-        ("step", "peer", "task", "stage", "kind", "microbatch", "value", "axis", "dtype", "op", "stream")
+        ("step", "distance", "task", "stage", "kind", "microbatch", "value", "axis", "dtype", "op", "stream")
     )
     found = _lines_with(text, " = ", random)
     if found is None:

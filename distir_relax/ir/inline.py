@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.errors import VerificationError
@@ -30,7 +30,8 @@ class Instance:
 
 def remap_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
     """Map a type of a function, whose devices are numbered from 0, to the `devices` of a call."""
-    return replace(kind, devices=tuple(devices[i] for i in kind.devices))
+    is_all = kind.devices == tuple(range(len(devices)))
+    return replace(kind, devices=devices if is_all else tuple([devices[i] for i in kind.devices]))
 
 
 MAX_CALL_DEPTH = 64
@@ -149,6 +150,10 @@ class _Writer:
     module: Module
     names: set[str]
     ops: list[Op]
+    sets: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """Equal device sets as one object."""
+    types: dict[tuple[int, int], PlacedType] = field(default_factory=dict)
+    """The types of functions on the devices of calls, by the identities of the type and of the devices."""
 
     def write(
         self,
@@ -174,13 +179,20 @@ class _Writer:
                 continue
             results = []
             for value in op.results:
-                kind = value.type if devices is None else remap_devices(value.placed, devices)
+                kind = value.type if devices is None else self._remapped(value.placed, devices)
                 name = value.name if prefix is None else fresh_name(prefix + value.name, self.names)
                 results.append(Value(name, kind))
                 values[value.name] = results[-1]
             places.append(len(self.ops))
             self.ops.append(Op(op.name, operands, tuple(results), op.attrs, where))
         return Instance(function, {name: value.name for name, value in values.items()}, tuple(places), place)
+
+    def _remapped(self, kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
+        key = id(kind), id(devices)
+        found = self.types.get(key)
+        if found is None:
+            found = self.types[key] = remap_devices(kind, devices)
+        return found
 
     def _call(
         self,
@@ -195,6 +207,7 @@ class _Writer:
         inner = {i.value.name: value for i, value in zip(callee.inputs, operands, strict=True)}
         numbers = op.devices
         onto = numbers if devices is None or numbers is None else tuple(devices[i] for i in numbers)
+        onto = None if onto is None else self.sets.setdefault(onto, onto)
         named = f"{prefix or ''}{op.results[0].name}." if op.results else prefix or ""
         instance = self.write(callee, inner, onto, named, where)
         for result, output in zip(op.results, callee.outputs, strict=True):

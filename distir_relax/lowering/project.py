@@ -100,7 +100,7 @@ class _Program:
                     callees[op.callee, subset] = (subset, self.rank_programs(self.module.function(op.callee), absolute))
                 inner[number] = callees[op.callee, subset]
         columns = [_class_column(subset, programs, len(devices)) for subset, programs in callees.values()]
-        classes = classify_ranks(function, tuple(range(len(devices))), columns)
+        classes = classify_ranks(function, devices, columns)
         distinct = self.distinct.setdefault(function.name, {})
         names: list[str] = []
         for position in classes.firsts:
@@ -233,8 +233,8 @@ class _StartedOps:
     def finish(self, name: str, result: Value, location: str = "") -> Value:
         """Wait for a value, which is then `result`."""
         start = self._starts.pop(name)
-        attrs = {key: start.attrs[key] for key in ("peer", "step") if key in start.attrs} | _task_attr(start)
-        finish = "finish_recv" if "peer" in attrs else FINISH_COLLECTIVE
+        attrs = {key: start.attrs[key] for key in ("distance", "step") if key in start.attrs} | _task_attr(start)
+        finish = "finish_recv" if "distance" in attrs else FINISH_COLLECTIVE
         self.ops.append(Op(finish, start.results, (result,), attrs, location))
         self.values[name] = result
         return result
@@ -247,11 +247,13 @@ class _StartedOps:
                 self.finish(value.name, replace(local, name=fresh_name(f"{value.name}.ready", self.names)))
 
 
-def classify_ranks(function: Function, ranks: tuple[int, ...], callees: Sequence[tuple[int, ...]]) -> DeviceEquivalence:
-    """Classify ranks: equal ones are in the same device sets, with the same sizes, attributes and peers.
+def classify_ranks(function: Function, world: tuple[int, ...], callees: Sequence[tuple[int, ...]]) -> DeviceEquivalence:
+    """Classify the ranks `world` that a function runs on, which numbers them from 0.
 
-    `callee_classes` are the classes of the ranks in the functions called.
+    Equal ones are in the same device sets, with the same sizes, attributes, and distances to those that they exchange
+    values with. `callees` are the classes of the ranks in the functions called.
     """
+    ranks = tuple(range(len(world)))
     columns: dict[tuple[int, ...], None] = dict.fromkeys(callees)
     sets: dict[int, tuple[tuple[int, ...], dict[int, int]]] = {}
 
@@ -272,8 +274,9 @@ def classify_ranks(function: Function, ranks: tuple[int, ...], callees: Sequence
         add_columns(devices, (number for attribute in op.attrs.values() for number in numbers_by_device(attribute)))
         if Trait.TRANSFER in lookup(op.name, op.location).traits:
             source = op.operands[0].placed.devices
-            add_columns(source, [PerRank(devices)])
-            add_columns(devices, [PerRank(source)])
+            distances = [world[after] - world[before] for before, after in zip(source, devices, strict=True)]
+            add_columns(source, [PerRank(tuple(distances))])
+            add_columns(devices, [PerRank(tuple(-distance for distance in distances))])
     return classify_devices(tuple(columns), len(ranks))
 
 
@@ -286,9 +289,9 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value], devices: t
 
     source, target = value.placed, result.placed
     if rank in source.devices:
-        peer = world(target.devices[source.devices.index(rank)])
+        distance = world(target.devices[source.devices.index(rank)]) - world(rank)
         operand = values[value.name]
-        attrs: dict[str, Attribute] = {"peer": peer}
+        attrs: dict[str, Attribute] = {"distance": distance}
         name = "send"
         if "stream" in op.attrs:
             name, attrs["copy"] = "start_send", op.attrs.get("copy", False)
@@ -299,7 +302,8 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value], devices: t
         index = target.devices.index(rank)
         kind = target.local(index)
         values[result.name] = Value(result.name, kind)
-        attrs = {"shape": kind.shape, "dtype": kind.dtype, "peer": world(source.devices[index]), "step": step}
+        distance = world(source.devices[index]) - world(rank)
+        attrs = {"shape": kind.shape, "dtype": kind.dtype, "distance": distance, "step": step}
         name = "start_recv" if "stream" in op.attrs else "recv"
         return [Op(name, (), (values[result.name],), {**attrs, **_task_attr(op)}, op.location)]
     return []

@@ -416,8 +416,8 @@ class _Application:
             axes = self._axes_of_equal_elements(factor, rows)
         else:
             axes = self.groups.varies(rows)
-            for group in self.groups.along(axes):
-                parts = np.concatenate([self.tables.rows[rows[position]] for position in group])
+            for group in {tuple(rows[position] for position in group) for group in self.groups.along(axes)}:
+                parts = np.concatenate([self.tables.rows[row] for row in group])
                 if not np.array_equal(np.sort(parts[parts >= 0]), np.arange(factor.size)):
                     raise Mismatch(f"devices do not have each element of {factor.name} once")
         if any(self.tables.is_padded(row) for row in set(rows)):

@@ -131,6 +131,12 @@ class Groups:
         """The coordinates of each device."""
         return [self.mesh.coordinates(device) for device in self.devices]
 
+    @cached_property
+    def key(self) -> object:
+        """The same for devices that differ only in coordinates that all of them share, such as those of two stages."""
+        columns = list(zip(*self.coordinates, strict=True))
+        return tuple(column if len(set(column)) > 1 else len(column) for column in columns)
+
     def along(self, axes: Sequence[int]) -> list[list[int]]:
         """Return the positions of devices in groups that differ along `axes` only, each in order along them."""
         groups: dict[tuple[int, ...], list[int]] = {}

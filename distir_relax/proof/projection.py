@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Attribute, Function, Module, Op, Value, inline, print_op
+from distir_relax.ir import Attribute, Function, Module, Op, Value, gc_disabled, inline, print_op
 from distir_relax.ops import Trait, entries, lookup
 from distir_relax.ops.table.spmd_inference import local_attrs, numbers_by_device
 from distir_relax.proof.expressions import Expressions
@@ -31,52 +31,80 @@ def check_projection(distributed: Module, ranked: Module) -> int:
 
     Both are verified. Raises `VerificationError` that names the rank, and the first op that is not the schedule's.
     """
-    schedule = inline(distributed).main
+    with gc_disabled():
+        return _check(inline(distributed).main, ranked)
+
+
+def _check(schedule: Function, ranked: Module) -> int:
     programs = {function.name: function for function in inline(ranked).functions}
     ranks_of: dict[str, list[int]] = {}
     for rank, name in enumerate(ranked.ranks):
         ranks_of.setdefault(name, []).append(rank)
     started = {entry.semantics.started: entry.name for entry in entries() if entry.semantics.started}
+    columns = _columns(schedule)
+    ops = _by_devices(schedule)
     for name, ranks in ranks_of.items():
-        _check_alike(schedule, ranks, name)
-        _Part(schedule, ranks[0], started).check(programs[name])
+        _check_alike(columns, ranks, name)
+        _Part(schedule, ops, ranks[0], started).check(programs[name])
     return sum(len(programs[name].ops) for name in ranks_of)
 
 
-def _check_alike(schedule: Function, ranks: Sequence[int], name: str) -> None:
+Columns = dict[tuple[tuple[int, ...], tuple[int, ...]], Op | Value]
+"""Numbers that differ by device: the devices and their numbers, and where they are first in the schedule."""
+
+
+def _columns(schedule: Function) -> Columns:
+    """Return all numbers of a schedule in which ranks may differ; devices that take part are numbered 0."""
+    columns: Columns = {}
+
+    def add(where: Op | Value, values: Sequence[Value]) -> None:
+        for value in values:
+            columns.setdefault((value.placed.devices, ()), where)
+            for size in value.placed.shape:
+                for numbers in numbers_by_device(size):
+                    columns.setdefault((value.placed.devices, numbers.values), where)
+
+    for item in schedule.inputs:
+        add(item.value, [item.value])
+    for op in schedule.ops:
+        add(op, op.results)
+        devices = op.results[0].placed.devices
+        for attribute in op.attrs.values():
+            for numbers in numbers_by_device(attribute):
+                columns.setdefault((devices, numbers.values), op)
+        if Trait.TRANSFER in lookup(op.name, op.location).traits:
+            senders = op.operands[0].placed.devices
+            distances = tuple(after - before for before, after in zip(senders, devices, strict=True))
+            columns.setdefault((senders, distances), op)
+            columns.setdefault((devices, distances), op)
+    return columns
+
+
+def _by_devices(schedule: Function) -> dict[tuple[int, ...], list[int]]:
+    """Return the numbers of the ops in which devices take part, by these devices."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, op in enumerate(schedule.ops):
+        found.setdefault(op.results[0].placed.devices, []).append(number)
+        if Trait.TRANSFER in lookup(op.name, op.location).traits:
+            found.setdefault(op.operands[0].placed.devices, []).append(number)
+    return found
+
+
+def _check_alike(columns: Columns, ranks: Sequence[int], name: str) -> None:
     """Raise `VerificationError` unless ranks that share a program have the same part in the schedule."""
     if len(ranks) == 1:
         return
-    positions: dict[tuple[int, ...], list[int]] = {}
-
-    def places(devices: tuple[int, ...]) -> list[int]:
-        """Return the positions of the ranks among devices; all of them or none are there."""
-        if devices not in positions:
+    places: dict[tuple[int, ...], list[int]] = {}
+    for (devices, numbers), where in columns.items():
+        if devices not in places:
             index = {device: position for position, device in enumerate(devices)}
-            positions[devices] = [index[rank] for rank in ranks if rank in index]
-        return positions[devices]
-
-    def check(op: Op | None, values: Sequence[Value]) -> None:
-        columns = [(v.placed.devices, n) for v in values for d in v.placed.shape for n in numbers_by_device(d)]
-        if op is not None:
-            devices = op.results[0].placed.devices
-            columns += [(devices, n) for attribute in op.attrs.values() for n in numbers_by_device(attribute)]
-        alike = all(len(places(v.placed.devices)) in (0, len(ranks)) for v in values)
-        alike = alike and all(len({n.values[i] for i in places(devices)}) < 2 for devices, n in columns)
-        if op is not None and Trait.TRANSFER in lookup(op.name, op.location).traits:
-            alike = alike and not any(places(v.placed.devices) for v in (*op.operands, *op.results))
-        if not alike:
-            what = f"in {print_op(op)}" if op is not None else f"in their inputs: {values[0]}: {values[0].type}"
-            raise VerificationError(
-                f"ranks {', '.join(map(str, ranks))} share the program @{name}, but differ {what}",
-                "" if op is None else op.location,
-                _HINT,
-            )
-
-    for item in schedule.inputs:
-        check(None, [item.value])
-    for op in schedule.ops:
-        check(op, op.results)
+            places[devices] = [index[rank] for rank in ranks if rank in index]
+        held = places[devices]
+        if len(held) not in (0, len(ranks)) or (numbers and len({numbers[position] for position in held}) > 1):
+            shown = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+            what = print_op(where) if isinstance(where, Op) else f"their inputs: {where}: {where.type}"
+            location = where.location if isinstance(where, Op) else ""
+            raise VerificationError(f"ranks {shown} share the program @{name}, but differ in {what}", location, _HINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +123,32 @@ class _Event:
 class _Part:
     """The part of a rank in a schedule: numbers of its values by name, and its communications in order."""
 
-    def __init__(self, schedule: Function, rank: int, started: Mapping[str, str]) -> None:
+    def __init__(
+        self, schedule: Function, ops: Mapping[tuple[int, ...], Sequence[int]], rank: int, started: Mapping[str, str]
+    ) -> None:
         self.schedule = schedule
         self.rank = rank
         self.started = started
         """The collective that each op starts."""
         self.expressions = Expressions()
         self.numbers: dict[str, int] = {}
+        self.positions: dict[tuple[int, ...], int] = {}
+        """The position of the rank among devices, -1 if it is none of them."""
         self.events: deque[_Event] = deque()
         for item in schedule.inputs:
             if self._has(item.value):
                 (self.numbers[item.value.name],) = self.expressions.new()
-        for op in schedule.ops:
-            self._add(op)
+        for number in sorted({n for devices, numbers in ops.items() if rank in devices for n in numbers}):
+            self._add(schedule.ops[number])
 
     def _has(self, value: Value) -> bool:
-        return self.rank in value.placed.devices
+        return self._position(value.placed.devices) >= 0
+
+    def _position(self, devices: tuple[int, ...]) -> int:
+        found = self.positions.get(devices)
+        if found is None:
+            found = self.positions[devices] = devices.index(self.rank) if self.rank in devices else -1
+        return found
 
     def _add(self, op: Op) -> None:
         entry = lookup(op.name, op.location)
@@ -125,7 +163,7 @@ class _Part:
         if entry.is_identity(locals_[: len(held)], locals_[len(held) :]):
             self.numbers[op.results[0].name] = operands[0]
             return
-        position = op.results[0].placed.devices.index(self.rank)
+        position = self._position(op.results[0].placed.devices)
         attrs = {key: value for key, value in local_attrs(op.attrs, position).items() if key not in _OF_SCHEDULE}
         if Trait.COMMUNICATES in entry.traits:
             (result,) = self.expressions.new()
@@ -137,20 +175,20 @@ class _Part:
 
     def _add_transfer(self, op: Op) -> None:
         ((value,), (received,)) = op.operands, op.results
-        pairs = zip(value.placed.devices, received.placed.devices, strict=True)
-        for source, target in pairs:
-            if source == self.rank:
-                does = _does("", {"peer": target})
-                self.events.append(_Event(op, (self.numbers[value.name],), does, -1))
-            if target == self.rank:
-                (result,) = self.expressions.new()
-                kind = self._local(received).tensor
-                does = _does("", {"peer": source, "shape": kind.shape, "dtype": kind.dtype})
-                self.events.append(_Event(op, (), does, result))
-                self.numbers[received.name] = result
+        sends, receives = self._position(value.placed.devices), self._position(received.placed.devices)
+        if sends >= 0:
+            does = _does("", {"distance": received.placed.devices[sends] - self.rank})
+            self.events.append(_Event(op, (self.numbers[value.name],), does, -1))
+        if receives >= 0:
+            (result,) = self.expressions.new()
+            kind = self._local(received).tensor
+            distance = value.placed.devices[receives] - self.rank
+            does = _does("", {"distance": distance, "shape": kind.shape, "dtype": kind.dtype})
+            self.events.append(_Event(op, (), does, result))
+            self.numbers[received.name] = result
 
     def _local(self, value: Value) -> Value:
-        return Value(value.name, value.placed.local(value.placed.devices.index(self.rank)))
+        return Value(value.name, value.placed.local(self._position(value.placed.devices)))
 
     def check(self, program: Function) -> None:
         """Raise `VerificationError` unless a program is this part."""
@@ -205,7 +243,7 @@ class _Part:
 
     def _next(self, op: Op, operands: tuple[int, ...]) -> int:
         """Return the number of the result of a communication, which must be the next one of the schedule."""
-        name = "" if "peer" in op.attrs else self.started.get(op.name, op.name)
+        name = "" if "distance" in op.attrs else self.started.get(op.name, op.name)
         attrs = {key: value for key, value in op.attrs.items() if key not in _OF_SCHEDULE}
         event = self.events.popleft() if self.events else None
         if event is None or (event.operands, event.does) != (operands, _does(name, attrs)):

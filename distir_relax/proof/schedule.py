@@ -39,6 +39,7 @@ from distir_relax.ir import (
     TensorType,
     Value,
     at_rank,
+    gc_disabled,
     inline,
     per_rank,
     print_op,
@@ -48,7 +49,7 @@ from distir_relax.layout import DeviceMesh, Shard, evaluate_size, is_symbolic, l
 from distir_relax.layout import Partial as PartialPlacement
 from distir_relax.ops import Expansion, Trait, lookup
 from distir_relax.ops.table.entry import OpDef
-from distir_relax.ops.table.positions import PADDING, Positions
+from distir_relax.ops.table.positions import PADDING, Positions, Vector
 from distir_relax.ops.table.rule import Rule
 from distir_relax.ops.table.spmd_inference import infer_placed, local_attrs
 from distir_relax.proof.expressions import Expressions
@@ -74,6 +75,11 @@ def check_schedule(sharded: Module, distributed: Module) -> list[Unproved]:
 
     If rows go to devices by data, or sums have a fixed order, all ops that depend on them are taken on trust.
     """
+    with gc_disabled():
+        return _check(sharded, distributed)
+
+
+def _check(sharded: Module, distributed: Module) -> list[Unproved]:
     found: dict[str, Unproved] = {}
     programs = inline(sharded), inline(distributed)
     limit = _limit(programs[1].main)
@@ -218,6 +224,9 @@ class _Schedule:
         self.expansions = _Expansions(self)
         self._memo: dict[object, list[Layout] | Mismatch] = {}
         self._fitting: dict[object, bool] = {}
+        self._vectors: dict[tuple[int, int, int], Vector] = {}
+        self._origins: dict[int, tuple[int, int, int]] = {}
+        """The row, distance and size that each of these vectors, by its identity, is made of."""
         missing = set(sharded.meshes[0].axes) - set(self.mesh.axes)
         if missing:
             raise VerificationError(f"the mesh of the schedule has no axis {min(missing)}", "", _HINT)
@@ -303,7 +312,7 @@ class _Schedule:
             if self._is_identity(op, entry):
                 return [self._restricted(op, known[0])]
             if op.operands and entry.semantics.collective_semantics is not None:
-                return self._with_terms(op, known, lambda pieces: [self._collective(op, entry, pieces[0])])
+                return self._with_terms(op, known, lambda pieces: [self._communicated(op, entry, pieces[0])])
             return self._with_terms(op, known, lambda pieces: self._local(op, entry, pieces))
         except Mismatch as reason:
             found = self._expanded(op) or self._assumed(op, entry)
@@ -437,9 +446,9 @@ class _Schedule:
             raise Mismatch("its operands are on other devices")
         claimed = [self._claimed(value, number, devices) for value, number in zip(op.results, results, strict=True)]
         numbers = [self.terms.constants.get(number) for number in operands if number is not None]
-        kinds = tuple(value.placed for value in op.results)
-        key = ("op", id(instance), id(op.attrs), kinds, tuple(layouts), tuple(claimed), tuple(numbers))
+        sizes = tuple(value.placed.shape for value in op.results)
         groups = self.groups_of(devices)
+        key = ("op", id(instance), id(op.attrs), groups.key, sizes, tuple(layouts), tuple(claimed), tuple(numbers))
         return self._cached(
             key, lambda: layouts_of_results(self.tables, instance, op, layouts, groups, claimed, numbers)
         )
@@ -536,18 +545,24 @@ class _Schedule:
 
     def _positions(self, piece: Piece, position: int, absolute: bool) -> Positions:
         """Return the numbers of the elements of a piece on one device; with `absolute` among those of all tensors."""
-        vectors = [self.tables.rows[self.tables.tables[table][position]] for table in piece.dims]
+        rows = [self.tables.tables[table][position] for table in piece.dims]
         if piece.term is None:
-            return vectors
+            return [self.tables.rows[row] for row in rows]
         shape = self.terms.types[piece.term].shape
-        result = []
-        for dim, vector in enumerate(vectors):
-            stride = _stride(shape, dim)
-            result.append(np.where((vector >= 0) & (vector < SAME), vector * stride, vector))
+        result = [self._spaced(row, _stride(shape, dim), shape[dim]) for dim, row in enumerate(rows)]
         if absolute and result:
             base = self.terms.bases[piece.term]
             result[0] = np.where((result[0] >= 0) & (result[0] < SAME), result[0] + base, result[0])
         return result
+
+    def _spaced(self, row: int, stride: int, size: int) -> Vector:
+        """Return the numbers of elements of a dim of `size`, which are `stride` apart; equal ones are one object."""
+        key = row, stride, size
+        if key not in self._vectors:
+            vector = self.tables.rows[row]
+            self._vectors[key] = np.where((vector >= 0) & (vector < SAME), vector * stride, vector)
+            self._origins[id(self._vectors[key])] = key
+        return self._vectors[key]
 
     def _piece(
         self,
@@ -595,6 +610,11 @@ class _Schedule:
         rows = []
         for dim, (vector, size) in enumerate(zip(vectors, shape, strict=True)):
             stride = _stride(shape, dim)
+            row, its_stride, its_size = self._origins.get(id(vector), (-1, 0, 0))
+            if (its_stride, its_size) == (stride, size) and (base == 0 or dim > 0):
+                # An op that moves elements along other dims returns the numbers of this one as they are.
+                rows.append(row)
+                continue
             inside = (vector >= 0) & (vector < SAME)
             offset = vector - (base if dim == 0 else 0)
             index = offset // stride
@@ -606,6 +626,24 @@ class _Schedule:
             row = self.tables.row(np.where(inside, index, np.where(vector < 0, PADDING, SAME)))
             rows.append(self.tables.same(len(vector), size) if is_same else row)
         return rows
+
+    def _communicated(self, op: Op, entry: OpDef, piece: Piece) -> Piece:
+        """Return the piece that a collective gives, computed once for tensors of the same sizes and layouts."""
+        if piece.term is None:
+            return self._collective(op, entry, piece)
+        attrs = tuple(sorted((key, repr(value)) for key, value in op.attrs.items()))
+        shape = self.terms.types[piece.term].shape
+        key = ("collective", op.name, attrs, op.results[0].placed, shape, piece.layout)
+        moved: list[Piece] = []
+
+        def compute() -> list[Layout]:
+            moved.append(self._collective(op, entry, piece))
+            return [moved[0].layout] if moved[0].term == piece.term else []
+
+        found = self._cached(key, compute)
+        if found:
+            return found[0].of(piece.term)
+        return moved[0] if moved else self._collective(op, entry, piece)
 
     def _collective(self, op: Op, entry: OpDef, piece: Piece) -> Piece:
         devices = op.results[0].placed.devices
@@ -818,18 +856,22 @@ class _Expansions:
         parts = []
         for count, axis in enumerate(split):
             placements = [kind.placements[i] for i in split[: count + 1]]
+            lengths: dict[tuple[int, ...], list[Size]] = {}
             rows = []
             for place in groups.coordinates:
-                before = [place[axes[i]] for i in split[:count]]
-                indices = range(mesh.shape[axes[axis]])
-                rows.append([local_length(placements, dim, kind.shape[dim], [*before, index]) for index in indices])
+                before = tuple(place[axes[i]] for i in split[:count])
+                if before not in lengths:
+                    places = [(*before, index) for index in range(mesh.shape[axes[axis]])]
+                    lengths[before] = [local_length(placements, dim, kind.shape[dim], place) for place in places]
+                rows.append(lengths[before])
             parts.append((mesh.axes[axes[axis]], tuple(per_rank(column) for column in zip(*rows, strict=True))))
         if parts:
             yield tuple(parts)
 
     def _sizes(self, kind: DTensorType, dim: int, groups: Groups) -> list[int]:
-        places = [[place[axis] for axis in self.schedule.axes] for place in groups.coordinates]
-        return [local_length(kind.placements, dim, kind.shape[dim], place) for place in places]
+        places = [tuple(place[axis] for axis in self.schedule.axes) for place in groups.coordinates]
+        lengths = {place: local_length(kind.placements, dim, kind.shape[dim], place) for place in set(places)}
+        return [lengths[place] for place in places]
 
     def _number(
         self,

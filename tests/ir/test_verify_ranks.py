@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import distir_relax as dr
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, parse, verify
 from distir_relax.ops import check
+from distir_relax.ops.table import rank_checks
 from tests.runtime.processes import python
 
 
@@ -89,9 +91,10 @@ HEAD = 'module @ranked {\n  mesh[0] = device_mesh((3,), ("tp",))\n  ranks = (@a,
 
 
 def program(*bodies: str) -> Module:
-    """A function for each of three ranks: inputs, ops and the value returned."""
+    """A function for each of three ranks: inputs, ops, which may be with a rank @N, and the value returned."""
     functions = []
-    for name, body in zip("abc", bodies, strict=True):
+    for me, (name, body) in enumerate(zip("abc", bodies, strict=True)):
+        body = re.sub(r"@(\d)", lambda peer, me=me: str(int(peer[1]) - me), body)
         inputs, *ops, output = [line.strip() for line in body.strip().splitlines()]
         lines = "".join(f"    {line}\n" for line in ops)
         functions.append(f'  func @{name}(\n    input {inputs},\n  ) {{\n{lines}    return "y": {output}\n  }}\n')
@@ -126,11 +129,11 @@ def test_a_collective_of_three(bodies: list[str], message: str) -> None:
 
 
 def sends(peer: int, step: int = 0, size: int = 5) -> str:
-    return f"%s{step}: f32[0] = send(%x) {{peer={peer}, step={step}}}"
+    return f"%s{step}: f32[0] = send(%x) {{distance=@{peer}, step={step}}}"
 
 
 def receives(peer: int, step: int = 0, size: int = 5) -> str:
-    return f'%r{step}: f32[{size}] = recv() {{shape=({size},), dtype="float32", peer={peer}, step={step}}}'
+    return f'%r{step}: f32[{size}] = recv() {{shape=({size},), dtype="float32", distance=@{peer}, step={step}}}'
 
 
 def rank(*ops: str) -> str:
@@ -145,7 +148,7 @@ def rank(*ops: str) -> str:
         ([rank(sends(1)), NOTHING, NOTHING], "rank 0 waits for rank 1 in %s0 = send.*; rank 1 has ended"),
         ([NOTHING, rank(receives(0)), NOTHING], "rank 1 waits for rank 0 in %r0 = recv.*; rank 0 has ended"),
         ([rank(sends(1, 3)), rank(receives(0, 4)), NOTHING], "different places of the schedule"),
-        ([rank(sends(7)), NOTHING, NOTHING], "rank 0 cannot exchange with rank 7"),
+        ([rank(sends(7)), NOTHING, NOTHING], "rank 0 cannot exchange with a rank at a distance of 7"),
         # A ring in which each first sends, then one in which the last receives first.
         (
             [rank(sends((i + 1) % 3, i), receives((i - 1) % 3, (i - 1) % 3)) for i in range(3)],
@@ -219,6 +222,49 @@ def test_every_rank_of_a_large_mesh() -> None:
     start = time.perf_counter()
     verify(large, check)
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ranks_that_do_the_same_are_looked_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random programs on 3 x 2 x 2 ranks, most of them wrong, with ranks folded and without."""
+    random_ = random.Random(seed)
+    mesh = dr.DeviceMesh((3, 2, 2), ("dp", "pp", "tp"))
+    varies = random_.choice([(), (1,), (1, 2), (0,)])
+    names: dict[tuple[int, ...], str] = {}
+    ranks = []
+    for device in mesh.devices:
+        here = mesh.coordinates(device)
+        key = tuple(here[axis] for axis in varies)
+        ranks.append(names.setdefault(key, f"main_{len(names)}"))
+    functions = []
+    for key, name in names.items():
+        lines = [
+            f'%y{i}: f32[5] = all_reduce(%x) {{axis="{a}", op="sum", step={i}}}' for i, a in enumerate(["dp", "tp"])
+        ]
+        if 1 in varies:
+            after = 2 if random_.random() < 0.8 else random_.choice([1, 4, -2])
+            first, second = sends(0, 7).replace("@0", str(after)), receives(0, 7).replace("@0", str(-after))
+            lines.append(first if key[0] == 0 else second)
+        if random_.random() < 0.3:
+            random_.shuffle(lines)
+        body = "".join(f"    {line}\n" for line in lines)
+        functions.append(f'  func @{name}(\n    input %x: f32[5],\n  ) {{\n{body}    return "y": %x\n  }}\n')
+    listed = " ".join(f"@{name}," for name in ranks)
+    module = parse(f"module @ranked {{\n  mesh[0] = {mesh}\n  ranks = ({listed})\n" + "".join(functions) + "}\n")
+    folded = verifies(module)
+    monkeypatch.setattr(
+        rank_checks, "_fold", lambda module, programs: rank_checks._Folded(frozenset(), tuple(range(12)))
+    )
+    assert folded == verifies(module)
+
+
+def verifies(module: Module) -> bool:
+    """Whether the programs match."""
+    try:
+        verify(module, check)
+    except VerificationError:
+        return False
+    return True
 
 
 REDUCTIONS = """

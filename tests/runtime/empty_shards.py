@@ -54,16 +54,17 @@ def program(rank: int, ranks: int) -> str:
     ]  # fmt: skip
     # Around the ring: an even rank sends first, so that no two wait for each other.
     ring = [
-        f'%sent: f64[0] = send(%b) {{peer={after}, step={20 + rank}}}',
-        f'%h: f64[{moved},5] = recv() {{shape=({moved}, 5), dtype="float64", peer={before}, step={20 + before}}}',
+        f'%sent: f64[0] = send(%b) {{distance={after - rank}, step={20 + rank}}}',
+        f'%h: f64[{moved},5] = recv() '
+        f'{{shape=({moved}, 5), dtype="float64", distance={before - rank}, step={20 + before}}}',
     ]  # fmt: skip
     lines += ring if rank % 2 == 0 else ring[::-1]
     # Around the ring again, nobody waiting for who receives.
     lines += [
-        f'%gone: f64[0] = start_send(%b) {{peer={after}, copy=False, step={40 + rank}}}',
+        f'%gone: f64[0] = start_send(%b) {{distance={after - rank}, copy=False, step={40 + rank}}}',
         f'%coming: f64[{moved},5] = start_recv() '
-        f'{{shape=({moved}, 5), dtype="float64", peer={before}, step={40 + before}}}',
-        f'%i: f64[{moved},5] = finish_recv(%coming) {{peer={before}, step={40 + before}}}',
+        f'{{shape=({moved}, 5), dtype="float64", distance={before - rank}, step={40 + before}}}',
+        f'%i: f64[{moved},5] = finish_recv(%coming) {{distance={before - rank}, step={40 + before}}}',
     ]  # fmt: skip
     # Collectives that are started, with one in program order before they are finished.
     lines += [

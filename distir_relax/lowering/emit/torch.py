@@ -316,11 +316,14 @@ def _imports(texts: Sequence[str]) -> str:
 
 
 def _task_comment(op: Op) -> str:
-    """Return a comment with the task that computes the value sent, and the rank that a receiver waits for."""
+    """Return a comment with the task that computes the value sent, and the distance to the rank that it is awaited of.
+
+    See `distir_relax.runtime.backends.torch`, which names the rank.
+    """
     if "task" not in op.attrs:
         return ""
     is_awaited = Trait.FINISHES in lookup(op.name, op.location).traits
-    return f", of task {op.attrs['task']}" + (f" of rank {op.attrs['peer']}" if is_awaited else "")
+    return f", of task {op.attrs['task']}" + (f" of rank @{op.attrs['distance']}" if is_awaited else "")
 
 
 def _brief(line: str) -> str:

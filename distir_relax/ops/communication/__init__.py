@@ -21,7 +21,7 @@ Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a s
 
 Between devices (each device of the operand's set sends to the one at the same index in the result's set)::
 
-    send             [A]  .        =>  .    [A]         in a rank's program: `send` to a `peer`, or `recv` from one
+    send             [A]  .        =>  .    [A]         in a rank's program: `send`, or `recv`
 """
 
 # A module enters its ops and their spellings in the table when it is imported.

@@ -2,7 +2,8 @@
 
 In a rank's program, ``send`` and ``recv`` block until both are reached. Transfers on a stream are asynchronous:
 ``start_send`` returns at once, ``start_recv`` posts the receive buffer, and ``finish_recv`` waits for the data right
-before its first use. They are matched by step, in any order.
+before its first use. They are matched by step, in any order. The other rank is given by its distance, so that ranks
+that send to neighbours share a program.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from distir_relax.ops.table.entry import Infer
 
 def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     # On the sending rank the result is empty; every op has a result.
-    return (TensorType((0,), types[0].dtype) if "peer" in attrs else types[0],)
+    return (TensorType((0,), types[0].dtype) if "distance" in attrs else types[0],)
 
 
 def _infer_recv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -25,7 +26,7 @@ def _infer_recv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 _RECV_ATTRIBUTES = {
     "shape": "the shape of the received tensor",
     "dtype": "its dtype, such as float32",
-    "peer": "the sending rank",
+    "distance": "the number of the sending rank, minus that of this one",
 }
 
 
@@ -39,31 +40,34 @@ def _define(name: str, infer: Infer, torch: str, *traits: Trait, bound: str = ""
     )
 
 
-_define("send", _infer_send, "comm.send({0}, {peer}, step={step})", Trait.TRANSFER)
-_define("recv", _infer_recv, "comm.recv({shape}, {dtype}, {peer}, step={step})", **_RECV_ATTRIBUTES)
+_define("send", _infer_send, "comm.send({0}, comm.rank + {distance}, step={step})", Trait.TRANSFER)
+_define("recv", _infer_recv, "comm.recv({shape}, {dtype}, comm.rank + {distance}, step={step})", **_RECV_ATTRIBUTES)
 _define(
     "start_send",
     lambda types, attrs: (TensorType((0,), types[0].dtype),),
-    "comm.start_send({0}, {peer}, {copy}, step={step})",
+    "comm.start_send({0}, comm.rank + {distance}, {copy}, step={step})",
     Trait.STARTS,
     # A step's memory is used again soon.
-    bound="step.call(lambda x: comm.start_send(x, {peer}, True, step={step}), {0})",
-    peer="the receiving rank",
+    bound="step.call(lambda x: comm.start_send(x, comm.rank + {distance}, True, step={step}), {0})",
+    distance="the number of the receiving rank, minus that of this one",
     copy="whether the program may change the operand during the transfer",
 )
 _define(
     "start_recv",
     _infer_recv,
-    "comm.start_recv({shape}, {dtype}, {peer}, step={step})",
+    "comm.start_recv({shape}, {dtype}, comm.rank + {distance}, step={step})",
     Trait.STARTS,
-    bound="step.start(lambda: comm.start_recv({shape}, {dtype}, {peer}, step={step}), ({shape}, torch.{dtype!s}))",
+    bound=(
+        "step.start(lambda: comm.start_recv({shape}, {dtype}, comm.rank + {distance}, step={step}), "
+        "({shape}, torch.{dtype!s}))"
+    ),
     **_RECV_ATTRIBUTES,
 )
 _define(
     "finish_recv",
     same_type,
-    "comm.finish_recv({0}, {peer}, step={step})",
+    "comm.finish_recv({0}, comm.rank + {distance}, step={step})",
     *(Trait.FINISHES, Trait.VIEW),
-    bound="step.finish(lambda x: comm.finish_recv(x, {peer}, step={step}), {0})",
-    peer=_RECV_ATTRIBUTES["peer"],
+    bound="step.finish(lambda x: comm.finish_recv(x, comm.rank + {distance}, step={step}), {0})",
+    distance=_RECV_ATTRIBUTES["distance"],
 )

@@ -129,9 +129,9 @@ def operand_count(name: str, attrs: Mapping[str, Any]) -> int | None:
 def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None:
     """Raise ValueError, KeyError or an error of the entry unless op `name` has an expression for these attributes."""
     entry = lookup(name)
-    # A rank's program also sets the schedule step and the peer.
+    # A rank's program also sets the schedule step and the distance to another rank.
     for template in (entry.semantics.torch, entry.code.in_place, entry.code.bound):
-        _fill(template, {"step": 0, "peer": 0, **attrs}, ["x"] * operands)
+        _fill(template, {"step": 0, "distance": 0, **attrs}, ["x"] * operands)
     for template in (entry.code.reusing, entry.code.buffered, entry.code.cached, entry.code.native):
         _template(template, attrs)
 

@@ -23,6 +23,9 @@ other ranks' lanes only, and the rank waits for one where it finishes it::
 
     rank 0   start_all_reduce 4   start_all_reduce 7             rejected: on their lanes, 4 would meet 7
     rank 1   start_all_reduce 7   start_all_reduce 4
+
+Along an axis of the mesh on which no program depends, and which no transfer leaves, ranks do the same at the same time:
+the first along it stands for all of them.
 """
 
 from __future__ import annotations
@@ -101,6 +104,7 @@ class _Rendezvous:
 
     module: Module
     programs: Sequence[tuple[Op, ...]]
+    folded: _Folded = field(init=False)
     sequences: list[Sequence[Op]] = field(init=False)
     """The ops of each lane."""
     heads: list[int] = field(init=False)
@@ -119,9 +123,10 @@ class _Rendezvous:
 
     def run(self) -> None:
         count = len(self.programs)
+        self.folded = _fold(self.module, self.programs)
         self.sequences = [*self.programs, *([] for _ in self.programs)]
         self.heads = [0] * len(self.sequences)
-        ready = deque(range(count))
+        ready = deque(self.folded.ranks)
         while ready:
             lane = ready.popleft()
             if self.heads[lane] == len(self.sequences[lane]):
@@ -129,7 +134,7 @@ class _Rendezvous:
             op = self.sequences[lane][self.heads[lane]]
             if lane >= count or _is_blocking(op):
                 ready.extend(self._meet(lane, op))
-            elif "peer" in op.attrs:
+            elif "distance" in op.attrs:
                 ready.extend(self._post(lane, op))
             elif _starts_collective(op):
                 ready.extend(self._start(lane, op))
@@ -151,13 +156,17 @@ class _Rendezvous:
         """Let a lane reach a rendezvous; return the lanes that can continue."""
         count = len(self.programs)
         axis, ranks = self._rendezvous(lane % count, op)
+        if axis in self.folded.axes:
+            self._compare(ranks, [op] * len(ranks))
+            ranks = (lane % count,)
         members = ranks if lane < count else tuple(rank + count for rank in ranks)
         ops_by_lane = self.arrived.setdefault((axis, members), {})
         ops_by_lane[lane] = op
         if len(ops_by_lane) < len(members):
             return []
         del self.arrived[axis, members]
-        self._compare(ranks, [ops_by_lane[member] for member in members])
+        if axis not in self.folded.axes:
+            self._compare(ranks, [ops_by_lane[member] for member in members])
         for member in members:
             self.heads[member] += 1
         finishing = [rank for rank in ranks if rank in self.finishing] if lane >= count else []
@@ -213,19 +222,21 @@ class _Rendezvous:
                 )
 
     def _peer(self, rank: int, op: Op) -> int:
-        peer = op.attrs["peer"]
-        if not isinstance(peer, int) or not 0 <= peer < len(self.programs) or peer == rank:
-            raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
-        return peer
+        distance = op.attrs["distance"]
+        if not isinstance(distance, int) or not 0 <= rank + distance < len(self.programs) or distance == 0:
+            raise VerificationError(
+                f"rank {rank} cannot exchange with a rank at a distance of {distance}: {print_op(op)}", op.location
+            )
+        return rank + distance
 
     def _rendezvous(self, rank: int, op: Op) -> tuple[str, Members]:
         """Return the rendezvous of a rank for `op`: mesh axis and members."""
-        if "peer" in op.attrs:
+        if "distance" in op.attrs:
             peer = self._peer(rank, op)
             sends = Trait.TRANSFER in lookup(op.name).traits
             return "", (rank, peer) if sends else (peer, rank)
         if "axis" not in op.attrs:
-            raise VerificationError(f"{op.name} names no mesh axis and no peer: {print_op(op)}", op.location)
+            raise VerificationError(f"{op.name} names no mesh axis and no other rank: {print_op(op)}", op.location)
         axis = str(op.attrs["axis"])
         for mesh in self.module.meshes:
             if axis in mesh.axes and mesh.size == len(self.programs):
@@ -237,7 +248,7 @@ class _Rendezvous:
         if key in self.matched:
             return
         first = ops[0]
-        problem = _misfit_of_transfer(*ops) if "peer" in first.attrs else _misfit(ops)
+        problem = _misfit_of_transfer(*ops) if "distance" in first.attrs else _misfit(ops)
         if problem:
             index, text = problem
             raise VerificationError(
@@ -268,13 +279,44 @@ class _Rendezvous:
             yield f"rank {rank} has ended"
 
 
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """Axes along which all ranks do the same, and the first ranks along these."""
+
+    axes: frozenset[str]
+    ranks: tuple[int, ...]
+
+
+def _fold(module: Module, programs: Sequence[tuple[Op, ...]]) -> _Folded:
+    """Return the axes along which no program differs, and which no transfer leaves."""
+    count = len(programs)
+    folded = _Folded(frozenset(), tuple(range(count)))
+    meshes = [mesh for mesh in module.meshes if mesh.size == count]
+    if len(meshes) != 1:
+        return folded
+    (mesh,) = meshes
+    distinct = {id(ops): ops for ops in programs}
+    distances = {
+        key: {d for op in ops if isinstance(d := op.attrs.get("distance"), int)} for key, ops in distinct.items()
+    }
+    for axis, name in enumerate(mesh.axes):
+        firsts = tuple(rank for rank in folded.ranks if mesh.coordinates(rank)[axis] == 0)
+        groups = (mesh.group(rank, axis) for rank in firsts)
+        if not all(programs[rank] is programs[group[0]] for group in groups for rank in group):
+            continue
+        peers = {rank + distance for rank in firsts for distance in distances[id(programs[rank])]}
+        if all(mesh.coordinates(peer)[axis] == 0 for peer in peers if 0 <= peer < count):
+            folded = _Folded(folded.axes | {name}, firsts)
+    return folded
+
+
 def _is_blocking(op: Op) -> bool:
     """Return whether a rank executes a communication in program order, neither starting nor finishing another."""
     return lookup(op.name, op.location).traits.isdisjoint({Trait.STARTS, Trait.FINISHES})
 
 
 def _starts_collective(op: Op) -> bool:
-    return Trait.STARTS in lookup(op.name, op.location).traits and "peer" not in op.attrs
+    return Trait.STARTS in lookup(op.name, op.location).traits and "distance" not in op.attrs
 
 
 def _brief(op: Op) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,8 @@ def load_module(
     state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
     weights = prepare_weights(module, comm, weights)
     prepare_sizes = getattr(module, "prepare_sizes", None)
-    return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes)
+    steps, sizes = _steps(module, comm.rank), getattr(module, "SIZES", ())
+    return TorchProgram(module.main, comm, weights, steps, state, sizes, prepare_sizes)
 
 
 def prepare_weights(
@@ -71,13 +73,17 @@ def prepare_weights(
         raise BundleError(f"the program cannot prepare its weights: {reason}", str(module.__file__)) from error
 
 
-def _steps(module: types.ModuleType) -> Steps:
-    """Return the description of each step; for a step in a function, one per call."""
+def _steps(module: types.ModuleType, rank: int) -> Steps:
+    """Return the description of each step on a rank; for a step in a function, one per call."""
     steps, calls = getattr(module, "STEPS", ()), getattr(module, "CALLS", {})
     if not isinstance(steps, dict):
         return steps
+
+    def at_rank(text: str) -> str:
+        return re.sub(r"of rank @(-?\d+)$", lambda distance: f"of rank {rank + int(distance[1])}", text)
+
     return {
-        step: what if isinstance(what, str) else [f"{what[1]} in {place}" for place in calls[what[0]]]
+        step: at_rank(what) if isinstance(what, str) else [f"{at_rank(what[1])} in {place}" for place in calls[what[0]]]
         for step, what in steps.items()
     }
 

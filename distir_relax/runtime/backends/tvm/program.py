@@ -221,7 +221,10 @@ def _packed(name: str) -> Callable[..., None]:
         try:
             method = getattr(_current.comm, name)
             names = _parameters(type(_current.comm), name)
-            options = {key: value for key, value in _attributes(attributes, tuple(sizes)).items() if key in names}
+            given = dict(_attributes(attributes, tuple(sizes)))
+            if "distance" in given:
+                given["peer"] = _current.comm.rank + given["distance"]
+            options = {key: value for key, value in given.items() if key in names}
             target = from_dlpack(result)
             values = [from_dlpack(x) for x in operands]
             if "out" in names:
