@@ -289,4 +289,5 @@ def main(count: int, first: int = 1, only: tuple[str, ...] = ()) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*map(int, sys.argv[1:3]), tuple(sys.argv[3:])))
+    count, first = (*sys.argv[1:3], "1")[:2]
+    raise SystemExit(main(int(count), int(first), tuple(sys.argv[3:])))
