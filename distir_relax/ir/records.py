@@ -138,6 +138,20 @@ class RepeatedMicrobatches:
 
 
 @dataclass(frozen=True, slots=True)
+class MicrobatchProgram:
+    """The program of the whole batch along an axis in time, of which the parts are the microbatches, as texts.
+
+    `sharded` has the layout of every value along this axis, `placed` the ops that each microbatch does.
+    """
+
+    sharded: str
+    placed: str
+
+    def __str__(self) -> str:
+        return "the program of the whole batch, along an axis in time"
+
+
+@dataclass(frozen=True, slots=True)
 class TaskOrder:
     """The tasks of a pipeline in scheduled order, as ``1F0`` and so on."""
 
@@ -223,6 +237,7 @@ Record = (
     | MicrobatchParts
     | OutputAssembly
     | RepeatedMicrobatches
+    | MicrobatchProgram
     | TaskOrder
     | Autosharding
     | Guard
@@ -237,6 +252,7 @@ _KINDS: dict[str, type[Record]] = {
     "divided": MicrobatchParts,
     "collected": OutputAssembly,
     "repeated": RepeatedMicrobatches,
+    "in time": MicrobatchProgram,
     "scheduled": TaskOrder,
     "searched": Autosharding,
     "guard": Guard,

@@ -29,6 +29,7 @@ from distir_relax.ir import (
     Function,
     Input,
     MicrobatchParts,
+    MicrobatchProgram,
     Module,
     Op,
     Output,
@@ -37,6 +38,7 @@ from distir_relax.ir import (
     Value,
     fresh_name,
     live_ops,
+    print_module,
 )
 from distir_relax.layout import Collective, Cut, DeviceMesh, Shard, local_intervals
 from distir_relax.layout.partition import balanced
@@ -108,7 +110,9 @@ class Microbatches:
         unrolled, records = unroller.run(sharded.main)
         functions = tuple(with_annotations(f, active=True) for f in unrolled)
         repetition = [unroller.repeated(self.count, firsts)] if self.repeated else []
-        return replace(module, functions=functions, records=(*module.records, *records, *repetition))
+        # A program for simulation has not all of them.
+        whole = [] if self.repeated or rest else [MicrobatchProgram(print_module(sharded), print_module(placed))]
+        return replace(module, functions=functions, records=(*module.records, *records, *repetition, *whole))
 
 
 def representative_microbatches(samples: int, count: int, summed: bool = True) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
-from distir_relax.optimizers.optimize import GRADIENT_NORM, NEW, STEP, Optimize
+from distir_relax.optimizers.optimize import GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
 from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
 from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
@@ -25,6 +25,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 __all__ = [
     "EMA",
     "GRADIENT_NORM",
+    "GRADIENT",
     "LOSS_SCALE",
     "NEW",
     "OPTIMIZERS",

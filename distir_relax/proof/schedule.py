@@ -309,7 +309,7 @@ class _Schedule:
         try:
             if Trait.TRANSFER in entry.traits:
                 return [self._sent(op, known[0])]
-            if self._is_identity(op, entry):
+            if Trait.ANNOTATION in entry.traits or self._is_identity(op, entry):
                 return [self._restricted(op, known[0])]
             if op.operands and entry.semantics.collective_semantics is not None:
                 return self._with_terms(op, known, lambda pieces: [self._communicated(op, entry, pieces[0])])

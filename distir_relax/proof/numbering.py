@@ -1,0 +1,113 @@
+"""Numbers of the values of whole programs: values with equal numbers are equal, whatever the order of sums.
+
+Redistributions and annotations keep the number of their operand. A sum of tensors of one type has the number of the
+bag of its terms, so that the order in which terms are added does not matter. Zeros are no terms, and what is linear in
+zeros is zero, such as gradients of results that the loss does not use. Rounding is not compared, nor are nonfinite
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distir_relax.ir import DTensorType, Op, TensorType, Value
+from distir_relax.ops import Builder, Trait, cast, lookup
+from distir_relax.ops.table.entry import OpDef
+from distir_relax.proof.expressions import Expressions
+
+_SAME_VALUE = frozenset({Trait.REDISTRIBUTION, Trait.ANNOTATION, Trait.PLACE})
+
+
+@dataclass(slots=True)
+class Numbering:
+    """Expressions of several programs, whose inputs of the same name and dtype are equal."""
+
+    expressions: Expressions = field(default_factory=Expressions)
+    inputs: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The numbers of inputs, by name and dtype."""
+    terms: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The terms of each number that is a sum."""
+    zeros: dict[TensorType, int] = field(default_factory=dict)
+    """The number of zeros of each type."""
+    _sums: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _zeros: set[int] = field(default_factory=set)
+
+    def input(self, value: Value) -> int:
+        """Return the number of an input."""
+        key = value.name, plain(value).tensor.dtype
+        if key not in self.inputs:
+            (self.inputs[key],) = self.expressions.new()
+        return self.inputs[key]
+
+    def converted(self, value: Value, dtype: str) -> int:
+        """Return the number of an input after a conversion to a dtype."""
+        g = Builder()
+        result = cast(g, plain(value), dtype)
+        return self.add_all(g.ops, {value.name: self.input(value)})[result.name]
+
+    def add_all(self, ops: Iterable[Op], numbers: dict[str, int]) -> dict[str, int]:
+        """Add ops; `numbers` has those of values by name, and gets those of the results."""
+        for op in ops:
+            found = self.add(op, tuple(numbers[value.name] for value in op.operands), op.attrs)
+            numbers.update((value.name, number) for value, number in zip(op.results, found, strict=True))
+        return numbers
+
+    def add(self, op: Op, operands: tuple[int, ...], attrs: Mapping[str, object]) -> Sequence[int]:
+        """Return the numbers of an op's results, with these numbers of its operands and its attributes."""
+        entry = lookup(op.name, op.location)
+        values = [plain(value) for value in (*op.operands, *op.results)]
+        given, results = values[: len(operands)], values[len(operands) :]
+        if entry.traits & _SAME_VALUE or entry.is_identity(given, results):
+            return operands[:1]
+        if len(results) == 1 and self._is_zero(entry, op, operands):
+            return (self._zero(op, results[0].tensor, operands),)
+        if self._is_sum(entry, op, given, results):
+            return (self._sum(op, results[0].tensor, operands),)
+        plain_op = Op(op.name, tuple(given), tuple(results), attrs, op.location)  # type: ignore[arg-type]
+        return self.expressions.find(plain_op, operands) or self.expressions.add(plain_op, operands, plain_op.attrs)
+
+    def _is_sum(self, entry: OpDef, op: Op, operands: Sequence[Value], results: Sequence[Value]) -> bool:
+        if Trait.ADDS_IN_ORDER in entry.traits:
+            return True
+        if Trait.COMMUTATIVE not in entry.traits or len(operands) != 2:
+            return False
+        is_linear = frozenset({0, 1}) in entry.linear_sets(2, op.attrs)
+        return is_linear and all(value.type == results[0].type for value in operands)
+
+    def _is_zero(self, entry: OpDef, op: Op, operands: tuple[int, ...]) -> bool:
+        if not operands:
+            return Trait.SCALAR in entry.traits and op.attrs.get("value") == 0
+        zeros = {index for index, number in enumerate(operands) if number in self._zeros}
+        return bool(zeros) and any(group <= zeros for group in entry.linear_sets(len(operands), op.attrs) if group)
+
+    def _zero(self, op: Op, kind: TensorType, operands: tuple[int, ...]) -> int:
+        if kind not in self.zeros:
+            (self.zeros[kind],) = self.expressions.add(op, operands, op.attrs)
+            self._zeros.add(self.zeros[kind])
+        return self.zeros[kind]
+
+    def _sum(self, op: Op, kind: TensorType, operands: tuple[int, ...]) -> int:
+        zero = self.zeros.get(kind)
+        given = [term for number in operands for term in self.terms.get(number, (number,)) if term != zero]
+        terms = tuple(sorted(given))
+        if len(terms) == 1:
+            return terms[0]
+        if terms not in self._sums:
+            (self._sums[terms],) = self.expressions.new()
+            self.terms[self._sums[terms]] = terms
+        number = self._sums[terms]
+        # Patterns of fused ops find it as an op on these operands.
+        made = self.expressions.made.setdefault((op.name, operands), [])
+        if not made:
+            made.append((op.attrs, (number,)))
+        return number
+
+
+def plain(value: Value) -> Value:
+    """Return a value without its layout."""
+    return value if isinstance(value.type, TensorType) else Value(value.name, _tensor(value))
+
+
+def _tensor(value: Value) -> TensorType:
+    return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
