@@ -14,6 +14,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every compilation of a test, in other processes too, verifies the program after each pass.
 os.environ["DISTIR_VERIFY"] = "1"
+# Tests of proofs ask for them.
+os.environ["DISTIR_CHECK"] = "0"
 # Hundreds of processes are started that import this package: it is translated once, whatever the shell says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

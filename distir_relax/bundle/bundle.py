@@ -13,7 +13,7 @@ from distir_relax.bundle.weights import WeightSource
 from distir_relax.errors import BundleError
 
 RECORDS_FILE = "records.json"
-STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
+STAGE_FILES = {"global": "model.txt", "sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
 SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
 """Files of an autosharded bundle: the program before autosharding, the machine, and the query."""
 
@@ -23,7 +23,7 @@ class Bundle:
     """A compiled plan with everything that ranks need to run it.
 
     `programs` maps the manifest's paths to torch modules, `texts` other file names to texts: those of the stages
-    (`distir.txt`, `sharded.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer (`tokenizer.json`).
+    (`model.txt`, `sharded.txt`, `distir.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer (`tokenizer.json`).
     `path` is the folder the bundle was read from, if any; ranks run modules generated from `ranked.txt`, and the torch
     modules themselves only if they are `trusted`, or made by this process. `encoder` is the bundle whose outputs are
     states of this one: its ranks run it once for each sequence. `evaluation` is that of a training step: it computes
@@ -88,7 +88,10 @@ class Bundle:
         return replace(self, manifest=replace(self.manifest, training=training), evaluation=evaluation)
 
     def stage(self, name: str) -> str:
-        """Return the program text of stage `sharded`, `distributed` or `ranked`. Raises BundleError without one."""
+        """Return the program text of stage `global` (the imported model), `sharded`, `distributed` or `ranked`.
+
+        Raises BundleError without one.
+        """
         if name not in STAGE_FILES:
             raise BundleError(f"unknown stage {name!r}", hint=f"stages: {', '.join(STAGE_FILES)}")
         return self._text(STAGE_FILES[name])

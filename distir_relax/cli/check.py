@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,56 +16,65 @@ from distir_relax.support.units import count
 
 if TYPE_CHECKING:
     from distir_relax.bundle import Bundle
+    from distir_relax.proof import Proof
 
 
 @app.command()
 def check(bundle: BundleArgument, json: JsonOption = False) -> None:
-    """Check that the ranks' programs match each other, cannot deadlock, and compute the sharded program together."""
+    """Check that the ranks' programs match each other, cannot deadlock, and compute what the model does."""
     from distir_relax.bundle import read_bundle
 
     found = list(_checked(read_bundle(bundle, verify_weights=False)))
     if json:
-        typer.echo(json_.dumps(found))
+        typer.echo(json_.dumps([_row(*item) for item in found]))
         return
-    for row in found:
+    for path, proof, seconds in found:
         typer.echo(
-            f"{row['name']}: {count(row['ranks'], 'rank')}, {count(row['programs'], 'program')} of {row['ops']:,} ops, "
-            f"{row['seconds']:.2f} s\n"
-            "  sizes and communication match, and no rank waits forever\n"
-            "  each program is its rank's part of the schedule distir.txt\n"
-            f"  the schedule computes the sharded program sharded.txt{_trusted(row['trusted'])}"
+            f"{path}: {count(proof.ranks, 'rank')}, {count(proof.programs, 'program')} of {proof.ops:,} ops, "
+            f"{seconds:.2f} s"
         )
+        for line in proof.lines:
+            typer.echo(f"  {line}")
 
 
-def _trusted(trusted: list[dict[str, str]]) -> str:
-    """Return the limits of the statement before: the ops taken on trust."""
-    if not trusted:
-        return ""
-    reasons = ", and ".join(dict.fromkeys(item["reason"] for item in trusted))
-    return f",\n    if {count(len(trusted), 'op')} in it are right, which cannot be followed: {reasons}"
+def _row(path: str, proof: Proof, seconds: float) -> dict[str, Any]:
+    trusted = [item for ops in proof.statements.values() for item in ops]
+    return {
+        "name": path,
+        "ranks": proof.ranks,
+        "programs": proof.programs,
+        "ops": proof.ops,
+        "statements": list(proof.statements),
+        "trusted": [{"op": str(item.op.results[0]), "reason": item.reason} for item in trusted],
+        "seconds": seconds,
+    }
 
 
-def _checked(bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """Check a bundle, its encoder and its evaluation; iterate over the findings of each."""
-    from distir_relax.layout import assuming
-    from distir_relax.proof import check_projection, check_schedule
-    from distir_relax.runtime.verification import read_stage, verify_programs
+def _checked(bundle: Bundle) -> Iterator[tuple[str, Proof, float]]:
+    """Check a bundle, its encoder and its evaluation; iterate over the path, the proof and the time of each."""
+    from distir_relax.runtime.verification import verify_programs
 
     start = time.perf_counter()
     verify_programs(bundle)
     for part in (bundle, bundle.encoder, bundle.evaluation):
         if part is not None:
-            ranked = read_stage(part, "ranked", verified=True)
-            schedule = read_stage(part, "distributed")
-            with assuming(ranked.guards):
-                ops = check_projection(schedule, ranked)
-                trusted = check_schedule(read_stage(part, "sharded"), schedule)
-            yield {
-                "name": str(part.path),
-                "ranks": len(ranked.ranks),
-                "programs": len(set(ranked.ranks)),
-                "ops": ops,
-                "trusted": [{"op": str(item.op.results[0]), "reason": item.reason} for item in trusted],
-                "seconds": time.perf_counter() - start,
-            }
+            yield str(part.path), prove_bundle(part), time.perf_counter() - start
             start = time.perf_counter()
+
+
+def prove_bundle(bundle: Bundle) -> Proof:
+    """Check a bundle whose ranks' programs are verified, with those stages that it has; see `prove`."""
+    from distir_relax.bundle import STAGE_FILES
+    from distir_relax.ir import parse_records
+    from distir_relax.proof import prove
+    from distir_relax.runtime.verification import read_stage
+
+    sharded, model = (
+        read_stage(bundle, stage) if STAGE_FILES[stage] in bundle.texts else None for stage in ("sharded", "global")
+    )
+    if sharded is not None and model is not None:
+        symbols = {symbol.name: symbol for symbol in bundle.manifest.symbols}
+        records = parse_records(bundle.records, "records.json", symbols)
+        sharded = replace(sharded, records=records)
+    ranked, distributed = read_stage(bundle, "ranked", verified=True), read_stage(bundle, "distributed")
+    return prove(ranked, distributed, sharded, model, verified=True)

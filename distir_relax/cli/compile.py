@@ -98,11 +98,12 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
 
     stages, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {target.name}") as progress:
-        footprint = compile_target(target, output, backends, [stages, progress])
+        footprint, proof = compile_target(target, output, backends, [stages, progress])
     if as_json:
         from distir_relax.report.json_output import compiled_json
 
         summary = compiled_json(footprint, stages.modules, stages.seconds)
+        summary["checked"] = None if proof is None else list(proof.statements)
         typer.echo(json_.dumps({"output": str(output), "seconds": time.perf_counter() - start, **summary}))
         return
     if times:
@@ -112,6 +113,8 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
     for record in stages.modules["sharded"].records if "sharded" in stages.modules else ():
         if isinstance(record, Autosharding):
             typer.echo(str(record))
+    if proof is not None:
+        typer.echo(f"checked in {sum(proof.seconds.values()):.2f} s: {proof.summary}")
     typer.echo(f"wrote {output} in {time.perf_counter() - start:.2f} s")
     if target.generation["generate"]:
         files = read_bundle(output, verify_weights=False).manifest.weight_files

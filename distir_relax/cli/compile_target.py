@@ -20,6 +20,7 @@ from distir_relax.errors import ImportModelError, PlacementError
 from distir_relax.frontends.pretrained import is_pretrained, read_pretrained
 from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import parse
+from distir_relax.proof import Proof
 from distir_relax.strategies.strategy import as_strategy
 from distir_relax.support.user_function import find_function
 
@@ -55,10 +56,14 @@ class Target:
         return {**self.options, **({"shardings": "auto"} if self.auto else {})}
 
 
+Compiled = tuple[Footprint, Proof | None]
+"""The footprint of each rank of a plan, and its proof if it was checked."""
+
+
 def compile_target(
     target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer] = ()
-) -> Footprint:
-    """Compile, write the bundle, and return the footprint of each rank. `observers` see the program after each pass.
+) -> Compiled:
+    """Compile, write the bundle, and return the footprint of each rank, and the proof. `observers` see the program after each pass.
 
     Raises `ImportModelError` if the file or the function is missing, the function raises or returns something else,
     and the errors of compiling and writing.
@@ -80,7 +85,7 @@ def compile_target(
             name = str(target.options.get("name") or function.__name__)
             bundle = program_bundle(name, returned.module, returned.tensors)
             write_bundle(bundle, output, overwrite=True)
-            return footprint(returned.module, parse(bundle.stage("ranked")))
+            return footprint(returned.module, parse(bundle.stage("ranked"))), None
         if isinstance(returned, Training):
             return _compile_training(returned, target, output, backends, observers)
         if target.train and not isinstance(returned, Plan):
@@ -152,7 +157,7 @@ def _pretrained(target: Target) -> Model:
 
 def _compile_generation(
     target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer]
-) -> Footprint:
+) -> Compiled:
     if ":" in Path(target.name).name or is_onnx(target.name):
         raise ImportModelError(
             "--generate is for a folder of a model, or a GGUF file", target.name,
@@ -167,7 +172,7 @@ def _compile_generation(
     sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source")}
     plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
     plan.save(output, backends, weights=target.generation["weights"] or "refer")
-    return plan.footprint
+    return plan.footprint, plan.proof
 
 
 def _onnx(target: Target) -> Model:
@@ -180,16 +185,16 @@ def _onnx(target: Target) -> Model:
 
 def _compile_training(
     training: Training, target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer]
-) -> Footprint:
+) -> Compiled:
     if not target.train:
         raise ImportModelError("the function returns a training", target.name, "give --train")
     if unused := target.flags(("check_import", "checkpoint", "constants", "keep")):
         raise ImportModelError(f"{unused[0]} cannot be applied to a training", target.name)
     step = training.compile(**target.keywords(), observers=observers)
     step.save(output, backends=backends)
-    return step.plan.footprint
+    return step.plan.footprint, step.plan.proof
 
 
-def _save(plan: Plan, output: Path, backends: Sequence[str]) -> Footprint:
+def _save(plan: Plan, output: Path, backends: Sequence[str]) -> Compiled:
     plan.save(output, backends=backends)
-    return plan.footprint
+    return plan.footprint, plan.proof

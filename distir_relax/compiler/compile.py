@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
-from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
+from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, write_bundle
 from distir_relax.compiler.import_precision import import_in_precision, is_torch
 from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
 from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
@@ -31,6 +31,7 @@ from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Symbol
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import NEW, with_state
+from distir_relax.proof import Proof, prove
 from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import layout_comments
@@ -56,7 +57,7 @@ class Plan:
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
     of the passes (`Module.records`); `seconds` is the time of each pass. `texts` are further files of the bundle, those
     of a tokenizer. `encoder` computes the states that the calls for a sequence share, and `start` is the token that the
-    decoder begins with. `plan(x)` runs it with ranks as threads of this process, and returns the model's results.
+    decoder begins with. `proof` is the result of comparing it with the model (`check=True`). `plan(x)` runs it with ranks as threads of this process, and returns the model's results.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Plan:
     texts: Mapping[str, str] = field(default_factory=dict)
     encoder: Plan | None = None
     start: int = 0
+    proof: Proof | None = None
     _passes: Sequence[Pass] = ()
     _source: Source | None = None
     _sessions: Sessions = field(init=False)
@@ -158,7 +160,7 @@ class Plan:
         )
         if self.imported.arguments:
             bundle = bundle.called(CallManifest.of(self.imported.arguments, self.imported.constants))
-        bundle = bundle.with_texts(self.texts)
+        bundle = bundle.with_texts({**self.texts, STAGE_FILES["global"]: print_module(self.imported.module)})
         if self.encoder is not None:
             bundle = bundle.with_encoder(self.encoder.bundle(backends), self.start)
         search = self._search
@@ -337,8 +339,14 @@ def compile_source(source: Source) -> Plan:
     observers: list[Observer] = [stages := Stages(), *options["observers"], *dumps, *source.checks]
     _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"])
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
+    modules = stages.modules
+    proof = (
+        prove(modules["ranked"], modules["distributed"], modules["sharded"], imported.module)
+        if source.is_proved
+        else None
+    )
     return Plan(
-        str(options["name"]), with_weights, stages.modules, options["tail"], stages.seconds, _passes=passes,
+        str(options["name"]), with_weights, modules, options["tail"], stages.seconds, proof=proof, _passes=passes,
         _source=source,
     )  # fmt: skip
 

@@ -142,6 +142,13 @@ class CompileOptions(LayoutOptions, total=False):
         bool | None,
         Option(None, "Check the program after each pass; by default if the variable DISTIR_VERIFY is 1.", bool),
     ]
+    check: Annotated[
+        bool | None,
+        Option(
+            None, "Prove that the ranks' programs compute what the model does; by default for inference, where it takes "
+            "a few percent of the time.", bool,
+        ),
+    ]  # fmt: skip
     dump: Annotated[str | Path | None, Option(None, "Write the program's text after each pass to this folder.", Path)]
     observers: Annotated[Sequence[Observer], Option((), "Observers of the program between passes.")]
     passes: Annotated[

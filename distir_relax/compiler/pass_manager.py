@@ -70,6 +70,11 @@ def verifies_by_default() -> bool:
     return os.environ.get("DISTIR_VERIFY", "0") == "1"
 
 
+def proves_by_default() -> bool:
+    """Return whether plans for inference are compared with their models: unless the variable DISTIR_CHECK is 0."""
+    return os.environ.get("DISTIR_CHECK", "1") != "0"
+
+
 class Stages(Observer):
     """Record the last program of each stage, and the times of the passes in seconds, by name."""
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
-from distir_relax.compiler.pass_manager import Observer, Verify, run_passes, verifies_by_default
+from distir_relax.compiler.pass_manager import Observer, Verify, proves_by_default, run_passes, verifies_by_default
 from distir_relax.compiler.pass_pipeline import FUSE_PASSES, EvaluationConfig, TrainingConfig, compile_passes
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
@@ -60,6 +60,12 @@ class Source:
         """The observers that verify the program between passes."""
         verify = self.options["verify"]
         return [Verify()] if (verifies_by_default() if verify is None else verify) else []
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the plan is compared with the model: by default for inference by the compiler's own passes."""
+        check, is_inference = self.options["check"], self.training is None and self.options["passes"] is None
+        return is_inference and proves_by_default() if check is None else check
 
     @property
     def batch(self) -> int | None:

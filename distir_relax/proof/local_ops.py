@@ -418,7 +418,8 @@ class _Application:
             axes = self.groups.varies(rows)
             for group in {tuple(rows[position] for position in group) for group in self.groups.along(axes)}:
                 parts = np.concatenate([self.tables.rows[row] for row in group])
-                if not np.array_equal(np.sort(parts[parts >= 0]), np.arange(factor.size)):
+                elements, expected = parts[parts >= 0], np.arange(factor.size)
+                if not np.array_equal(elements, expected) and not np.array_equal(np.sort(elements), expected):
                     raise Mismatch(f"devices do not have each element of {factor.name} once")
         if any(self.tables.is_padded(row) for row in set(rows)):
             for operand, dims, kind in zip(self.operands, rule.operands, self.instance.operands, strict=True):

@@ -27,6 +27,7 @@ from distir_relax.ir import (
     Module,
     Op,
     Output,
+    PerRank,
     Value,
     gc_disabled,
     inline,
@@ -80,7 +81,9 @@ def _compare(model: Module, sharded: Module) -> list[Unproved]:
     of_step = _Step(numbering, inline(model).main, step, _number_inputs(numbering, step), wrt)
     gradients = of_step.check()
     for output in step.outputs:
-        if (name := output.name.removesuffix(GRADIENT)) in wrt and of_step.numbers[output.value.name] != gradients[name]:
+        if (name := output.name.removesuffix(GRADIENT)) in wrt and of_step.numbers[output.value.name] != gradients[
+            name
+        ]:
             raise of_step.error(output)
     of_parts = _Parts(numbering, step, in_time.main, in_time.meshes[0].size)
     expected = of_parts.outputs()
@@ -220,9 +223,14 @@ class _Parts:
         rows = [local_attrs(op.attrs, index) for index in range(self.count)]
         serialized = lookup(op.name, op.location).semantics.serialized
         if serialized is None:
+            differ = any(row != rows[0] for row in rows) or any(
+                isinstance(size, PerRank) for value in (*op.operands, *op.results) for size in value.placed.shape
+            )
+            local = op
             for index, numbers in enumerate(self.numbers):
-                operands, results = ([_local(value, index) for value in side] for side in (op.operands, op.results))
-                local = Op(op.name, tuple(operands), tuple(results), rows[index], op.location)
+                if differ or index == 0:
+                    operands, results = ([_local(value, index) for value in side] for side in (op.operands, op.results))
+                    local = Op(op.name, tuple(operands), tuple(results), rows[index], op.location)
                 found = self.numbering.add(local, tuple(numbers[value.name] for value in operands), local.attrs)
                 numbers.update((value.name, number) for value, number in zip(results, found, strict=True))
             return
@@ -300,7 +308,11 @@ def _check_updates(program: Function, numbers: Mapping[str, int], gradients: Map
                 f"the new value of the parameter {name!r} does not depend on its own gradient alone", "", _HINT
             )
         for leaf in found:
-            if leaf.name in producers and numbers[leaf.name] not in shared and of_number(leaf) not in (frozenset(), shared):
+            if (
+                leaf.name in producers
+                and numbers[leaf.name] not in shared
+                and of_number(leaf) not in (frozenset(), shared)
+            ):
                 raise VerificationError(
                     f"the new value of the parameter {name!r} depends on some gradients of others", "", _HINT
                 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import DTensorType, Op, TensorType, Value
+from distir_relax.ir import Attribute, DTensorType, Op, TensorType, Value
 from distir_relax.ops import Builder, Trait, cast, lookup
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.proof.expressions import Expressions
@@ -53,19 +53,20 @@ class Numbering:
             numbers.update((value.name, number) for value, number in zip(op.results, found, strict=True))
         return numbers
 
-    def add(self, op: Op, operands: tuple[int, ...], attrs: Mapping[str, object]) -> Sequence[int]:
+    def add(self, op: Op, operands: tuple[int, ...], attrs: Mapping[str, Attribute]) -> Sequence[int]:
         """Return the numbers of an op's results, with these numbers of its operands and its attributes."""
         entry = lookup(op.name, op.location)
-        values = [plain(value) for value in (*op.operands, *op.results)]
-        given, results = values[: len(operands)], values[len(operands) :]
-        if entry.traits & _SAME_VALUE or entry.is_identity(given, results):
+        if not entry.traits.isdisjoint(_SAME_VALUE):
+            return operands[:1]
+        given, results = tuple(map(plain, op.operands)), tuple(map(plain, op.results))
+        if entry.is_identity(given, results):
             return operands[:1]
         if len(results) == 1 and self._is_zero(entry, op, operands):
             return (self._zero(op, results[0].tensor, operands),)
         if self._is_sum(entry, op, given, results):
             return (self._sum(op, results[0].tensor, operands),)
-        plain_op = Op(op.name, tuple(given), tuple(results), attrs, op.location)  # type: ignore[arg-type]
-        return self.expressions.find(plain_op, operands) or self.expressions.add(plain_op, operands, plain_op.attrs)
+        plain_op = Op(op.name, given, results, attrs, op.location)
+        return self.expressions.find(plain_op, operands) or self.expressions.add(plain_op, operands, attrs)
 
     def _is_sum(self, entry: OpDef, op: Op, operands: Sequence[Value], results: Sequence[Value]) -> bool:
         if Trait.ADDS_IN_ORDER in entry.traits:
@@ -106,8 +107,4 @@ class Numbering:
 
 def plain(value: Value) -> Value:
     """Return a value without its layout."""
-    return value if isinstance(value.type, TensorType) else Value(value.name, _tensor(value))
-
-
-def _tensor(value: Value) -> TensorType:
-    return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
+    return Value(value.name, value.type.tensor) if isinstance(value.type, DTensorType) else value
