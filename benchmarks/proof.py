@@ -35,10 +35,9 @@ def measure(strategy: str) -> str:
     total, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert not any(proof.statements.values()), proof.lines
     parts = " / ".join(f"{seconds:.1f}" for seconds in proof.seconds.values())
-    return (
-        f"| {strategy} | {proof.ranks:,} | {proof.programs} | {proof.ops:,} | {compiled:.1f} | **{total:.1f}** | {parts} "
-        f"| {before / 2**20:.1f} | {peak / 2**20:.1f} |"
-    )
+    sizes = f"{proof.ranks:,} | {proof.programs} | {proof.ops:,}"
+    memory = f"{before / 2**20:.1f} | {peak / 2**20:.1f}"
+    return f"| {strategy} | {sizes} | {compiled:.1f} | **{total:.1f}** | {parts} | {memory} |"
 
 
 def main(strategies: list[str]) -> int:

@@ -63,7 +63,9 @@ Compiled = tuple[Footprint, Proof | None]
 def compile_target(
     target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer] = ()
 ) -> Compiled:
-    """Compile, write the bundle, and return the footprint of each rank, and the proof. `observers` see the program after each pass.
+    """Compile, write the bundle, and return the footprint of each rank, and the proof.
+
+    `observers` see the program after each pass.
 
     Raises `ImportModelError` if the file or the function is missing, the function raises or returns something else,
     and the errors of compiling and writing.

@@ -203,14 +203,14 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
     flag = option.flag or flag_of(name)
     is_flag = option.cli is bool
     info = typer.Option(
-        f"{flag}/--no{flag[1:]}" if is_flag and option.default else flag,
+        f"{flag}/--no{flag[1:]}" if is_flag and option.default is not False else flag,
         metavar=option.metavar,
         help=option.help,
         min=option.minimum,
     )
     value = Literal[option.choices] if option.choices else option.cli
-    kind: Any = bool if is_flag else value | None
-    default = bool(option.default) if is_flag else None
+    kind: Any = bool if is_flag and option.default is not None else value | None
+    default = option.default if is_flag else None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
@@ -222,7 +222,7 @@ def _collect(options: dict[str, Option], values: dict[str, Any]) -> dict[str, An
         value = values.pop(name)
         if name == "mesh":
             value = read_mesh(value, axes)
-        is_default = value == bool(option.default) if option.cli is bool else value is None or value == []
+        is_default = value is option.default if option.cli is bool else value is None or value == []
         if not is_default:
             collected[name] = option.read(value) if option.read else value
     return collected

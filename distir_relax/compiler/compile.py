@@ -57,7 +57,8 @@ class Plan:
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
     of the passes (`Module.records`); `seconds` is the time of each pass. `texts` are further files of the bundle, those
     of a tokenizer. `encoder` computes the states that the calls for a sequence share, and `start` is the token that the
-    decoder begins with. `proof` is the result of comparing it with the model (`check=True`). `plan(x)` runs it with ranks as threads of this process, and returns the model's results.
+    decoder begins with. `proof` is the result of comparing it with the model (`check=True`). `plan(x)` runs it with
+    ranks as threads of this process, and returns the model's results.
     """
 
     name: str

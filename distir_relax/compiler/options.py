@@ -34,7 +34,7 @@ class Option:
     """Declaration of an option: its default, its help, and its command-line syntax.
 
     `cli` is the type of its command-line value; without it the command line does not have the option. A bool is a flag,
-    with a ``--no-`` form if it is on by default. `read` converts the command-line value.
+    with a ``--no-`` form unless it is off by default. `read` converts the command-line value.
     """
 
     default: Any
@@ -145,8 +145,8 @@ class CompileOptions(LayoutOptions, total=False):
     check: Annotated[
         bool | None,
         Option(
-            None, "Prove that the ranks' programs compute what the model does; by default for inference, where it takes "
-            "a few percent of the time.", bool,
+            None, "Prove that the ranks' programs compute what the model does; by default for inference, where it "
+            "takes a few percent of the time.", bool,
         ),
     ]  # fmt: skip
     dump: Annotated[str | Path | None, Option(None, "Write the program's text after each pass to this folder.", Path)]

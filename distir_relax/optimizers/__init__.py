@@ -24,8 +24,8 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 __all__ = [
     "EMA",
-    "GRADIENT_NORM",
     "GRADIENT",
+    "GRADIENT_NORM",
     "LOSS_SCALE",
     "NEW",
     "OPTIMIZERS",

@@ -98,8 +98,13 @@ def _compare(model: Module, sharded: Module) -> list[Unproved]:
 
 
 def trained(program: Function) -> list[str]:
-    """Return the parameters of floating dtypes that a program has new values of."""
-    new = {output.name.removesuffix(NEW) for output in program.outputs if output.name.endswith(NEW)}
+    """Return the parameters of floating dtypes that a program has new values of, but for those assigned to itself."""
+    producers = {value.name: op for op in program.ops for value in op.results}
+    new = set()
+    for output in program.outputs:
+        name = output.name.removesuffix(NEW)
+        if output.name.endswith(NEW) and {v.name for v in producers[output.value.name].operands} != {name}:
+            new.add(name)
     inputs = (item.value for item in program.inputs if item.role == "parameter" and item.value.name in new)
     return [value.name for value in inputs if "float" in plain(value).tensor.dtype]
 
@@ -245,7 +250,7 @@ class _Parts:
             known[inputs[-1].name] = self.numbers[index][part.name]
         results = serialized(g, inputs, rows)
         self.numbering.add_all(g.ops, known)
-        for index, (numbers, result) in enumerate(zip(self.numbers, results, strict=True)):
+        for numbers, result in zip(self.numbers, results, strict=True):
             numbers[op.results[0].name] = known[result.name]
 
     def outputs(self) -> dict[str, int]:
@@ -322,7 +327,7 @@ def _refuse_batch(leaves: Iterable[Value], batch: Collection[str], name: str) ->
     for leaf in leaves:
         if leaf.name in batch:
             raise VerificationError(
-                f"the new value of the parameter {name!r} depends on the input {leaf.name!r} other than by the gradient",
+                f"the new value of the parameter {name!r} depends on the input {leaf.name!r}, not by its gradient alone",
                 "",
                 _HINT,
             )

@@ -57,10 +57,12 @@ def test_options_that_are_not_given_are_left_out() -> None:
         received.update(options, target=target)
 
     values: dict[str, object] = dict.fromkeys(inspect.signature(command).parameters)
-    values |= {"outline": True, "verify": False, "fast_math": False, "shardings": []}
+    values |= {"outline": True, "fast_math": False, "shardings": []}
     command(**{**values, "target": "m.py:f"})
     assert received == {"target": "m.py:f"}
     command(**{**values, "target": "m.py:f", "outline": False, "shardings": ["w=S[0]"], "mesh": "2x3", "axes": "a,b"})
     assert received["shardings"] == {"w": "S[0]"}
     assert received["outline"] is False
+    command(**{**values, "target": "m.py:f", "check": False})
+    assert received["check"] is False
     assert received["mesh"] == DeviceMesh((2, 3), ("a", "b"))
