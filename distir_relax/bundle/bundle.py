@@ -24,11 +24,11 @@ class Bundle:
 
     `programs` maps the manifest's paths to torch modules, `texts` other file names to texts: those of the stages
     (`model.txt`, `sharded.txt`, `distir.txt`, `ranked.txt`), of pass results (`records.json`), of a tokenizer
-    (`tokenizer.json`). `path` is the folder the bundle was read from, if any; ranks run modules generated from `ranked.txt`, and the torch
-    modules themselves only if they are `trusted`, or made by this process. `encoder` is the bundle whose outputs are
-    states of this one: its ranks run it once for each sequence. `evaluation` is that of a training step: it computes
-    the loss and metrics from the weights that the step changes, which have the same layouts. Raises BundleError when a
-    program of the manifest has no text, and when two bundles do not fit.
+    (`tokenizer.json`). `path` is the folder the bundle was read from, if any; ranks run modules generated from
+    `ranked.txt`, and the torch modules themselves only if they are `trusted`, or made by this process. `encoder` is the
+    bundle whose outputs are states of this one: its ranks run it once for each sequence. `evaluation` is that of a
+    training step: it computes the loss and metrics from the weights that the step changes, which have the same layouts.
+    Raises BundleError when a program of the manifest has no text, and when two bundles do not fit.
     """
 
     manifest: Manifest

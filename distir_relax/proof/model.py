@@ -327,7 +327,7 @@ def _refuse_batch(leaves: Iterable[Value], batch: Collection[str], name: str) ->
     for leaf in leaves:
         if leaf.name in batch:
             raise VerificationError(
-                f"the new value of the parameter {name!r} depends on the input {leaf.name!r}, not by its gradient alone",
+                f"the new value of the parameter {name!r} depends on the input {leaf.name!r}, not only by its gradient",
                 "",
                 _HINT,
             )
