@@ -19,6 +19,7 @@ from distir_relax.bundle.manifest import (
     local_intervals,
     local_shape,
 )
+from distir_relax.bundle.provenance import FileDigest, Origin, Provenance, SourceFile
 from distir_relax.bundle.read import check_weights, other_checksums, other_weights, read_bundle, weights_identity
 from distir_relax.bundle.training_manifest import AVERAGED, TrainingManifest
 from distir_relax.bundle.weight_files import StoredWeights, model_files
@@ -37,11 +38,15 @@ __all__ = [
     "CallManifest",
     "Division",
     "Encoder",
+    "FileDigest",
     "FileTensor",
     "FileWeights",
     "Manifest",
+    "Origin",
     "Program",
+    "Provenance",
     "Shard",
+    "SourceFile",
     "State",
     "StoredGroups",
     "StoredWeights",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distir_relax.bundle.call_signature import CallManifest
 from distir_relax.bundle.manifest import Encoder, Manifest
+from distir_relax.bundle.provenance import SourceFile
 from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.bundle.weights import WeightSource
 from distir_relax.errors import BundleError
@@ -28,7 +29,8 @@ class Bundle:
     `ranked.txt`, and the torch modules themselves only if they are `trusted`, or made by this process. `encoder` is the
     bundle whose outputs are states of this one: its ranks run it once for each sequence. `evaluation` is that of a
     training step: it computes the loss and metrics from the weights that the step changes, which have the same layouts.
-    Raises BundleError when a program of the manifest has no text, and when two bundles do not fit.
+    `source_files` are those that weights came from, which the manifest names once the bundle is written. Raises
+    BundleError when a program of the manifest has no text, and when two bundles do not fit.
     """
 
     manifest: Manifest
@@ -39,6 +41,7 @@ class Bundle:
     encoder: Bundle | None = None
     evaluation: Bundle | None = None
     trusted: bool = False
+    source_files: Sequence[SourceFile] = ()
 
     def __repr__(self) -> str:
         return f"<bundle{f' {self.path}' if self.path is not None else ''}: {self.manifest!r}>"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from distir_relax.bundle.call_signature import CallManifest
+from distir_relax.bundle.provenance import Provenance
 from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.errors import BundleError, DistIRError, PlacementError
 from distir_relax.layout import (
@@ -33,7 +34,7 @@ from distir_relax.layout import (
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 10
+FORMAT = 11
 BACKENDS = ("torch", "tvm")
 """The backends whose code a compilation checks."""
 
@@ -187,7 +188,8 @@ class Manifest:
     meet. `encoder` is set if an encoder computes some of the states, `training` if the programs are a training step,
     `call` if they are a model with arguments by position and by name. `weight_files` hold weights that the bundle does
     not. `parameters` maps the weights that belong to the model, not to its program, to their names in the model's
-    files: others can take their place. With `fast_math` the tvm backend need not preserve NaN.
+    files: others can take their place. With `fast_math` the tvm backend need not preserve NaN. `provenance` is for
+    people: nothing else depends on it.
     """
 
     name: str
@@ -211,6 +213,7 @@ class Manifest:
     training: TrainingManifest | None = None
     call: CallManifest | None = None
     fast_math: bool = False
+    provenance: Provenance = field(default_factory=Provenance)
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -357,6 +360,7 @@ class Manifest:
             training=_training(top),
             call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
             fast_math=top.flag("fast_math"),
+            provenance=Provenance.from_json(top.fields("provenance")),
             checksums=top.by_name("checksums"),
         )
 

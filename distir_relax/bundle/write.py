@@ -10,12 +10,13 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle, shared_weights
-from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.manifest import Manifest, WeightFile
+from distir_relax.bundle.provenance import Provenance
 from distir_relax.bundle.weight_files import stored_elsewhere
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
 from distir_relax.errors import BundleError
@@ -125,9 +126,19 @@ def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool, shared: Colle
             common = shared_weights(part.manifest, bundle.manifest) if name == EVALUATION_FOLDER else ()
             _fill(part, inner, target / name, refer, common)
             checksums[f"{name}/{MANIFEST_FILE}"] = file_checksum(inner / MANIFEST_FILE)
-    manifest = replace(bundle.manifest, checksums=checksums, weight_files=weight_files)
+    provenance = _provenance(bundle, weight_files, target)
+    manifest = replace(bundle.manifest, checksums=checksums, weight_files=weight_files, provenance=provenance)
     manifest = replace(manifest, checksums={**checksums, MANIFEST_FILE: manifest_checksum(manifest)})
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
+
+
+def _provenance(bundle: Bundle, weight_files: Sequence[WeightFile], target: Path) -> Provenance:
+    """Return the provenance of a bundle with the source files of its weights, other than `weight_files`."""
+    start = os.path.realpath(target)
+    referred = {os.path.normpath(os.path.join(start, file.path)) for file in weight_files}
+    digests = [file.hash() for file in bundle.source_files if str(file.path) not in referred]
+    known = bundle.manifest.provenance
+    return replace(known, checkpoints=tuple(dict.fromkeys((*known.checkpoints, *digests))))
 
 
 def _replace(draft: Path, target: Path, overwrite: bool) -> None:

@@ -53,6 +53,11 @@ class DistributedCheckpoint:
         except Exception as error:  # a pickle may raise any
             raise self._damaged(error) from None
 
+    @property
+    def files(self) -> list[Path]:
+        """The files of the checkpoint: the metadata, and those of the ranks."""
+        return [self._folder / _METADATA, *sorted(self._folder.glob("*.distcp"))]
+
     def read(self, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
         """Return tensors by the keys of `names`, whose values are the names in the checkpoint."""
         import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredParameters:
-    """Tensors by the model's names. If they are `partial`, tensors that training does not change may be missing."""
+    """Tensors by the model's names, and the files that they were read from.
+
+    If they are `partial`, tensors that training does not change may be missing.
+    """
 
     tensors: dict[str, torch.Tensor]
+    files: Sequence[Path]
     partial: bool = False
 
 
@@ -35,13 +39,15 @@ def read_parameters(path: Path, names: Collection[str], averaged: bool = False) 
     Raises CheckpointError if there are no such files, or they cannot be read, and for averages that are not there.
     """
     if is_checkpoint(path):
-        return StoredParameters(_of_run(latest(path), names, averaged), partial=True)
+        saved = latest(path)
+        return StoredParameters(_of_run(saved, names, averaged), [saved.tensors.path], partial=True)
     if averaged:
         raise CheckpointError("expected a checkpoint of a training run, which may hold averages", str(path))
     if is_distributed(path):
         checkpoint = DistributedCheckpoint(path)
         prefix = common_prefix(names, checkpoint.shapes)
-        return StoredParameters(checkpoint.read({n: prefix + n for n in names if prefix + n in checkpoint.shapes}))
+        tensors = checkpoint.read({n: prefix + n for n in names if prefix + n in checkpoint.shapes})
+        return StoredParameters(tensors, checkpoint.files)
     try:
         files = [FileWeights(file, (), hint="save the file again") for file in model_files(path)]
         if not files:
@@ -49,7 +55,8 @@ def read_parameters(path: Path, names: Collection[str], averaged: bool = False) 
                 "expected safetensors files or a checkpoint in the folder, found none", str(path),
                 "of other formats, read the tensors and pass them by name",
             )  # fmt: skip
-        return StoredParameters({name: whole(file, name) for file in files for name in file.kinds})
+        tensors = {name: whole(file, name) for file in files for name in file.kinds}
+        return StoredParameters(tensors, [file.path for file in files])
     except BundleError as wrong:
         raise CheckpointError(wrong.message, wrong.where, wrong.hint) from None
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.footprint import Footprint, footprint
-from distir_relax.bundle import write_bundle
+from distir_relax.bundle import model_files, write_bundle
 from distir_relax.cli.options import flag_of
 from distir_relax.compiler.compile import Plan, program_bundle
 from distir_relax.compiler.generation import compile_generation
 from distir_relax.compiler.inputs import Model, Program, SavedBundle, call_target, is_onnx
+from distir_relax.compiler.origin import from_files
 from distir_relax.compiler.pass_manager import Observer
 from distir_relax.compiler.training import Training
 from distir_relax.errors import ImportModelError, PlacementError
@@ -103,7 +104,10 @@ def compile_target(
                 "expected a program with its tensors, found only a program", target.name, "return module, tensors"
             )
         model = returned
-    return _save(model.compile(**target.keywords(), observers=observers), output, backends)
+    plan = model.compile(**target.keywords(), observers=observers)
+    if is_pretrained(target.name):
+        plan = replace(plan, imported=from_files(plan.imported, model_files(Path(target.name))))
+    return _save(plan, output, backends)
 
 
 _NAMES = {Model: "a model", Program: "a program", SavedBundle: "a bundle"}

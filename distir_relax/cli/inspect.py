@@ -19,22 +19,27 @@ def show(
     stage: Annotated[Stage, typer.Option(help="Stage of the program.")] = Stage.distributed,
     json: JsonOption = False,
 ) -> None:
-    """Print a bundle's program, highlighted on a terminal; for a pipeline's distributed stage also the schedule."""
+    """Print a bundle's program, highlighted on a terminal, and where it comes from.
+
+    For a pipeline's distributed stage also the schedule.
+    """
     from distir_relax.bundle import read_bundle
     from distir_relax.ir import parse
     from distir_relax.report.highlight import print_program
     from distir_relax.report.json_output import program_json
     from distir_relax.report.pipeline_tasks import schedule_text
+    from distir_relax.report.provenance import provenance_json, provenance_lines
     from distir_relax.runtime.verification import read_stage
 
     opened = read_bundle(bundle, verify_weights=False)
     if json:
-        typer.echo(json_.dumps({"name": opened.manifest.name, **program_json(read_stage(opened, stage.value))}))
+        plain = {"name": opened.manifest.name, "provenance": provenance_json(opened.manifest)}
+        typer.echo(json_.dumps({**plain, **program_json(read_stage(opened, stage.value))}))
         return
     text = opened.stage(stage.value)
     if stage is Stage.distributed and "microbatch=" in text:
         text = schedule_text(parse(text)) + text
-    print_program(text)
+    print_program("".join(f"# {line}\n" for line in provenance_lines(opened.manifest)) + text)
 
 
 @app.command()

@@ -17,12 +17,13 @@ from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, write_bundle
 from distir_relax.compiler.import_precision import import_in_precision, is_torch
 from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
+from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
 from distir_relax.compiler.pass_pipeline import RANK_PASSES
 from distir_relax.compiler.plan_summary import Overview
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError
-from distir_relax.frontends.checkpoint import with_checkpoint
+from distir_relax.frontends.checkpoint import checkpoint_files, with_checkpoint
 from distir_relax.frontends.dynamic_shapes import fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.outline_blocks import Outline
@@ -158,6 +159,7 @@ class Plan:
             self.tail,
             tuple(backends),
             self.source.options["fast_math"],
+            self.imported.origin,
         )
         if self.imported.arguments:
             bundle = bundle.called(CallManifest.of(self.imported.arguments, self.imported.constants))
@@ -315,6 +317,10 @@ def read_model(
         imported = import_in_precision(model, example_inputs, example_kwargs, name, options)
         imported = snapshot(fix_dims(imported, dims))
     imported = imported if checkpoint is None else with_checkpoint(imported, checkpoint)
+    if imported.origin.model is None:
+        imported = replace(imported, origin=origin_of(model))
+    if checkpoint is not None:
+        imported = from_files(imported, checkpoint_files(Path(checkpoint)))
     return quantize_weights(imported, precision, keep, name) if precision and precision in WEIGHT_FORMATS else imported
 
 

@@ -18,11 +18,16 @@ from distir_relax.compiler.language_model import (
     max_positions,
 )
 from distir_relax.compiler.options import CompileOptions, complete, documents
+from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.precision import with_precision
-from distir_relax.frontends.pretrained_language_model import read_language_model, tokenizer_files
+from distir_relax.frontends.pretrained_language_model import (
+    language_model_files,
+    read_language_model,
+    tokenizer_files,
+)
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
 from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
@@ -181,7 +186,9 @@ def read_generation(
     module = LastPositions().run(Incremental().run(imported.module))
     if encoder is not None:
         module = ComputeOnce((encoder.name,)).run(module)
-    imported = replace(imported, module=module)
+    imported = replace(imported, module=module, origin=origin_of(model))
+    if isinstance(original, (str, Path)):
+        imported = from_files(imported, language_model_files(Path(original)))
     if precision and precision in WEIGHT_FORMATS:
         imported = quantize_weights(imported, precision, keep, name)
     return GenerationSource(imported, name, length, texts, encoder)

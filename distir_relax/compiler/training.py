@@ -19,6 +19,7 @@ from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
 from distir_relax.compiler.options import CompileOptions, complete, documents
+from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
@@ -197,19 +198,22 @@ class TrainingStep:
         checkpoint of a run those that training does not change.
         """
         tensors, optional, where = source, frozenset[str](), "load_parameters"
+        files: Sequence[Path] = ()
         if not isinstance(tensors, Mapping):
             where = str(source)
             stored = read_parameters(Path(where), self._model_tensors.names, averaged)
-            tensors = stored.tensors
+            tensors, files = stored.tensors, stored.files
             if stored.partial:
                 optional = frozenset(self.plan.imported.tensors.keys() - set(self.plan.state_names))
         elif averaged:
             raise CheckpointError("expected the path of a checkpoint, which may hold averages, found tensors", where)
         values, unused = self._model_tensors.match(tensors, self.plan.imported, optional, where, strict)
+        keeps = not strict or bool(optional)
         with self._exclusive:
             # Before the first step, they are the plan's own.
             state = self.plan.session(backend).state() if self.steps else {}
-            self.plan = _with_tensors(self.plan, {**state, **values})
+            plan = _with_tensors(self.plan, {**state, **values})
+            self.plan = replace(plan, imported=from_files(plan.imported, files, keeps, read=True))
             if "evaluation" in vars(self):
                 self.evaluation = _with_tensors(self.evaluation, values)
             self._model_tensors = self._model_tensors.with_unused(unused)
@@ -236,7 +240,9 @@ class TrainingStep:
         bundle = replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
         if not self._has_metrics:
             return bundle
-        evaluated = replace(self.evaluation.imported, tensors={**self.evaluation.imported.tensors, **state})
+        evaluated = replace(
+            self.evaluation.imported, tensors={**self.evaluation.imported.tensors, **state}, origin=current.origin
+        )
         evaluation = replace(self.evaluation, imported=evaluated).bundle(backends)
         return bundle.with_evaluation(evaluation, [o.name for o in evaluated.module.main.outputs])
 
@@ -474,7 +480,8 @@ class Training:
         trained = dict.fromkeys(names[n] for n, p in parameters.items() if p.requires_grad and n in names)
         if not trained:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
-        return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
+        tensors = {**imported.tensors, **wide}
+        return replace(imported, tensors=tensors, origin=origin_of(model)), tuple(trained)
 
     def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
         """Return the model and the loss that compute, copies in another precision, and the example call."""

@@ -72,6 +72,17 @@ def read_tensors(path: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def checkpoint_files(path: Path) -> list[Path]:
+    """Return the files of a checkpoint: `path`, or those in the folder `path`. Raises `ImportModelError` for none."""
+    try:
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    except OSError as error:
+        raise ImportModelError(f"cannot be read: {error.strerror}", str(path)) from None
+    if not files:
+        raise ImportModelError("expected safetensors files in the checkpoint's folder, found none", str(path))
+    return files
+
+
 def _read(path: Path, key: str, dtype: torch.dtype) -> torch.Tensor:
     with _open(path) as file:
         data: torch.Tensor = file.get_tensor(key)
@@ -81,14 +92,8 @@ def _read(path: Path, key: str, dtype: torch.dtype) -> torch.Tensor:
 
 def _tensors_in(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """Return the file and the shape of each tensor of a checkpoint."""
-    try:
-        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    except OSError as error:
-        raise ImportModelError(f"cannot be read: {error.strerror}", str(path)) from None
-    if not files:
-        raise ImportModelError("expected safetensors files in the checkpoint's folder, found none", str(path))
     entries: dict[str, tuple[Path, tuple[int, ...]]] = {}
-    for file in files:
+    for file in checkpoint_files(path):
         with _open(file) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 entries[name] = file, tuple(opened.get_slice(name).get_shape())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.bundle import Origin
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, count_uses, live_ops
 from distir_relax.support.units import count
@@ -42,7 +43,7 @@ class Imported:
     mutates, to that input. `scopes` maps values to the modules in whose calls they are computed, outermost first.
     `places` is the number of equal meshes that the model uses. `arguments` are the positional arguments of a model's
     call, in order, and `constants` the values of non-tensor arguments, by name. `results` are the outputs that
-    `rebuild` takes, if not all.
+    `rebuild` takes, if not all. `origin` says which model it is, for the manifest of a bundle.
     """
 
     module: Module
@@ -58,6 +59,7 @@ class Imported:
     arguments: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     results: tuple[str, ...] = ()
+    origin: Origin = field(default_factory=Origin)
 
     def __repr__(self) -> str:
         return f"<imported {self.module!r}, data of {count(len(self.tensors), 'tensor')}>"

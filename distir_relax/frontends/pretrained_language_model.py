@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distir_relax.bundle import model_files
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.precision import precision_dtype
 from distir_relax.frontends.pretrained import (
@@ -38,6 +39,11 @@ class LanguageModel:
 def is_gguf(target: str | Path) -> bool:
     """Return whether a path has the name of a GGUF file."""
     return Path(target).suffix == ".gguf"
+
+
+def language_model_files(path: Path) -> list[Path]:
+    """Return the files of weights that `read_language_model` reads."""
+    return [path] if is_gguf(path) else model_files(path)
 
 
 def read_language_model(path: str | Path, precision: str = "float32") -> LanguageModel:

@@ -15,6 +15,7 @@ from typing import Any
 
 from distir_relax.errors import DistIRError, ImportModelError
 
+_RENAMED = "_user_file_"
 _IMPORTED: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
 """Imported files, each with its modification time and size."""
 
@@ -29,6 +30,11 @@ def find_function(target: str) -> Callable[..., Any]:
     if not file or not name.isidentifier():
         raise ImportModelError("expected FILE.py:FUNCTION or FILE.onnx", target, "for example: examples/mlp.py:build")
     return _find(import_file(Path(file)), file, name)
+
+
+def qualified_name(kind: type) -> str:
+    """Return the name of a class with its module's, which for a class of a user's file is the file's stem."""
+    return f"{kind.__module__.removeprefix(_RENAMED)}.{kind.__qualname__}"
 
 
 def call_function(
@@ -95,7 +101,7 @@ def _module_name(file: Path) -> str:
         conflicts = getattr(loaded, "__file__", None) != str(file)
     else:
         conflicts = file.stem in sys.stdlib_module_names or importlib.util.find_spec(file.stem) is not None
-    return f"_user_file_{file.stem}" if conflicts else file.stem
+    return f"{_RENAMED}{file.stem}" if conflicts else file.stem
 
 
 def _after_standard_library() -> int:

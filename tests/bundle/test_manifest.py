@@ -161,7 +161,7 @@ def test_meshes_that_are_none(shape: tuple[int, ...], axes: tuple[str, ...]) -> 
 
 def test_json_of_another_version_or_kind() -> None:
     plain = manifest().to_json()
-    with pytest.raises(BundleError, match="has format 9, this version reads format 10"):
+    with pytest.raises(BundleError, match="has format 9, this version reads format 11"):
         Manifest.from_json({**plain, "format": 9})
     with pytest.raises(BundleError, match="expected a table, found"):
         Manifest.from_json([])

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.bundle import Origin, SourceFile
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.fixed_inputs import FixedInputs
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.frontends.onnx.graph import OnnxGraph
 from distir_relax.frontends.onnx.input_types import input_types
 from distir_relax.frontends.onnx.multi_device_metadata import read_sharding
-from distir_relax.frontends.onnx.tensors import as_array, as_numpy, dtype_name, load_model, model_name
+from distir_relax.frontends.onnx.tensors import as_array, as_numpy, dtype_name, load_model_files, model_name
 from distir_relax.frontends.torch.arguments import named_arguments
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
@@ -42,7 +43,7 @@ def import_onnx(
     from the model's; `UnsupportedOpError` for a node that the op table cannot express; `AnnotationError` for invalid
     metadata.
     """
-    model, file = load_model(path_or_model), model_name(path_or_model)
+    (model, data_files), file = load_model_files(path_or_model), model_name(path_or_model)
     data = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = [item for item in model.graph.input if item.name not in data]
     _reject_repeated("input", inputs, file)
@@ -89,7 +90,19 @@ def import_onnx(
         constants=fixed.values,
         values={name: item.name for name, item in scope.items() if isinstance(item, Value)},
         scopes={name: frames for name, frames in graph.scopes.items() if frames},
+        origin=_origin(path_or_model, data_files),
     )
+
+
+def _origin(path_or_model: Any, data_files: Sequence[Path]) -> Origin:
+    """Return the origin of a model in files; they are hashed now, since all of them have been read."""
+    if not isinstance(path_or_model, (str, Path)):
+        return Origin()
+    model, *others = (SourceFile(path) for path in (path_or_model, *data_files))
+    for file in others:
+        file.hash()
+    digest = model.hash()
+    return Origin(digest.name, digest.checksum, tuple(others), ("onnx",))
 
 
 def _fixed(fixed: FixedInputs, item: Any, file: str) -> Any:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def load_model(path_or_model: Any) -> onnx.ModelProto:
-    """Load a model with its external data, and inline its local functions.
+    """Load a model as `load_model_files` does."""
+    return load_model_files(path_or_model)[0]
+
+
+def load_model_files(path_or_model: Any) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
+    """Load a model with its external data, and inline its local functions; return it with the files of the data.
 
     Raises `ImportModelError` for a file that is missing, is not an ONNX model, or lacks a data file; for a name that is
     not UTF-8, and for an invalid operator set version.
@@ -28,12 +33,13 @@ def load_model(path_or_model: Any) -> onnx.ModelProto:
     import onnx.inliner
     from google.protobuf.message import DecodeError
 
-    model, where = path_or_model, model_name(path_or_model)
+    model, where, files = path_or_model, model_name(path_or_model), tuple[Path, ...]()
     if isinstance(path_or_model, (str, Path)):
         check_regular(path_or_model, ImportModelError)
         try:
             model = onnx.load(str(path_or_model), load_external_data=False)
             check_text(model, where)
+            files = _external_files(model, Path(path_or_model).parent)
             onnx.load_external_data_for_model(model, str(Path(path_or_model).parent))
         except DecodeError:
             raise ImportModelError("not an ONNX model", str(path_or_model)) from None
@@ -50,11 +56,25 @@ def load_model(path_or_model: Any) -> onnx.ModelProto:
         if not 0 < item.version < 2**31:
             raise ImportModelError(f"there is no version {item.version} of operator set {item.domain!r}", where)
     if not model.functions:
-        return model
+        return model, files
     try:
-        return onnx.inliner.inline_local_functions(model)
+        return onnx.inliner.inline_local_functions(model), files
     except (RuntimeError, ValueError, TypeError) as error:
         raise ImportModelError(f"the model's local functions cannot be inlined: {error}", where) from None
+
+
+def _external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
+    """Return the files with data of a model's initializers."""
+    import onnx
+
+    found = [
+        folder / entry.value
+        for tensor in model.graph.initializer
+        if onnx.external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def check_text(message: Any, where: str, path: str = "") -> None:

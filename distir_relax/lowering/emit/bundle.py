@@ -44,6 +44,8 @@ from distir_relax.sharding import layout_comments
 if TYPE_CHECKING:
     import torch
 
+_NO_ORIGIN = format_.Origin()
+
 
 def to_bundle(
     name: str,
@@ -54,13 +56,14 @@ def to_bundle(
     tail: str,
     backends: tuple[str, ...] = format_.BACKENDS,
     fast_math: bool = False,
+    origin: format_.Origin = _NO_ORIGIN,
 ) -> format_.Bundle:
     """Build a bundle in memory. `tensors` are the global weights, which are shared, not copied.
 
     The distributed program may be a part of the sharded one, with some of its inputs and outputs. Any backend can run
     the bundle. The code of `backends` is generated now, so that its errors show: for torch the bundle has it for
-    reading. `fast_math` is as for `to_relax`. Raises `DistIRError` for an unknown backend and for weights without data,
-    and the errors of the backends' code generation.
+    reading. `fast_math` is as for `to_relax`, `origin` is that of the model. Raises `DistIRError` for an unknown
+    backend and for weights without data, and the errors of the backends' code generation.
     """
     mesh = distributed.meshes[0]
     texts = {"sharded.txt": print_module(sharded, layout_comments(sharded)), "distir.txt": print_module(distributed)}
@@ -82,7 +85,7 @@ def to_bundle(
         _check_updates(inlined)
         _check_state(inlined)
         updates = _updates(inlined)
-    return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends, fast_math)
+    return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends, fast_math, origin)
 
 
 def _layout_on(value: Value, local: Value, mesh: DeviceMesh) -> DTensorType:
@@ -151,6 +154,7 @@ def _bundle(
     tail: str,
     backends: tuple[str, ...],
     fast_math: bool = False,
+    origin: format_.Origin = _NO_ORIGIN,
 ) -> format_.Bundle:
     if unknown := set(backends) - set(format_.BACKENDS):
         raise DistIRError(f"expected backends among {', '.join(format_.BACKENDS)}, found {', '.join(sorted(unknown))}")
@@ -194,9 +198,10 @@ def _bundle(
             if label in states
         ),
         fast_math=fast_math,
+        provenance=origin.provenance(("numpy", "torch", *(("tvm",) if "tvm" in backends else ()))),
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
-    return format_.Bundle(manifest, files, weights, texts)
+    return format_.Bundle(manifest, files, weights, texts, source_files=origin.files)
 
 
 def _input_names(function: Function) -> tuple[str, ...]:
