@@ -55,6 +55,10 @@ class BundleError(DistIRError):
     """A bundle that is missing, half-written, damaged, or of another format version."""
 
 
+class SignatureError(BundleError):
+    """A bundle whose signature is missing or is not one by the required key, or a key that cannot be used."""
+
+
 class RunError(DistIRError):
     """A launch that cannot proceed: wrong world size, wrong inputs, ranks that disagree, a time-out."""
 

@@ -21,7 +21,9 @@ from distir_relax.bundle.manifest import (
 )
 from distir_relax.bundle.provenance import FileDigest, Origin, Provenance, SourceFile
 from distir_relax.bundle.read import check_weights, other_checksums, other_weights, read_bundle, weights_identity
+from distir_relax.bundle.signature import PrivateKey, PublicKey, Signature, create_key
 from distir_relax.bundle.training_manifest import AVERAGED, TrainingManifest
+from distir_relax.bundle.verify import VerifiedBundle, sign_bundle, verify_bundle
 from distir_relax.bundle.weight_files import StoredWeights, model_files
 from distir_relax.bundle.weights import TensorWeights, WeightSource, safetensors_header, save_weights
 from distir_relax.bundle.weights_file import FileTensor, FileWeights, StoredGroups
@@ -43,9 +45,12 @@ __all__ = [
     "FileWeights",
     "Manifest",
     "Origin",
+    "PrivateKey",
     "Program",
     "Provenance",
+    "PublicKey",
     "Shard",
+    "Signature",
     "SourceFile",
     "State",
     "StoredGroups",
@@ -53,9 +58,11 @@ __all__ = [
     "Tensor",
     "TensorWeights",
     "TrainingManifest",
+    "VerifiedBundle",
     "WeightFile",
     "WeightSource",
     "check_weights",
+    "create_key",
     "local_bytes",
     "local_intervals",
     "local_shape",
@@ -65,6 +72,8 @@ __all__ = [
     "read_bundle",
     "safetensors_header",
     "save_weights",
+    "sign_bundle",
+    "verify_bundle",
     "weights_identity",
     "write_bundle",
 ]

@@ -29,8 +29,9 @@ class Bundle:
     `ranked.txt`, and the torch modules themselves only if they are `trusted`, or made by this process. `encoder` is the
     bundle whose outputs are states of this one: its ranks run it once for each sequence. `evaluation` is that of a
     training step: it computes the loss and metrics from the weights that the step changes, which have the same layouts.
-    `source_files` are those that weights came from, which the manifest names once the bundle is written. Raises
-    BundleError when a program of the manifest has no text, and when two bundles do not fit.
+    `source_files` are those that weights came from, which the manifest names once the bundle is written. `key` is the
+    file of the public key that the bundle's signature was checked with, if any. Raises BundleError when a program of
+    the manifest has no text, and when two bundles do not fit.
     """
 
     manifest: Manifest
@@ -41,6 +42,7 @@ class Bundle:
     encoder: Bundle | None = None
     evaluation: Bundle | None = None
     trusted: bool = False
+    key: Path | None = None
     source_files: Sequence[SourceFile] = ()
 
     def __repr__(self) -> str:

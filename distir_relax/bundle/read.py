@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle, shared_weights
 from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.signature import PublicKey
 from distir_relax.bundle.weight_files import StoredWeights, open_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE, SharedWeights, WeightSource
 from distir_relax.bundle.write import ENCODER_FOLDER, EVALUATION_FOLDER, MANIFEST_FILE, manifest_checksum
@@ -19,38 +21,78 @@ _AGAIN = "compile the model again, or copy the whole bundle again"
 _TRUST = "to run a program that you have edited, pass --trust-code"
 
 
+@dataclass(frozen=True)
+class _Options:
+    """How a bundle is read, see `read_bundle`; `key` is the file of the public key that has signed it."""
+
+    weights: str | Path | None = None
+    trust_code: bool = False
+    key: Path | None = None
+
+
 def read_bundle(
-    path: str | Path, verify_weights: bool = True, weights: str | Path | None = None, trust_code: bool = False
-) -> Bundle:
+    path: str | Path, verify_weights: bool = True, weights: str | Path | None = None, trust_code: bool = False,
+    require_signature: str | Path | None = None,
+) -> Bundle:  # fmt: skip
     """Read the bundle at the folder `path`. Weights are opened, and read when a rank requests its slices.
 
     `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's own. With
     `trust_code` ranks run the bundle's torch modules, which may be edited: without it nothing in a bundle is executed.
 
+    `require_signature` is the file of a public key: nothing of the bundle is used but its manifest and signature before
+    that is found to be one by the key, and torch modules may not be edited then.
+
     The checksums of the manifest and all texts are always checked, and the weights' header and size;
     `verify_weights` also hashes the whole weights files (some 1 to 2 GB/s), which one process per node does.
     Raises BundleError when a file is missing, truncated, damaged, or of another format version, and when `weights`
-    lacks one of the model's, or has it in another shape or dtype.
+    lacks one of the model's, or has it in another shape or dtype; SignatureError for a key that cannot be read, and
+    for a bundle that it has not signed.
     """
-    return _read(Path(path), verify_weights, weights, trust_code)
+    key = None if require_signature is None else PublicKey.read(require_signature)
+    content = read_manifest(Path(path))
+    if key is not None:
+        key.check(content, Path(path))
+    options = _Options(weights, trust_code, None if key is None else key.path.absolute())
+    bundle = _read(Path(path), content, options)
+    if verify_weights:
+        check_weights(bundle)
+    return bundle
 
 
-def _read(
-    folder: Path, verify_weights: bool, weights: str | Path | None, trust_code: bool,
-    step: tuple[Manifest, WeightSource] | None = None,
-) -> Bundle:  # fmt: skip
-    """Read a bundle; if it is the evaluation of a training `step`, with the weights that are shared with that."""
+def read_contents(path: str | Path, manifest: bytes) -> Bundle:
+    """Read a bundle as `read_bundle` does, from the bytes of its manifest that `read_manifest` has returned.
+
+    The weights are hashed. Raises BundleError as `read_bundle` does.
+    """
+    bundle = _read(Path(path), manifest, _Options())
+    check_weights(bundle)
+    return bundle
+
+
+def read_manifest(folder: Path) -> bytes:
+    """Return the bytes of a bundle's manifest. Raises BundleError if there is no bundle."""
     if not folder.exists():
         raise BundleError("there is no such bundle", str(folder), "write one with distir compile ... -o OUT")
-    manifest = _read_manifest(folder)
+    if not folder.is_dir():
+        raise BundleError("not a bundle: expected a folder", str(folder))
+    missing = f"not a bundle: there is no {MANIFEST_FILE} in it"
+    if (folder / "config.json").is_file() and not (folder / MANIFEST_FILE).exists():
+        raise BundleError(missing, str(folder), "compile the model: distir compile MODEL --generate -o OUT")
+    return read_bytes(file_within(folder, MANIFEST_FILE, BundleError, missing), BundleError)
+
+
+def _read(folder: Path, content: bytes, options: _Options, step: tuple[Manifest, WeightSource] | None = None) -> Bundle:
+    """Read a bundle from its manifest on; if it is the evaluation of a training `step`, with the weights that are
+    shared with that."""
+    manifest = _parse_manifest(content, folder / MANIFEST_FILE)
     programs = frozenset(manifest.program_files)
     texts = {
-        name: _read_text(folder, name, manifest, trust_code and name in programs)
+        name: _read_text(folder, name, manifest, options).decode("utf-8")
         for name in manifest.checksums
         if _is_text(name)
     }
     file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
-    other = None if weights is None else Path(weights)
+    other = None if options.weights is None else Path(options.weights)
     checksum = manifest.checksums.get(WEIGHTS_FILE, "")
     shared = frozenset[str]() if step is None else shared_weights(manifest, step[0])
     stored = [tensor for tensor in manifest.weights if tensor.name not in shared]
@@ -58,12 +100,11 @@ def _read(
     opened = own if step is None else SharedWeights(own, step[1], shared)
     encoder = evaluation = None
     if manifest.encoder is not None:
-        _read_text(folder, _ENCODER, manifest)
-        encoder = _read(folder / ENCODER_FOLDER, False, weights, trust_code)
+        encoder = _read(folder / ENCODER_FOLDER, _read_text(folder, _ENCODER, manifest, options), options)
     if manifest.training is not None and manifest.training.evaluated:
-        _read_text(folder, _EVALUATION, manifest)
-        evaluation = _read(folder / EVALUATION_FOLDER, False, weights, trust_code, (manifest, opened))
-    bundle = Bundle(
+        inner = _read_text(folder, _EVALUATION, manifest, options)
+        evaluation = _read(folder / EVALUATION_FOLDER, inner, options, (manifest, opened))
+    return Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name in programs},
         weights=opened,
@@ -71,11 +112,9 @@ def _read(
         path=folder,
         encoder=encoder,
         evaluation=evaluation,
-        trusted=trust_code,
+        trusted=options.trust_code,
+        key=options.key,
     )
-    if verify_weights:
-        check_weights(bundle)
-    return bundle
 
 
 def check_weights(bundle: Bundle) -> None:
@@ -108,14 +147,7 @@ def other_weights(bundle: Bundle) -> str | None:
     return None if path is None else str(path.absolute())
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    if not folder.is_dir():
-        raise BundleError("not a bundle: expected a folder", str(folder))
-    missing = f"not a bundle: there is no {MANIFEST_FILE} in it"
-    if (folder / "config.json").is_file() and not (folder / MANIFEST_FILE).exists():
-        raise BundleError(missing, str(folder), "compile the model: distir compile MODEL --generate -o OUT")
-    file = file_within(folder, MANIFEST_FILE, BundleError, missing)
-    content = read_bytes(file, BundleError)
+def _parse_manifest(content: bytes, file: Path) -> Manifest:
     try:
         data = parse_json(content, BundleError, str(file))
     except BundleError as wrong:
@@ -130,16 +162,21 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _read_text(folder: Path, name: str, manifest: Manifest, may_be_edited: bool = False) -> str:
+def _read_text(folder: Path, name: str, manifest: Manifest, options: _Options) -> bytes:
+    """Return the bytes of a text in UTF-8. Raises BundleError if it is none, or not the manifest's."""
     file = file_within(folder, name, BundleError, "missing from the bundle")
     content = read_bytes(file, BundleError)
-    if not may_be_edited and hashlib.sha256(content).hexdigest() != manifest.checksums.get(name):
-        hint = _TRUST if name in manifest.program_files else _AGAIN
-        raise BundleError("damaged: its checksum is not the manifest's", str(file), hint)
+    if hashlib.sha256(content).hexdigest() != manifest.checksums.get(name):
+        # A signature is one of the programs as they were compiled.
+        is_editable = name in manifest.program_files and options.key is None
+        if not (is_editable and options.trust_code):
+            hint = _TRUST if is_editable else _AGAIN
+            raise BundleError("damaged: its checksum is not the manifest's", str(file), hint)
     try:
-        return content.decode("utf-8")
+        content.decode("utf-8")
     except UnicodeDecodeError as wrong:
         raise BundleError(f"not UTF-8 text at byte {wrong.start}", str(file), _AGAIN) from None
+    return content
 
 
 def _is_text(name: str) -> bool:
