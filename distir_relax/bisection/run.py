@@ -60,6 +60,7 @@ def bisect(
     timeout: float = DEFAULT_TIMEOUT,
     weights: str | Path | None = None,
     trust_code: bool = False,
+    require_signature: str | Path | None = None,
 ) -> Bisection:
     """Run a plan and its model side by side, and find the first value of the plan that differs beyond rounding.
 
@@ -71,15 +72,16 @@ def bisect(
     With `against_backend` the values of another backend are expected instead, with `against` those of another bundle.
     If that has weights of other dtypes, no value is wrong; the result has the `top` ops by the error that they add.
 
-    Recorded values take up to `memory` bytes at once; more are recorded in several runs. `timeout`, `weights` and
-    `trust_code` are as for `load` and its result.
+    Recorded values take up to `memory` bytes at once; more are recorded in several runs. `timeout`, `weights`,
+    `trust_code` and `require_signature` are as for `load` and its result; the bundle to compare with must be signed,
+    too.
 
     Raises a `DistIRError`: for a bundle or inputs that cannot be read or do not fit, for a bundle without a sharded
     stage, for an encoder-decoder, and for errors of the run.
     """
-    subject_bundle = _read(bundle, weights, trust_code)
+    subject_bundle = _read(bundle, weights, trust_code, require_signature)
     arrays = read_npz(inputs) if isinstance(inputs, (str, Path)) else inputs
-    other = None if against is None else _read(against, None, False)
+    other = None if against is None else _read(against, None, False, require_signature)
     options = BisectOptions(other, against_backend, tolerance, exact, top, memory, timeout)
     check_options(subject_bundle, options)
     return run_bisection(ThreadSubject(subject_bundle, backend, device, arrays, timeout), arrays, options)
@@ -102,7 +104,7 @@ def check_options(bundle: Bundle, options: BisectOptions) -> None:
 
 def bisect_rank(
     world: World, path: Path, inputs: Path, backend: str, device: str, options: BisectOptions,
-    weights: Path | None = None, trust_code: bool = False,
+    weights: Path | None = None, trust_code: bool = False, require_signature: Path | None = None,
 ) -> Bisection | None:  # fmt: skip
     """Bisect a bundle as one rank of a launch; return the result on rank 0, None elsewhere.
 
@@ -122,7 +124,10 @@ def bisect_rank(
         return arrays
 
     with ending_launch(world):
-        session, arrays = load_rank(world, path, backend, device, read, weights=weights, trust_code=trust_code)
+        session, arrays = load_rank(
+            world, path, backend, device, read, weights=weights, trust_code=trust_code,
+            require_signature=require_signature,
+        )  # fmt: skip
         subject = LaunchSubject(session, world, backend, arrays)
         if world.rank != 0:
             subject.serve()
@@ -267,5 +272,11 @@ def _dtypes(bundle: Bundle) -> list[str]:
     return sorted(tensor.dtype for tensor in bundle.manifest.weights)
 
 
-def _read(bundle: Bundle | str | Path, weights: str | Path | None, trust_code: bool) -> Bundle:
-    return bundle if isinstance(bundle, Bundle) else read_bundle(bundle, weights=weights, trust_code=trust_code)
+def _read(
+    bundle: Bundle | str | Path, weights: str | Path | None, trust_code: bool, require_signature: str | Path | None
+) -> Bundle:
+    if not isinstance(bundle, Bundle):
+        return read_bundle(bundle, True, weights, trust_code, require_signature)
+    if require_signature is not None:
+        raise DistIRError("expected the path of a signed bundle, found a bundle in memory", "require_signature")
+    return bundle

@@ -28,10 +28,13 @@ class Configuration:
     group: str = ""
 
 
-def read_configurations(targets: Sequence[str], compared: Sequence[str]) -> list[Configuration]:
+def read_configurations(
+    targets: Sequence[str], compared: Sequence[str], require_signature: Path | None = None
+) -> list[Configuration]:
     """Return the configurations of all targets, each a bundle or ``FILE.py:FUNCTION``.
 
     Those of one group are plans of one name, for equal inputs, whose strategies differ only in the fields `compared`.
+    `require_signature` is as for `read_bundle`.
     Raises `ImportModelError` if there is none, and what reading a target raises; `DistIRError` for a field that
     strategies do not have.
     """
@@ -39,15 +42,15 @@ def read_configurations(targets: Sequence[str], compared: Sequence[str]) -> list
     for name in compared:
         if name not in field_names:
             raise DistIRError(f"strategies have no field {name!r}", hint=f"there are {', '.join(field_names)}")
-    configurations = [configuration for target in targets for configuration in _read(target, compared)]
+    configurations = [one for target in targets for one in _read(target, compared, require_signature)]
     if not configurations:
         raise ImportModelError("there is no configuration to run", ", ".join(targets))
     return configurations
 
 
-def _read(target: str, compared: Sequence[str]) -> list[Configuration]:
+def _read(target: str, compared: Sequence[str], key: Path | None) -> list[Configuration]:
     if Path(target).is_dir():
-        bundle = read_bundle(Path(target))
+        bundle = read_bundle(Path(target), require_signature=key)
         return [Configuration(bundle.manifest.name, fuse_for_ranks(read_stage(bundle, "distributed")), bundle)]
     entries = call_function(find_function(target), target, {})
     if not isinstance(entries, Mapping):

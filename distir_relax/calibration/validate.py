@@ -36,15 +36,17 @@ def validate(
     threads: int = 1,
     passes: int = PASSES,
     compared: Sequence[str] = COMPARED,
+    require_signature: Path | None = None,
 ) -> Validation:
     """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, training
     steps, or pairs of a distributed program and its tensors. Inputs are random. Without a profile one is fitted to
     measurements taken in turn with the configurations, on as many ranks as the largest configuration. `compared` are
-    fields of strategies. Raises RunError if a launch fails, and what `read_configurations` raises.
+    fields of strategies. `require_signature` is the file of the public key that has signed the bundles. Raises RunError
+    if a launch fails, and what `read_configurations` raises.
     """
-    configurations = read_configurations(targets, compared)
+    configurations = read_configurations(targets, compared, require_signature)
     runs_by_configuration = [_Runs(c) for c in configurations]
     ranks = [runs.ranks for runs in runs_by_configuration]
     measured = []
@@ -57,7 +59,8 @@ def validate(
                 measured.append(measure_ranks(max(ranks), "cpu", 1))
             for count in sorted(set(ranks)):
                 chosen = [i for i, n in enumerate(ranks) if n == count]
-                request = {"bundles": [str(paths[i]) for i in chosen], "steps": steps, "peaks": number == 0}
+                bundles = [(str(paths[i]), str(configurations[i].bundle.key or "")) for i in chosen]
+                request = {"bundles": bundles, "steps": steps, "peaks": number == 0}
                 for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder)), strict=True):
                     runs_by_configuration[i].take(answer)
     calibration = fit(merge_passes(measured)) if measured else None
@@ -107,8 +110,8 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
     retain_freed_memory()
     options = json.loads(request.read_text())
     results = []
-    for path in options["bundles"]:
-        session = RankSession(world, read_bundle(Path(path), verify_weights=False))
+    for path, key in options["bundles"]:
+        session = RankSession(world, read_bundle(Path(path), verify_weights=False, require_signature=key or None))
         seconds = time_steps(world, session, options["steps"])
         inputs = random_inputs(session.bundle.manifest)
         peaks = world.exchange(step_peak(session, inputs, outputs=())) if options["peaks"] else []

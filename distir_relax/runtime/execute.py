@@ -41,6 +41,7 @@ class RunOptions:
     report: Path | None = None
     weights: Path | None = None
     trust_code: bool = False
+    require_signature: Path | None = None
 
 
 def run_bundle(
@@ -56,7 +57,10 @@ def run_bundle(
 
 def run_threads(options: RunOptions) -> RunReport:
     """Run `distir run` with ranks as threads. Raises DistIRError; the output is written completely or not at all."""
-    bundle = read_bundle(options.bundle, weights=options.weights, trust_code=options.trust_code)
+    bundle = read_bundle(
+        options.bundle, weights=options.weights, trust_code=options.trust_code,
+        require_signature=options.require_signature,
+    )  # fmt: skip
     inputs = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout)
     outputs, seconds = _timed_runs(session, inputs, options.repeat)
@@ -82,6 +86,7 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
             lambda bundle: _prepare(options, bundle),
             weights=options.weights,
             trust_code=options.trust_code,
+            require_signature=options.require_signature,
         )
         manifest = session.bundle.manifest
         outputs, seconds = _timed_runs(session, inputs, options.repeat)

@@ -40,6 +40,7 @@ class GenerateOptions:
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
     weights: Path | None = None
+    require_signature: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Generated:
 
 def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> Generated:
     """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
-    bundle = read_bundle(options.bundle, weights=options.weights)
+    bundle = read_bundle(options.bundle, weights=options.weights, require_signature=options.require_signature)
     program, prompt = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout, load_sequence_programs)
     feed = program.by_session(session, options.sampling, encoder=prompt.encoder)
@@ -77,7 +78,7 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], 
 
         session, _ = load_rank(
             world, options.bundle, options.backend, options.device, check, weights=options.weights,
-            load_sequences=load_sequence_programs,
+            load_sequences=load_sequence_programs, require_signature=options.require_signature,
         )  # fmt: skip
         ((program, prompt),) = prepared
         feed = program.by_rank(session, world, options.sampling, prompt.encoder)

@@ -45,12 +45,13 @@ def load_rank(
     world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs],
     verified: Sequence[object] = (), loads: bool = True, weights: str | Path | None = None,
     load_sequences: LoadSequences | None = None, trust_code: bool = False,
+    require_signature: str | Path | None = None,
 ) -> tuple[RankSession, _Inputs]:  # fmt: skip
     """Load a bundle on one rank of a launch, and the result of `inputs` for it; every rank calls this.
 
     One rank of a node hashes the weights and verifies the programs, unless the bundle is the one `verified`
-    (`Verified.to_json`). `weights` and `trust_code` are as for `read_bundle`. Unless it `loads`, the program and its
-    weights are not read, and not verified. `load_sequences` is as for a `Session`.
+    (`Verified.to_json`). `weights`, `trust_code` and `require_signature` are as for `read_bundle`. Unless it `loads`,
+    the program and its weights are not read, and not verified. `load_sequences` is as for a `Session`.
 
     All ranks agree that each can read the bundle and its inputs, that their number is the mesh's, and that they hold
     the same programs. Raises `Agreed` for an error of any of them.
@@ -59,7 +60,7 @@ def load_rank(
     retain_freed_memory()
     with agreed(world):
         # All ranks check the header and size of the weights.
-        bundle = read_bundle(path, verify_weights=False, weights=weights, trust_code=trust_code)
+        bundle = read_bundle(path, False, weights, trust_code, require_signature)
         check_size(bundle.manifest.mesh, world.size)
         is_verified = Verified.of(bundle).to_json() == list(verified)
         if world.local_rank == 0 and not is_verified:

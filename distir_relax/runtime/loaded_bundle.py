@@ -54,13 +54,18 @@ class Loaded(SessionGenerator):
         )
 
 
-def load(path: str | Path, weights: str | Path | None = None, *, trust_code: bool = False) -> Loaded:
+def load(
+    path: str | Path, weights: str | Path | None = None, *, trust_code: bool = False,
+    require_signature: str | Path | None = None,
+) -> Loaded:  # fmt: skip
     """Load a bundle saved with `plan.save` or `distir compile` as a callable.
 
     `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's weights: they
     have the same names and shapes. A bundle is data: nothing in it is executed, unless you `trust_code`: its torch
-    modules, which may be edited.
+    modules, which may be edited. `require_signature` is the file of a public key: a bundle that this key has not signed
+    (``distir sign``) is refused before anything in it is used, and so is one with an edited file.
 
-    Raises `BundleError` when there is no bundle at `path`, or a damaged one, and for `weights` that do not fit it.
+    Raises `BundleError` when there is no bundle at `path`, or a damaged one, and for `weights` that do not fit it;
+    `SignatureError` without the signature that is required.
     """
-    return Loaded(read_bundle(Path(path), weights=weights, trust_code=trust_code))
+    return Loaded(read_bundle(Path(path), weights=weights, trust_code=trust_code, require_signature=require_signature))

@@ -35,7 +35,8 @@ class ProcessRequests:
         if bundle.path is None:
             raise RunError("ranks that are processes read the bundle from files", hint="save the plan, and read it")
         path = str(Path(bundle.path).absolute())
-        options = ServeOptions(path, "torch", device, timeout, [], True, other_weights(bundle))
+        key = None if bundle.key is None else str(bundle.key)
+        options = ServeOptions(path, "torch", device, timeout, [], True, other_weights(bundle), require_signature=key)
         self._timeout = timeout
         self._processes = RankProcesses.start(bundle.manifest.mesh.size, options, launcher, threads, variables)
         self._requests = Requests(self._processes.connections, self._processes.processes)

@@ -44,8 +44,8 @@ _MOST_OUTPUT = 2000
 class ServeOptions:
     """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`.
 
-    With `requests` it serves steps of several requests instead of calls. `weights` and `trust_code` are as for
-    `dr.launch`.
+    With `requests` it serves steps of several requests instead of calls. `weights`, `trust_code` and
+    `require_signature` are as for `dr.launch`.
     """
 
     bundle: str
@@ -56,6 +56,7 @@ class ServeOptions:
     requests: bool = False
     weights: str | None = None
     trust_code: bool = False
+    require_signature: str | None = None
 
 
 @dataclass(eq=False)

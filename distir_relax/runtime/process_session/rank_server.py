@@ -94,7 +94,7 @@ def _serve(connection: Connection, options: Mapping[str, Any], imported: threadi
         session, _ = load_rank(
             world, Path(options["bundle"]), options["backend"], options["device"], lambda bundle: {},
             options["verified"], not options["requests"], options["weights"], load_sequence_programs,
-            options["trust_code"],
+            options["trust_code"], options["require_signature"],
         )  # fmt: skip
         requests = None
         if options["requests"]:

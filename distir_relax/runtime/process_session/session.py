@@ -57,15 +57,15 @@ _verified: set[Verified] = set()
 def launch(
     bundle: str | Path, ranks: int | None = None, *, launcher: str | None = None, backend: str = "torch",
     device: str = "cpu", timeout: float = DEFAULT_TIMEOUT, threads: int | None = None,
-    weights: str | Path | None = None, trust_code: bool = False,
+    weights: str | Path | None = None, trust_code: bool = False, require_signature: str | Path | None = None,
 ) -> ProcessSession:  # fmt: skip
     """Start the ranks of a saved bundle as processes of this machine, and return the session that calls them.
 
     `ranks` is their number, that of the bundle's mesh. `launcher` is "mpirun" or "torchrun"; by default mpirun if there
     is one. `threads` is the number of threads of a rank, by default OMP_NUM_THREADS or its share of the cores. A rank
     that waits for others for more than `timeout` seconds (0: never) ends the session. `weights` is a folder of
-    safetensors files, or one file, whose tensors take the place of the model's weights; `trust_code` is as for
-    `dr.load`, too.
+    safetensors files, or one file, whose tensors take the place of the model's weights; `trust_code` and
+    `require_signature` are as for `dr.load`, too.
 
     Raises `BundleError` for a bundle that is missing or damaged, and for `weights` that do not fit it, `RunError` for
     another number of ranks, in a process that is a rank of a launch itself, and if the ranks do not start; no process
@@ -76,7 +76,7 @@ def launch(
         raise RunError(f"expected the path of a bundle, found {bundle!r}", hint="plan.save(path) writes one")
     find_backend(backend)
     rank_device(device, 0)
-    opened = read_bundle(bundle, verify_weights=False, weights=weights, trust_code=trust_code)
+    opened = read_bundle(bundle, False, weights, trust_code, require_signature)
     check_size(opened.manifest.mesh, opened.manifest.mesh.size if ranks is None else ranks)
     known = Verified.of(opened)
     options = ServeOptions(
@@ -87,6 +87,7 @@ def launch(
         known.to_json() if known in _verified else [],
         weights=other_weights(opened),
         trust_code=trust_code,
+        require_signature=None if opened.key is None else str(opened.key),
     )
     processes = RankProcesses.start(opened.manifest.mesh.size, options, launcher, threads)
     if processes.verified == known.to_json():

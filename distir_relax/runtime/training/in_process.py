@@ -55,6 +55,7 @@ def train(
     averaged: bool = False,
     backend: str = "torch",
     device: str = "cpu",
+    require_signature: str | Path | None = None,
 ) -> Ended:
     """Train a `TrainingStep` or the bundle at a path, with ranks as threads of this process.
 
@@ -70,7 +71,8 @@ def train(
 
     The run is evaluated after each `evaluate_every` steps and the last one, on `evaluation`, which is data like `data`,
     for a step compiled with `metrics`, with the averages of parameters if they are `averaged`; or by `evaluate`, a
-    function of the number of steps done that returns metrics by name.
+    function of the number of steps done that returns metrics by name. `require_signature` is as for `dr.load`, of the
+    bundle at a path.
 
     Raises a `DistIRError` for options, data or a checkpoint that do not fit, a loss that is not finite, and a
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
@@ -84,10 +86,12 @@ def train(
                 "derive its class from dr.Callback, and pass an object of it",
             )  # fmt: skip
     if isinstance(step, (str, Path)):
-        bundle = read_bundle(Path(step))
+        bundle = read_bundle(Path(step), require_signature=require_signature)
         executor = ThreadExecutor(Session(bundle, backend, device), lambda part: Session(part, backend, device))
         observers = tuple(callbacks)
     else:
+        if require_signature is not None:
+            raise RunError("expected the path of a signed bundle, found a TrainingStep", "require_signature")
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
         executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))

@@ -32,7 +32,7 @@ class Run:
 
     `data` is called once the bundle is read, and so is `evaluation`, with the manifest of the bundle's evaluation; it
     returns a function that yields the batches to evaluate, with averages of parameters if they are `averaged`. `stop`
-    returns the signal that this process received, or 0.
+    returns the signal that this process received, or 0. `require_signature` is as for `read_bundle`.
     """
 
     bundle: Path
@@ -45,6 +45,7 @@ class Run:
     timeout: float = DEFAULT_TIMEOUT
     stop: Callable[[], int] = lambda: 0
     averaged: bool = False
+    require_signature: Path | None = None
 
     def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
@@ -71,7 +72,7 @@ def evaluator(
 
 def train_threads(run: Run) -> Ended:
     """Train with ranks as threads of this process. Raises what `Training.run` raises."""
-    bundle = read_bundle(run.bundle)
+    bundle = read_bundle(run.bundle, require_signature=run.require_signature)
     run.check(bundle)
 
     def load(part: Bundle) -> Session:
@@ -92,7 +93,9 @@ def train_rank(world: World, run: Run) -> Ended:
         return {}  # inputs come with each step
 
     with ending_launch(world):
-        session, _ = load_rank(world, run.bundle, run.backend, run.device, check)
+        session, _ = load_rank(
+            world, run.bundle, run.backend, run.device, check, require_signature=run.require_signature
+        )
         executor = RankExecutor(
             world, session, lambda part: RankSession(world, part, run.backend, run.device, verified=True)
         )
