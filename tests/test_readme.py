@@ -89,8 +89,8 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     # Of the compiler's commands and of the runtime's, one as it is installed.
     installed = {"compile", "run"}
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
-        "compile", "show", "check", "run", "launch", "explain", "diff", "rules", "doctor", "simulate", "search",
-        "train",
+        "compile", "show", "check", "verify", "run", "launch", "explain", "diff", "rules", "doctor", "simulate",
+        "search", "train",
     }  # fmt: skip
     for line in lines:
         (tmp_path / "y.npz").unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from distir_relax.cli import (  # noqa: F401
     run,
     search,
     serve,
+    sign,
     simulate,
     train,
 )

@@ -16,6 +16,7 @@ from distir_relax.cli.options import (
     Device,
     DeviceOption,
     JsonOption,
+    SignatureOption,
     TimeoutOption,
     TrustOption,
     WeightsOption,
@@ -49,6 +50,7 @@ def bisect(
     timeout: TimeoutOption = 600.0,
     weights: WeightsOption = None,
     trust_code: TrustOption = False,
+    require_signature: SignatureOption = None,
     json: JsonOption = False,
 ) -> None:
     """Find the first value that differs from the model's beyond rounding: op, ranks, line of the model, cause.
@@ -69,13 +71,19 @@ def bisect(
             result = bisect_threads(
                 bundle, input, backend.value, device.value, against=against, against_backend=other, top=top,
                 tolerance=tolerance, exact=float64, memory=limit, timeout=timeout, weights=weights,
-                trust_code=trust_code,
+                trust_code=trust_code, require_signature=require_signature,
             )  # fmt: skip
         else:
             try:
-                compared = None if against is None else read_bundle(against, verify_weights=False)
+                compared = (
+                    None
+                    if against is None
+                    else read_bundle(against, verify_weights=False, require_signature=require_signature)
+                )
                 options = BisectOptions(compared, other, tolerance, float64, top, limit, timeout)
-                result = bisect_rank(world, bundle, input, backend.value, device.value, options, weights, trust_code)
+                result = bisect_rank(
+                    world, bundle, input, backend.value, device.value, options, weights, trust_code, require_signature
+                )
             except DistIRError as error:
                 exit_all(world, error)
         if result is not None:

@@ -16,6 +16,7 @@ from distir_relax.cli.options import (
     BundleArgument,
     Device,
     DeviceOption,
+    SignatureOption,
     TimeoutOption,
     WeightsOption,
 )
@@ -60,6 +61,7 @@ def generate(
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
+    require_signature: SignatureOption = None,
 ) -> None:
     """Generate text or tokens with a bundle of distir compile --generate, and print them as they are made.
 
@@ -83,7 +85,7 @@ def generate(
                 bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
                 Sampling(temperature, top_k, top_p, seed), None if stop is None else frozenset(_ids(stop, "--stop")),
                 tuple(stop_text or ()), None if decoder_prompt is None else _ids(decoder_prompt, "--decoder-prompt"),
-                backend.value, device.value, timeout, weights,
+                backend.value, device.value, timeout, weights, require_signature,
             )  # fmt: skip
             done = generate_threads(options, show) if world is None else generate_rank(world, options, show)
         except DistIRError as error:

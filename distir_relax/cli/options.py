@@ -77,6 +77,14 @@ TrustOption = Annotated[
         help="Run the Python programs in the bundle, which may be edited; otherwise nothing in it is executed.",
     ),
 ]
+SignatureOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-signature",
+        metavar="KEY.pub",
+        help="Run the bundle only if this public key has signed it (distir sign), and no file of it was edited.",
+    ),
+]
 TimeoutOption = Annotated[
     float, typer.Option(min=0, help="Abort if a rank waits longer than this (seconds; 0: never).")
 ]

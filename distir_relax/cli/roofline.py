@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app, exit_all
-from distir_relax.cli.options import BundleArgument, Device, DeviceOption, JsonOption
+from distir_relax.cli.options import BundleArgument, Device, DeviceOption, JsonOption, SignatureOption
 from distir_relax.errors import DistIRError
 
 
@@ -21,6 +21,7 @@ def roofline(
     requests: Annotated[int, typer.Option(min=1, help="For text generation: requests of a step.")] = 1,
     rank: Annotated[int, typer.Option(min=0, help="The rank whose ops are printed.")] = 0,
     most: Annotated[int, typer.Option(min=1, help="Rows of a table; all ops are in --json.")] = 16,
+    require_signature: SignatureOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure each op of a rank's program beside the limit of this machine: its products, and its memory.
@@ -37,7 +38,7 @@ def roofline(
 
     with joined_world() as world:
         try:
-            read = read_bundle(bundle, verify_weights=False)
+            read = read_bundle(bundle, require_signature is not None, require_signature=require_signature)
             size = read.manifest.mesh.size
             if rank >= size:
                 raise DistIRError(f"expected a rank less than {size}, found {rank}", str(bundle))
@@ -51,6 +52,7 @@ def roofline(
             given = {"device": device.value, "steps": steps, "tokens": tokens, "requests": requests, "rank": rank}
             options = [text for name, value in given.items() for text in (f"--{name}", str(value))]
             options += ["--most", str(most), *(["--json"] if json else [])]
+            options += [] if require_signature is None else ["--require-signature", str(require_signature)]
             raise typer.Exit(launch(size, ["roofline", str(bundle), *options]))
         limit_threads(1 if world is None else world.local_size)
         retain_freed_memory()

@@ -24,6 +24,7 @@ from distir_relax.cli.options import (
     OutputOption,
     RepeatOption,
     ReportOption,
+    SignatureOption,
     TimeoutOption,
     TraceOption,
     TrustOption,
@@ -51,6 +52,7 @@ def run(
         str, typer.Option(help="Machine for the predictions of --trace: a name or a .toml file.")
     ] = "cpu-local",
     trust_code: TrustOption = False,
+    require_signature: SignatureOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
@@ -58,16 +60,17 @@ def run(
     from distir_relax.runtime.join import joined_world
 
     options = RunOptions(
-        bundle, input, output, backend.value, device.value, timeout, repeat, report, weights, trust_code
-    )
+        bundle, input, output, backend.value, device.value, timeout, repeat, report, weights, trust_code,
+        require_signature,
+    )  # fmt: skip
     with joined_world(timeout) as world:
         # All ranks report an unusable --trace before anything runs.
         if world is None:
-            draw = _trace_writer(bundle, backend, profile, trace, json, trust_code)
+            draw = _trace_writer(bundle, backend, profile, trace, json, trust_code, require_signature)
             result: RunReport | None = run_threads(options)
         else:
             try:
-                draw = _trace_writer(bundle, backend, profile, trace, json, trust_code)
+                draw = _trace_writer(bundle, backend, profile, trace, json, trust_code, require_signature)
                 result = run_rank(world, options)
             except DistIRError as error:
                 exit_all(world, error)
@@ -99,10 +102,11 @@ def launch(
     launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts the ranks.")] = Launcher.mpirun,
     rsh: Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")] = "",
     trust_code: TrustOption = False,
+    require_signature: SignatureOption = None,
 ) -> None:
     """Run a bundle with mpirun or torchrun, on this machine or on several hosts, and print the launch command.
 
-    All hosts need the bundle, this Python and the working directory under the same paths.
+    All hosts need the bundle, the key, this Python and the working directory under the same paths.
     """
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.hosts import read_hosts
@@ -113,10 +117,11 @@ def launch(
 
     check_alone()
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    mesh = read_bundle(bundle, verify_weights=False, weights=weights, trust_code=trust_code).manifest.mesh
+    mesh = read_bundle(bundle, False, weights, trust_code, require_signature).manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
-    for option, value in (("--input", input), ("--output", output), ("--report", report), ("--weights", weights)):
+    files = {"--input": input, "--output": output, "--report": report, "--weights": weights}
+    for option, value in (files | {"--require-signature": require_signature}).items():
         if value is not None:
             arguments += [option, str(value)]
     arguments += ["--backend", backend.value, "--device", device.value]
@@ -163,11 +168,11 @@ def _print_summary(report: RunReport, output: Path | None, table: bool) -> None:
 
 
 def _trace_writer(
-    bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool, trust_code: bool
+    bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool, trust_code: bool, key: Path | None
 ) -> Callable[[RunReport], None]:
     """Return a listener that draws the tasks of a run's last step below the predicted ones; a no-op without `path`.
 
-    With `quiet` it prints to stderr.
+    With `quiet` it prints to stderr. The bundle must have a signature by `key`, if one is given.
     """
     if path is None:
         return lambda report: None
@@ -182,7 +187,7 @@ def _trace_writer(
     from distir_relax.runtime.inputs import check_writable
 
     check_writable(path)
-    devices = read_bundle(bundle, verify_weights=False).manifest.mesh.size
+    devices = read_bundle(bundle, verify_weights=False, require_signature=key).manifest.mesh.size
     predicted = predicted_rows(simulate(bundle, profile=load_profile(profile).with_devices(devices)))
     if not predicted:
         raise DistIRError("the program is not a pipeline: it has no tasks to draw", str(bundle), "remove --trace")

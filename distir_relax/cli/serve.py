@@ -16,6 +16,7 @@ from distir_relax.cli.options import (
     Device,
     DeviceOption,
     MaxRequestsOption,
+    SignatureOption,
     StateMemoryOption,
     StepTokensOption,
     WeightsOption,
@@ -59,6 +60,7 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is ended.")] = 600.0,
     weights: WeightsOption = None,
     device: DeviceOption = Device.cpu,
+    require_signature: SignatureOption = None,
 ) -> None:
     """Serve a bundle of a language model over HTTP, with OpenAI's interface and a page to chat at /.
 
@@ -73,7 +75,7 @@ def serve(
     options = EngineOptions(
         max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes, batch_invariant
     )
-    read = read_bundle(bundle, weights=weights)
+    read = read_bundle(bundle, weights=weights, require_signature=require_signature)
     check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
     listener = bound_socket(host, port)
     by = None if launcher is None else launcher.value

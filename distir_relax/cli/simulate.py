@@ -17,6 +17,7 @@ from distir_relax.cli.options import (
     JsonOption,
     MaxRequestsOption,
     PassesOption,
+    SignatureOption,
     StateMemoryOption,
     StepTokensOption,
     flag_of,
@@ -196,6 +197,7 @@ def validate(
         str, typer.Option(metavar="FIELD,...", help="Compare the order of strategies that differ only in these fields.")
     ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
+    require_signature: SignatureOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run configurations and compare their measured times and memory with the simulator's predictions."""
@@ -212,7 +214,8 @@ def validate(
     if calibrate is not None:
         check_writable(calibrate)
     compared = [name.strip() for name in compare.split(",") if name.strip()]
-    validation = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes, compared)
+    machine = load_profile(profile) if profile else None
+    validation = run_and_compare(targets, machine, steps, threads, passes, compared, require_signature)
     if calibrate is not None and validation.calibration is not None:
         validation.calibration.write(calibrate)
     if plot is not None:

@@ -15,7 +15,15 @@ import typer
 from typer.core import TyperCommand
 
 from distir_relax.cli.app import app, exit_all
-from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
+from distir_relax.cli.options import (
+    Backend,
+    BackendOption,
+    BundleArgument,
+    Device,
+    DeviceOption,
+    SignatureOption,
+    TimeoutOption,
+)
 from distir_relax.cli.signals import Interrupted
 from distir_relax.errors import DistIRError
 
@@ -81,6 +89,7 @@ def train(
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks to start with mpirun.")] = None,
+    require_signature: SignatureOption = None,
 ) -> None:
     """Train a bundle of a training step: as one rank under mpirun or torchrun, otherwise with all ranks as threads.
 
@@ -104,8 +113,8 @@ def train(
         options, observers = build(world is None or world.rank == 0)
         observers += map(UserCallbacks, callbacks or [])
         evaluated = None if evaluation is None else load_evaluation(evaluation)
-        where = (backend.value, device.value, timeout)
-        return Run(bundle, load_data(data), options, observers, evaluated, *where, received_signal, averaged)
+        where = (backend.value, device.value, timeout, received_signal, averaged, require_signature)
+        return Run(bundle, load_data(data), options, observers, evaluated, *where)
 
     if n is not None and detect() is None:
         flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
@@ -113,8 +122,9 @@ def train(
         flags |= {"best": best or None, "log": log, "callbacks": callbacks}
         flags |= {"report": report, "profile": profile}
         flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
+        flags |= {"require-signature": require_signature}
         build(first=True)  # reports errors once, without mpirun's own output around them
-        _launch(n, bundle, flags, checkpoint)
+        _launch(n, bundle, flags, checkpoint, require_signature)
     with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
         try:
             if world is None:
@@ -194,14 +204,14 @@ def _print_summary(run: Run, ended: Ended) -> None:
     typer.echo(f"trained to step {ended.step} of {run.options.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
-def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | None) -> NoReturn:
+def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | None, key: Path | None) -> NoReturn:
     """Start the ranks with mpirun, and exit with its code; when interrupted, end them and print how to resume."""
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.launch import launch
     from distir_relax.runtime.world import check_size
 
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    check_size(read_bundle(bundle, verify_weights=False).manifest.mesh, n)
+    check_size(read_bundle(bundle, verify_weights=False, require_signature=key).manifest.mesh, n)
     arguments = ["train", str(bundle)]
     for option, value in flags.items():
         values = value if isinstance(value, list) else [value]
