@@ -8,6 +8,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -192,7 +193,8 @@ def of_json(content: bytes, random: Random) -> bytes:
             case 3 if isinstance(inside[key], int):
                 inside[key] += random.choice((-1, 1))
             case _:
-                inside[key] = random.choice(ODD_VALUES)
+                # A copy: the next mutation may be one of its items.
+                inside[key] = deepcopy(random.choice(ODD_VALUES))
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 

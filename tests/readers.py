@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 import time
 import traceback
 import warnings
@@ -30,11 +31,11 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import parse_search, print_search
-from distir_relax.bundle import FileWeights, Manifest, Tensor, local_shape
+from distir_relax.bundle import FileWeights, Manifest, PrivateKey, PublicKey, Tensor, create_key, local_shape
 from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.cost.profile import load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
-from distir_relax.errors import BundleError, DistIRError
+from distir_relax.errors import BundleError, DistIRError, SignatureError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
@@ -329,9 +330,51 @@ def _read_checkpoint(file: Path) -> None:
 
 
 BYTES, TEXT = (mutations.of_bytes,), (mutations.of_words, mutations.of_numbers, mutations.of_lines)
+
+
+@cache
+def _signature() -> tuple[bytes, bytes, bytes, bytes]:
+    """Return a manifest, its signature, and the private and the public key, as files have them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        create_key(folder / "key.pem")
+        manifest = _manifests()[0]
+        PrivateKey.read(folder / "key.pem").sign(manifest).write(folder)
+        files = (folder / file for file in ("signature.json", "key.pem", "key.pub"))
+        return manifest, *(file.read_bytes() for file in files)  # type: ignore[return-value]
+
+
+def _read_signature(file: Path) -> None:
+    """Check the signature of the valid manifest; no other signature than its own is accepted."""
+    manifest, valid, _, public = _signature()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "key.pub").write_bytes(public)
+        (folder / "signature.json").write_bytes(file.read_bytes())
+        found = PublicKey.read(folder / "key.pub").check(manifest, folder)
+    assert found.value == json.loads(valid)["signature"]
+
+
+def _read_key(file: Path) -> None:
+    """Read a key as both kinds; one that is read signs what its public key accepts."""
+    kinds: Sequence[type[PrivateKey] | type[PublicKey]] = (PublicKey, PrivateKey)
+    errors = []
+    for kind in kinds:
+        try:
+            key = kind.read(file)
+        except SignatureError as wrong:
+            errors.append(wrong)
+        else:
+            assert len(key.fingerprint if isinstance(key, PublicKey) else key.sign(b"x").value) in (64, 128)
+    if len(errors) == len(kinds):
+        raise errors[0]
+
+
 TARGETS = (
     Target("npz", _arrays, (*BYTES, mutations.of_archive, mutations.of_archive), read_npz),
     Target("manifest", _manifests, (*BYTES, mutations.of_numbers, *(mutations.of_json,) * 4), _read_manifest),
+    Target("signature", lambda: [_signature()[1]], (*BYTES, mutations.of_json, mutations.of_numbers), _read_signature),
+    Target("keys", lambda: _signature()[2:], (*BYTES, *TEXT), _read_key),
     Target("program", _texts, (*BYTES, *TEXT, *(mutations.of_program,) * 6), _read_program),
     Target("sizes", _symbolic_texts, (mutations.of_numbers, *(mutations.of_sizes,) * 4), _read_program),
     Target("symbols", _symbolic_manifests, (mutations.of_json, *(mutations.of_sizes,) * 3), _read_manifest),
