@@ -12,14 +12,13 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from distir_relax.errors import BundleError
 from distir_relax.support import Fields, shown_path
 
 CHECKSUM_DIGITS = 64
 """Digits of a SHA-256 in hex."""
-_MOST_CHARACTERS, _MOST_VERSIONS, _MOST_FILES = 1000, 64, 100_000
+_MOST_CHARACTERS, _MOST_VERSIONS, _MOST_FILES = 2000, 64, 100_000
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -116,7 +115,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 class Origin:
     """The origin of an imported model: `model` and `checksum` as in `Provenance`, and `files` that weights came from.
 
-    `packages` are the Python packages that the model's code or its file needs, by import name.
+    `packages` are those of the model's class or its file, by import name, whose versions are recorded if they have one.
     """
 
     model: str | None = None
@@ -127,6 +126,9 @@ class Origin:
     def provenance(self, packages: Collection[str]) -> Provenance:
         """Return the provenance of a bundle that more `packages` have made, without the files, which are hashed when
         the bundle is written."""
+        for name in packages:
+            # So that the versions do not depend on what else this process has done.
+            importlib.import_module(name)
         return Provenance(self.model, self.checksum, versions=_versions({*packages, *self.packages}))
 
 
@@ -134,8 +136,7 @@ def _versions(packages: Collection[str]) -> dict[str, str]:
     """Return the versions of this package, Python, and those of the packages that have one, in order of their names."""
     found = {"distir-relax": str(sys.modules["distir_relax"].__version__), "python": platform.python_version()}
     for name in sorted(packages):
-        module: Any = sys.modules.get(name) or importlib.import_module(name)
-        version = getattr(module, "__version__", None)
-        if version is not None and str(version).isprintable():
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str) and version and version.isprintable():
             found[name] = str(version)[:_MOST_CHARACTERS]
     return found

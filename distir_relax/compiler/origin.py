@@ -9,7 +9,10 @@ from typing import Any
 
 from distir_relax.bundle import Origin, SourceFile
 from distir_relax.frontends.imported_model import Imported
+from distir_relax.support import shown_path
 from distir_relax.support.user_function import qualified_name
+
+_MOST_CHARACTERS = 1000
 
 
 def origin_of(model: Any) -> Origin:
@@ -18,7 +21,9 @@ def origin_of(model: Any) -> Origin:
     if isinstance(model, tuple):
         return Origin()
     package = kind.__module__.partition(".")[0]
-    return Origin(qualified_name(kind), packages=() if package in ("__main__", "builtins") else (package,))
+    # Classes that are made while a program runs may have any name.
+    name = shown_path(qualified_name(kind))[:_MOST_CHARACTERS]
+    return Origin(name, packages=() if package in ("__main__", "builtins") else (package,))
 
 
 def from_files(imported: Imported, paths: Iterable[Path], keeps: bool = True, read: bool = False) -> Imported:
