@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import distir_relax as dr
+from distir_relax.bundle import FileTensor, FileWeights, TensorWeights, read_bundle, write_bundle
 from tests.readers import symbolic_plan
 
 Files = dict[str, bytes]
@@ -68,10 +70,11 @@ def referring(path: Path) -> None:
     model = _layers()
     file = path.parent / "model.safetensors"
     save_file(model.state_dict(), file)
-    with torch.device("meta"):
-        bare = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3)).eval()
-    plan = dr.compile(bare, (torch.ones(2, 5),), mesh=2, shardings={"0.weight": "S[0]"}, checkpoint=file)
-    plan.save(path)
+    bundle = dr.compile(model, (torch.ones(2, 5),), mesh=2, shardings={"0.weight": "S[0]"}).bundle(("torch",))
+    opened = FileWeights(file, ())
+    weights = TensorWeights({name: FileTensor.deferred(opened, name) for name in opened.kinds})
+    write_bundle(replace(bundle, weights=weights), path, refer=True)
+    assert read_bundle(path).manifest.weight_files
 
 
 def searched(path: Path) -> None:
