@@ -47,7 +47,7 @@ from distir_relax.errors import BundleError, DistIRError, RunError, SignatureErr
 from distir_relax.runtime.process_session.process_requests import ProcessRequests
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
 from tests.bundle_kinds import files_of
-from tests.bundle_mutations import ROOT, write
+from tests.bundle_mutations import ROOT, mutated_bundle, outside, write
 from tests.runtime.handmade import mlp_bundle
 from tests.runtime.processes import mpirun
 
@@ -185,6 +185,26 @@ def test_every_file_is_covered(tmp_path: Path, keys: Path) -> None:
                 sign_bundle(path, PrivateKey.read(keys / "key.pem"))
         file.write_bytes(content)
     read_bundle(path, require_signature=key)
+
+
+def test_mutated_bundles_are_refused(tmp_path: Path, keys: Path) -> None:
+    """Although their checksums are right: those that are read have the files that were signed, and others."""
+    valid = files_of("training")
+    write({**valid}, tmp_path / "valid")
+    sign_bundle(tmp_path / "valid" / ROOT, PrivateKey.read(keys / "key.pem"))
+    signature = (tmp_path / "valid" / ROOT / "signature.json").read_bytes()
+    count = 0
+    for seed in range(150):
+        folder = tmp_path / str(seed)
+        write({**outside(), **mutated_bundle(valid, seed), f"{ROOT}/signature.json": signature}, folder)
+        try:
+            read_bundle(folder / ROOT, trust_code=True, require_signature=keys / "key.pub")
+        except DistIRError:
+            count += 1
+        else:
+            for name, content in valid.items():
+                assert (folder / name).read_bytes() == content, f"{name} of seed {seed}"
+    assert count > 100
 
 
 def test_a_weight_file_outside_is_covered(signed: Path, keys: Path) -> None:
