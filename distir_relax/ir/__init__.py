@@ -54,6 +54,7 @@ from distir_relax.ir.records import (
     Record,
     RepeatedMicrobatches,
     TaskOrder,
+    UpdateProgram,
     parse_records,
     print_records,
 )
@@ -106,6 +107,7 @@ __all__ = [
     "TensorType",
     "Type",
     "Untyped",
+    "UpdateProgram",
     "Value",
     "absolute_location",
     "at_rank",

@@ -152,6 +152,16 @@ class MicrobatchProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateProgram:
+    """The program of the optimizer's step, as text: new values from weights, gradients (``NAME.grad``) and states."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return "the program of the optimizer's step"
+
+
+@dataclass(frozen=True, slots=True)
 class TaskOrder:
     """The tasks of a pipeline in scheduled order, as ``1F0`` and so on."""
 
@@ -238,6 +248,7 @@ Record = (
     | OutputAssembly
     | RepeatedMicrobatches
     | MicrobatchProgram
+    | UpdateProgram
     | TaskOrder
     | Autosharding
     | Guard
@@ -253,6 +264,7 @@ _KINDS: dict[str, type[Record]] = {
     "collected": OutputAssembly,
     "repeated": RepeatedMicrobatches,
     "in time": MicrobatchProgram,
+    "update": UpdateProgram,
     "scheduled": TaskOrder,
     "searched": Autosharding,
     "guard": Guard,

@@ -9,11 +9,11 @@ from functools import partial
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
+from distir_relax.ir import Function, Module, Op, Output, TensorType, UpdateProgram, Value, live_ops, print_module
 from distir_relax.ops import Builder, cast, lookup
 from distir_relax.optimizers.averaging import Averaging, add_averages
 from distir_relax.optimizers.clip import clip_gradients, norm_of_gradients
-from distir_relax.optimizers.loss_scale import LossScale, ScaledStep
+from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale, ScaledStep
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
 from distir_relax.support.learning_rate import as_schedule
 
@@ -65,7 +65,20 @@ class Optimize:
         outputs = [o for o in main.outputs if o.name.removesuffix(GRADIENT) not in parameters]
         outputs += self._step(g, {name: parameters[name] for name in grads}, grads)
         updated = Function(main.name, tuple(g.inputs), tuple(g.ops), tuple(outputs))
-        return replace(module, functions=(replace(updated, ops=live_ops(updated)), *module.functions[1:]))
+        record = UpdateProgram(print_module(self._program({name: parameters[name] for name in grads}, grads)))
+        functions = (replace(updated, ops=live_ops(updated)), *module.functions[1:])
+        return replace(module, functions=functions, records=(*module.records, record))
+
+    def _program(self, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> Module:
+        """Return the program of the step alone, whose inputs are the gradients, too."""
+        g = Builder()
+        taken = {name: g.input(name, value.tensor, "parameter") for name, value in parameters.items()}
+        if self.loss_scale is not None:
+            g.input(LOSS_SCALE, TensorType((), "float32"), "state")
+        gradients = {name: g.input(f"{name}{GRADIENT}", value.tensor) for name, value in grads.items()}
+        outputs = self._step(g, taken, gradients)
+        update = Function("main", tuple(g.inputs), tuple(g.ops), tuple(outputs))
+        return Module("global", (replace(update, ops=live_ops(update)),))
 
     def _check(self, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> None:
         trained = parameters if self.trained is None else self.trained

@@ -4,8 +4,8 @@ Both are programs of whole tensors; they are compared by numbers (`Numbering`):
 
 - each result of the model has the number that the result of the same name has in the sharded program;
 - of a training step, the gradient of each parameter has the number that the chain rule gives it
-  (`distir_relax.proof.gradients`), and new values of a parameter depend on the batch through its own gradient, and
-  through numbers that belong to all gradients, such as their norm;
+  (`distir_relax.proof.gradients`), and new values have the numbers that the optimizer's program gives with these
+  gradients (`UpdateProgram`); tests compare that program with `torch.optim`;
 - with microbatches, the step for the whole batch is checked like that. The part of each microbatch has the numbers of
   the ops that its index does in the program that `Microbatches` leaves (`MicrobatchProgram`): that is a schedule along
   an axis in time, which `check_schedule` compares with the step.
@@ -16,8 +16,8 @@ ops, and how a collective is emulated in time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import (
@@ -26,8 +26,8 @@ from distir_relax.ir import (
     MicrobatchProgram,
     Module,
     Op,
-    Output,
     PerRank,
+    UpdateProgram,
     Value,
     gc_disabled,
     inline,
@@ -67,104 +67,104 @@ def _check(model: Module, sharded: Module) -> list[Unproved]:
 
 def _compare(model: Module, sharded: Module) -> list[Unproved]:
     parts = next((record for record in sharded.records if isinstance(record, MicrobatchProgram)), None)
+    update = next((parse(r.text).main for r in sharded.records if isinstance(r, UpdateProgram)), None)
     numbering = Numbering()
     program = inline(sharded).main
     if parts is None:
-        numbers = _number_inputs(numbering, program)
-        gradients = _Step(numbering, inline(model).main, program, numbers, trained(program)).check()
-        _check_updates(program, numbers, gradients)
-        return []
+        results, gradients = _of_model(numbering, inline(model).main, program, _gradients_of(update))
+        return _compare_outputs(numbering, program, {**results, **_of_update(numbering, update, gradients)})
     whole, in_time = inline(parse(parts.sharded)), inline(parse(parts.placed))
     trusted = check_schedule(whole, in_time)
     step = whole.main
     wrt = [o.name.removesuffix(GRADIENT) for o in step.outputs if o.name.endswith(GRADIENT)]
-    of_step = _Step(numbering, inline(model).main, step, _number_inputs(numbering, step), wrt)
-    gradients = of_step.check()
-    for output in step.outputs:
-        if (name := output.name.removesuffix(GRADIENT)) in wrt and of_step.numbers[output.value.name] != gradients[
-            name
-        ]:
-            raise of_step.error(output)
-    of_parts = _Parts(numbering, step, in_time.main, in_time.meshes[0].size)
-    expected = of_parts.outputs()
-    numbers = numbering.add_all(program.ops, _number_inputs(numbering, program))
-    names = {output.name: numbers[output.value.name] for output in program.outputs}
-    for name, number in expected.items():
-        if name in names and names[name] != number:
-            raise VerificationError(f"the microbatches do not give the output {name!r}", f"output {name!r}", _HINT)
-    of_gradients = {name: expected[f"{name}{GRADIENT}"] for name in wrt}
-    _check_updates(program, numbers, of_gradients)
-    return trusted
+    results, gradients = _of_model(numbering, inline(model).main, step, wrt)
+    _compare_outputs(numbering, step, {**results, **{f"{name}{GRADIENT}": n for name, n in gradients.items()}})
+    expected = _Parts(numbering, step, in_time.main, in_time.meshes[0].size).outputs()
+    gradients = {name: expected.pop(f"{name}{GRADIENT}") for name in wrt}
+    return [*trusted, *_compare_outputs(numbering, program, {**expected, **_of_update(numbering, update, gradients)})]
 
 
-def trained(program: Function) -> list[str]:
-    """Return the parameters of floating dtypes that a program has new values of, but for those assigned to itself."""
-    producers = {value.name: op for op in program.ops for value in op.results}
-    new = set()
-    for output in program.outputs:
-        name = output.name.removesuffix(NEW)
-        if output.name.endswith(NEW) and {v.name for v in producers[output.value.name].operands} != {name}:
-            new.add(name)
-    inputs = (item.value for item in program.inputs if item.role == "parameter" and item.value.name in new)
-    return [value.name for value in inputs if "float" in plain(value).tensor.dtype]
+def _of_model(
+    numbering: Numbering, model: Function, program: Function, wrt: Sequence[str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the numbers of the model's results by name, and those of the gradients of the first one by parameter.
+
+    The chain rule follows the ops of `program`, which may be fused, once its result is that of the model.
+    """
+    inputs = {item.value.name: item.value for item in program.inputs}
+    numbers: dict[str, int] = {}
+    for item in model.inputs:
+        value, own = item.value, inputs.get(item.value.name, item.value)
+        is_kept = plain(own).tensor.dtype == value.tensor.dtype
+        numbers[value.name] = numbering.input(value) if is_kept else numbering.converted(own, value.tensor.dtype)
+    numbering.add_all(model.ops, numbers)
+    results = {output.name: numbers[output.value.name] for output in model.outputs}
+    if not wrt:
+        return results, {}
+    loss = next(output for output in program.outputs if output.name == model.outputs[0].name)
+    _compare_outputs(numbering, replace(program, outputs=(loss,)), {loss.name: results[loss.name]})
+    ops, scale = _ancestors(program, loss.value.name), inputs.get(LOSS_SCALE)
+    known = numbering.add_all(ops, _number_inputs(numbering, program))
+    return results, number_gradients(numbering, ops, known, loss.value, wrt, None if scale is None else plain(scale))
+
+
+def _gradients_of(update: Function | None) -> list[str]:
+    """Return the parameters of whose gradients an optimizer's program computes new values."""
+    names = () if update is None else [item.value.name for item in update.inputs]
+    return [name.removesuffix(GRADIENT) for name in names if name.endswith(GRADIENT)]
+
+
+def _of_update(numbering: Numbering, update: Function | None, gradients: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of what an optimizer's program gives with these gradients, by name."""
+    if update is None:
+        return {}
+    numbers = {
+        item.value.name: gradients[item.value.name.removesuffix(GRADIENT)]
+        if item.value.name.endswith(GRADIENT)
+        else numbering.input(item.value)
+        for item in update.inputs
+    }
+    numbering.add_all(update.ops, numbers)
+    return {output.name: numbers[output.value.name] for output in update.outputs}
 
 
 def _number_inputs(numbering: Numbering, program: Function) -> dict[str, int]:
     return {item.value.name: numbering.input(item.value) for item in program.inputs}
 
 
-@dataclass(slots=True)
-class _Step:
-    """A model, and a program that computes its results, and gradients with respect to `wrt`."""
+def _compare_outputs(numbering: Numbering, program: Function, expected: Mapping[str, int]) -> list[Unproved]:
+    """Compare the outputs of a program; return the ops whose results are outputs that are not expected.
 
-    numbering: Numbering
-    model: Function
-    program: Function
-    numbers: dict[str, int]
-    """The numbers of the program's values."""
-    wrt: Sequence[str]
-    known: set[int] = field(default_factory=set)
-    """The numbers that the model, and its gradients, have."""
-
-    def check(self) -> dict[str, int]:
-        """Check the results; return the numbers of gradients by parameter."""
-        inputs = {item.value.name: item.value for item in self.program.inputs}
-        numbers: dict[str, int] = {}
-        for item in self.model.inputs:
-            value, own = item.value, inputs.get(item.value.name)
-            is_kept = own is None or plain(own).tensor.dtype == value.tensor.dtype
-            numbers[value.name] = (
-                self.numbering.input(value)
-                if is_kept or own is None
-                else self.numbering.converted(own, value.tensor.dtype)
-            )
-        self.numbering.add_all(self.model.ops, numbers)
-        outputs = {output.name: output for output in self.program.outputs}
-        common = [(o, outputs[o.name]) for o in self.model.outputs if o.name in outputs]
-        forward = ancestors(self.program, [output.value.name for _, output in common])
-        self.known = set(range(self.numbering.expressions.count))
-        self.numbering.add_all(forward, self.numbers)
-        for expected, output in common:
-            if numbers[expected.value.name] != self.numbers[output.value.name]:
-                raise self.error(output)
-        gradients: dict[str, int] = {}
-        if self.wrt:
-            loss = outputs[self.model.outputs[0].name].value
-            scale = inputs.get(LOSS_SCALE)
-            of_loss = ancestors(self.program, [loss.name])
-            gradients = number_gradients(
-                self.numbering, of_loss, self.numbers, plain(loss), self.wrt, None if scale is None else plain(scale)
-            )
-        self.known = set(range(self.numbering.expressions.count))
-        self.numbering.add_all(self.program.ops, self.numbers)
-        return gradients
-
-    def error(self, output: Output) -> VerificationError:
-        """Return the error of an output with another number than the model's; it names the first op to blame."""
-        return _error(self.program, self.numbers, self.known, output)
+    A weight that is assigned to itself is none of them. Raises `_OtherResult` for an output that is missing, or has
+    another number than the expected one.
+    """
+    known = range(numbering.expressions.count)
+    needed = _ancestors(program, *(output.value.name for output in program.outputs))
+    numbers = numbering.add_all(needed, _number_inputs(numbering, program))
+    found = {output.name: output.value.name for output in program.outputs}
+    for name, number in expected.items():
+        if name not in found:
+            raise _OtherResult(f"the output {name!r} is missing", "", _HINT)
+        if numbers[found[name]] == number:
+            continue
+        first = next((op for op in _ancestors(program, found[name]) if numbers[op.results[0].name] not in known), None)
+        if first is None:
+            raise _OtherResult(f"the output {name!r} is another value of the model", "", _HINT)
+        error = _OtherResult(
+            f"the output {name!r} is not the model's: the model does not do {print_op(first)}", first.location, _HINT
+        )
+        error.op = first
+        raise error
+    producers = {value.name: op for op in needed for value in op.results}
+    others = {name: producers[value] for name, value in found.items() if name not in expected and value in producers}
+    return [
+        Unproved(op, f"the model has no output {name!r}")
+        for name, op in others.items()
+        if any(value.name != name.removesuffix(NEW) for value in op.operands)
+    ]
 
 
-def ancestors(program: Function, names: Iterable[str]) -> list[Op]:
+def _ancestors(program: Function, *names: str) -> list[Op]:
     """Return the ops that values depend on, in order."""
     needed = set(names)
     found = []
@@ -179,18 +179,6 @@ class _OtherResult(VerificationError):
     """A result of the model is another one in the program, for the first time by `op`."""
 
     op: Op | None = None
-
-
-def _error(program: Function, numbers: Mapping[str, int], known: Collection[int], output: Output) -> VerificationError:
-    ops = ancestors(program, [output.value.name])
-    first = next((op for op in ops if any(numbers.get(value.name) not in known for value in op.results)), None)
-    if first is None:
-        return _OtherResult(f"the output {output.name!r} is another value of the model", "", _HINT)
-    error = _OtherResult(
-        f"the output {output.name!r} is not the model's: the model does not do {print_op(first)}", first.location, _HINT
-    )
-    error.op = first
-    return error
 
 
 class _Parts:
@@ -268,66 +256,3 @@ class _Parts:
 
 def _local(value: Value, index: int) -> Value:
     return Value(value.name, value.placed.local(index))
-
-
-def _check_updates(program: Function, numbers: Mapping[str, int], gradients: Mapping[str, int]) -> None:
-    """Check that new values of each parameter depend on the batch through its gradient alone, numbers excepted."""
-    if not gradients:
-        return
-    producers = {value.name: op for op in program.ops for value in op.results}
-    batch = {item.value.name for item in program.inputs if item.role == "input" and plain(item.value).tensor.shape}
-    shared = set(gradients.values())
-    checked: dict[str, frozenset[int]] = {}
-
-    def leaves(start: Value, through_numbers: bool) -> Iterator[Value]:
-        """Iterate over the inputs and gradients that a value depends on; numbers before it are leaves, if wanted."""
-        worklist, seen = [start], {start.name}
-        while worklist:
-            value = worklist.pop()
-            op = producers.get(value.name)
-            is_number = not through_numbers and value is not start and not plain(value).tensor.shape
-            if op is None or numbers[value.name] in shared or is_number:
-                yield value
-                continue
-            for operand in op.operands:
-                if operand.name not in seen:
-                    seen.add(operand.name)
-                    worklist.append(operand)
-
-    def of_number(value: Value) -> frozenset[int]:
-        """Return the gradients that a number depends on."""
-        if value.name not in checked:
-            found = list(leaves(value, True))
-            _refuse_batch(found, batch, value.name)
-            checked[value.name] = frozenset(numbers[leaf.name] for leaf in found) & shared
-        return checked[value.name]
-
-    outputs = {output.name: output.value for output in program.outputs}
-    for name, gradient in gradients.items():
-        new = outputs[f"{name}{NEW}"]
-        found = list(leaves(new, not plain(new).tensor.shape))
-        _refuse_batch(found, batch, name)
-        of_others = {numbers[leaf.name] for leaf in found if numbers[leaf.name] in shared}
-        if gradient not in of_others or (plain(new).tensor.shape and len(of_others) > 1):
-            raise VerificationError(
-                f"the new value of the parameter {name!r} does not depend on its own gradient alone", "", _HINT
-            )
-        for leaf in found:
-            if (
-                leaf.name in producers
-                and numbers[leaf.name] not in shared
-                and of_number(leaf) not in (frozenset(), shared)
-            ):
-                raise VerificationError(
-                    f"the new value of the parameter {name!r} depends on some gradients of others", "", _HINT
-                )
-
-
-def _refuse_batch(leaves: Iterable[Value], batch: Collection[str], name: str) -> None:
-    for leaf in leaves:
-        if leaf.name in batch:
-            raise VerificationError(
-                f"the new value of the parameter {name!r} depends on the input {leaf.name!r}, not only by its gradient",
-                "",
-                _HINT,
-            )
