@@ -42,6 +42,7 @@ from distir_relax.ops.table import (
     onnx,
     operands,
     parse_rule,
+    parts_of,
     relax,
 )
 
@@ -153,7 +154,12 @@ def _concat_gradients(b: Backward) -> Value:
 
 define(
     "split",
-    Semantics(infer=_infer_split, torch="{0}.split({sizes}, {axis})", linear=(operands(0),)),
+    Semantics(
+        infer=_infer_split,
+        torch="{0}.split({sizes}, {axis})",
+        linear=(operands(0),),
+        moved=lambda parts, attrs: parts_of(parts[0], attrs["axis"], attrs["sizes"]),
+    ),
     Split(
         _split_rule,
         localize=lambda attrs, types, results: {**attrs, "sizes": tuple(t.shape[attrs["axis"]] for t in results)},
