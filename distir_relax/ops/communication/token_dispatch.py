@@ -9,7 +9,8 @@ from distir_relax.ir import TensorType
 from distir_relax.kernels import routing
 from distir_relax.layout import Collective
 from distir_relax.ops.communication.collectives import AXIS, SIZE
-from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops, resized
+from distir_relax.ops.table import Attrs, Cost, Routing, Semantics, Split, Trait, Types, define, no_flops, resized
+from distir_relax.ops.table.rule import no_rule
 
 _SIZES = "the number of rows of each index along the axis"
 _GROUPS = "the groups of each index: the first, and the one after the last"
@@ -83,6 +84,7 @@ define(
         },
         collective_semantics=_dispatch,
     ),
+    Split(no_rule, routing=Routing.DISPATCH),
     cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_dispatch_pieces),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
@@ -95,6 +97,7 @@ define(
         collective_semantics=_combine,
         per_device_attrs=frozenset({"size"}),
     ),
+    Split(no_rule, routing=Routing.COMBINE),
     cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_combine_pieces, brings_as_gets=True),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
