@@ -3,11 +3,16 @@
 A *row* is the vector of the elements of one dim on one device: their numbers along the dim, `PADDING` for padding. A
 *table* has a row for each device. Rows and tables are kept once, and known by number: equal ones have one number, so
 that pieces are compared by numbers, and what follows from them is computed once for all layers of a model.
+
+Elements of the sharded program that broadcasting makes equal are one element: the row of a dim that an op broadcasts
+contains zeros only. The *equality* of a dim is the row of the first element that is equal to each; None if no two are.
+A device is *empty* for a tensor of which it has no element: any rows of it are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,12 +21,24 @@ import numpy as np
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops.table.positions import PADDING, Vector
 
-SAME = 1 << 50
-"""The number of elements of a dim along which all elements are equal, whatever their numbers."""
+Equalities = tuple[int | None, ...]
+"""The equality of each dim of a tensor."""
 
 
 class Mismatch(Exception):
     """Pieces do not fit an op, for the reason that it gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Rows that devices have by data: along `dim`, those whose group is one of the device's; others are undefined.
+
+    `ids` is the number of the tensor of the group of each row, `groups` the table of the groups.
+    """
+
+    dim: int
+    ids: int
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +47,21 @@ class Piece:
 
     `dims` has a table for each dim. Without a term, rows have the numbers of elements in all of the program's tensors
     (`Terms.base`). `pending` has the reduction of the terms along each mesh axis, an empty text for none. `fills` has
-    for each dim the number that its padding contains, None if it is not known.
+    for each dim the number that its padding contains, None if it is not known. The positions of devices in `zeros` have
+    zeros only, as terms of a pending sum: these are right for any elements, whatever their rows.
     """
 
     term: int | None
     dims: tuple[int, ...]
     pending: tuple[str, ...]
     fills: tuple[float | None, ...]
+    zeros: frozenset[int] = frozenset()
+    routed: Routed | None = None
 
     @property
     def layout(self) -> Layout:
         """The piece without its term."""
-        return Layout(self.dims, self.pending, self.fills)
+        return Layout(self.dims, self.pending, self.fills, self.zeros, self.routed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +71,12 @@ class Layout:
     dims: tuple[int, ...]
     pending: tuple[str, ...]
     fills: tuple[float | None, ...]
+    zeros: frozenset[int] = frozenset()
+    routed: Routed | None = None
 
     def of(self, term: int | None) -> Piece:
         """Return the piece of a tensor with this layout."""
-        return Piece(term, self.dims, self.pending, self.fills)
+        return Piece(term, self.dims, self.pending, self.fills, self.zeros, self.routed)
 
 
 @dataclass(slots=True)
@@ -66,6 +88,7 @@ class Tables:
     _row_ids: dict[bytes, int] = field(default_factory=dict)
     _table_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
     _ranges: dict[tuple[int, int], int] = field(default_factory=dict)
+    _first: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def row(self, vector: Vector) -> int:
         """Return the number of a row."""
@@ -83,18 +106,51 @@ class Tables:
             self._ranges[key] = self.row(np.arange(start, start + size))
         return self._ranges[key]
 
-    def same(self, length: int, size: int) -> int:
-        """Return the row of `length` equal elements of a dim of `size`; of all of them, those of the dim."""
-        return self.range(size) if length == size else self.row(np.full(length, SAME))
+    def whole(self, size: int, equality: int | None = None) -> int:
+        """Return the row of all elements of a dim."""
+        return self.range(size) if equality is None else equality
 
-    def is_same(self, row: int) -> bool:
-        """Whether a row has elements of a dim along which all are equal."""
+    def equal(self, size: int) -> int:
+        """Return the equality of a dim along which all elements are equal."""
+        return self.row(np.zeros(size, np.int64))
+
+    def first(self, row: int, equality: int | None) -> int:
+        """Return a row with the first of the elements that are equal to each."""
+        if equality is None:
+            return row
+        if (row, equality) not in self._first:
+            vector = self.rows[row]
+            inside = vector >= 0
+            result = vector.copy()
+            result[inside] = self.rows[equality][vector[inside]]
+            self._first[row, equality] = self.row(result)
+        return self._first[row, equality]
+
+    def is_finer(self, equality: int | None, other: int | None) -> bool:
+        """Whether elements that are equal by an equality are equal by another, too."""
+        if equality is None or equality == other:
+            return True
+        return other is not None and self.first(equality, other) == other
+
+    def both(self, equality: int | None, other: int | None) -> int | None:
+        """Return the equality of elements that are equal by both of two."""
+        if self.is_finer(equality, other):
+            return equality
+        if self.is_finer(other, equality) or equality is None or other is None:
+            return other
+        pairs = np.stack([self.rows[equality], self.rows[other]], axis=1)
+        _, firsts, classes = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+        return self.equality(firsts[classes.reshape(-1)])
+
+    def equality(self, firsts: Vector) -> int | None:
+        """Return the equality of a dim with the first element that is equal to each; None if no two are."""
+        number = self.row(firsts)
+        return None if number == self.range(len(firsts)) else number
+
+    def has_elements(self, row: int) -> bool:
+        """Whether a row contains elements, rather than padding alone."""
         vector = self.rows[row]
-        return len(vector) > 0 and bool(vector[0] == SAME)
-
-    def may_be(self, row: int, other: int) -> bool:
-        """Whether the elements of a row are those of another, or equal to them."""
-        return row == other or (self.is_same(row) and len(self.rows[row]) == len(self.rows[other]))
+        return len(vector) > 0 and bool(vector.max() >= 0)
 
     def is_padded(self, row: int) -> bool:
         """Whether a row contains padding."""
@@ -144,33 +200,31 @@ class Groups:
             groups.setdefault(tuple(c for i, c in enumerate(place) if i not in axes), []).append(position)
         return list(groups.values())
 
-    def varies(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Return the axes along which rows, one for each device, differ."""
+    def varies(self, rows: Sequence[int | None]) -> tuple[int, ...]:
+        """Return the axes along which rows, one for each device, differ; None is no row."""
         axes = []
         for axis in range(len(self.mesh.shape)):
-            if any(rows[position] != rows[group[0]] for group in self.along((axis,)) for position in group):
+            if any(len({rows[position] for position in group} - {None}) > 1 for group in self.along((axis,))):
                 axes.append(axis)
         return tuple(axes)
 
 
-def digits(vector: Vector, sizes: Sequence[int]) -> list[Vector] | None:
-    """Return the elements of each factor of a dim whose products are a row; None if it is no product.
+def digits(vector: Vector, sizes: Sequence[int], lengths: Sequence[int | None]) -> Iterator[list[Vector]]:
+    """Iterate over the elements that factors of a dim may have, whose products are a row with elements.
 
-    `sizes` are those of the factors, outermost first. A row of padding of a factor is padding in the dim.
+    `sizes` are those of the factors, outermost first, and `lengths` the numbers of their elements on the device, None
+    for one that is not known. A row of padding of a factor is padding in the dim.
     """
-    strides = [int(np.prod(sizes[i + 1 :], dtype=np.int64)) for i in range(len(sizes))]
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     padded = vector < 0
-    if not len(vector):
-        return None
-    for shape in _shapes(vector, sizes, strides):
+    for shape in _shapes(len(vector), lengths):
         table, mask = vector.reshape(shape), padded.reshape(shape)
         rows = []
         for factor, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
             digit = np.moveaxis(np.where(mask, PADDING, table // stride % size), factor, 0)
             rows.append(digit.reshape(shape[factor], -1).max(axis=1))
         if np.array_equal(composed(rows, sizes), vector):
-            return rows
-    return None
+            yield rows
 
 
 def composed(rows: Sequence[Vector], sizes: Sequence[int]) -> Vector:
@@ -183,14 +237,13 @@ def composed(rows: Sequence[Vector], sizes: Sequence[int]) -> Vector:
     return result
 
 
-def _shapes(vector: Vector, sizes: Sequence[int], strides: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Iterate over the sizes that the factors of a row may have."""
-    if (vector >= 0).all():
-        counts = tuple(len(np.unique(vector // stride % size)) for size, stride in zip(sizes, strides, strict=True))
-        if np.prod(counts, dtype=np.int64) == len(vector):
-            yield counts
+def _shapes(count: int, lengths: Sequence[int | None]) -> Iterator[tuple[int, ...]]:
+    """Iterate over the sizes of `count` elements in as many dims as there are lengths; outer ones are small first."""
+    if not lengths:
+        if count == 1:
+            yield ()
         return
-    for factor in range(len(sizes)):
-        others = int(np.prod([size for i, size in enumerate(sizes) if i != factor], dtype=np.int64))
-        if len(vector) % others == 0:
-            yield (*sizes[:factor], len(vector) // others, *sizes[factor + 1 :])
+    first, *others = lengths
+    for size in range(1, count + 1) if first is None else (first,):
+        if size and count % size == 0:
+            yield from ((size, *shape) for shape in _shapes(count // size, others))

@@ -8,7 +8,9 @@ devices hold terms of a pending reduction. Pieces follow from op to op:
 - inputs have the layouts that the sharded program gives them;
 - an op on pieces must be an op of the sharded program on these tensors, which its factor rule allows to run on such
   pieces (`local_ops`), or the ops that its entry gives for a cut factor (`Split.expand`);
-- communication and ops that move elements change who holds which (`Semantics.moved`); a reduction ends a pending one.
+- communication and ops that move elements change who holds which (`Semantics.moved`); a reduction ends a pending one;
+- terms of a sum that are moved are tensors of their own, until a sum in a stated order adds all of them;
+- rows that are sent by data are the model's on the device of their group (`Routed`), and ops must act on each alone.
 
 The outputs must be the outputs of the sharded program, in their layouts. The check shares no code with the lowering of
 the sharded program; of the op table it reads factor rules, expansions, and what ops do with positions.
@@ -39,7 +41,6 @@ from distir_relax.ir import (
     TensorType,
     Value,
     at_rank,
-    gc_disabled,
     inline,
     per_rank,
     print_op,
@@ -47,68 +48,39 @@ from distir_relax.ir import (
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Shard, evaluate_size, is_symbolic, local_intervals, local_length, maximum
 from distir_relax.layout import Partial as PartialPlacement
-from distir_relax.ops import Expansion, Trait, lookup
+from distir_relax.ops import Expansion, Routing, Trait, evaluate, lookup
 from distir_relax.ops.table.entry import OpDef
-from distir_relax.ops.table.positions import PADDING, Positions, Vector
+from distir_relax.ops.table.positions import PADDING, Positions
 from distir_relax.ops.table.rule import Rule
 from distir_relax.ops.table.spmd_inference import infer_placed, local_attrs
 from distir_relax.proof.expressions import Expressions
 from distir_relax.proof.local_ops import Instance, expanded_layouts, layouts_of_results
-from distir_relax.proof.pieces import SAME, Groups, Layout, Mismatch, Piece, Tables
+from distir_relax.proof.pieces import Equalities, Groups, Layout, Mismatch, Piece, Routed, Tables
+
+_FEW = 1 << 16
+"""The elements of a tensor up to which its other shapes are followed."""
 
 _HINT = "compile the model again: distir.txt does not compute what sharded.txt does"
 
 
-@dataclass(frozen=True, slots=True)
-class Unproved:
-    """An op of the schedule whose result is not known to be a piece, and why."""
-
-    op: Op
-    reason: str
-
-
-def check_schedule(sharded: Module, distributed: Module) -> list[Unproved]:
-    """Check a schedule against its sharded program; return the ops that are taken on trust, with reasons.
+def check_schedule(sharded: Module, distributed: Module) -> None:
+    """Check a schedule against its sharded program.
 
     Both are verified. Symbolic sizes are given values, typical ones and others (`_sizes`). Raises
     `VerificationError` that names the first op that is none of the sharded program's, with its place in the model.
-
-    If rows go to devices by data, or sums have a fixed order, all ops that depend on them are taken on trust.
     """
-    with gc_disabled():
-        return _check(sharded, distributed)
-
-
-def _check(sharded: Module, distributed: Module) -> list[Unproved]:
-    found: dict[str, Unproved] = {}
     programs = inline(sharded), inline(distributed)
-    limit = _limit(programs[1].main)
     for sizes in _sizes(programs[0]):
         given = [specialize(program, sizes) for program in programs]
         checker = _Schedule(given[0], given[1], programs[0].main, programs[1].main)
         checker.check()
-        found.update(checker.assumed)
-        if checker.open and not limit:
-            first = next(iter(checker.open.values()))
+        if checker.open:
+            op, reason = next(iter(checker.open.values()))
             raise VerificationError(
-                f"the schedule does {print_op(first.op)}, which is not the model's op on its parts: {first.reason}",
-                first.op.location,
+                f"the schedule does {print_op(op)}, which is not the model's op on its parts: {reason}",
+                op.location,
                 _HINT,
             )
-        found.update((name, Unproved(item.op, limit)) for name, item in checker.open.items())
-    return list(found.values())
-
-
-def _limit(schedule: Function) -> str:
-    """Return why not all ops of a schedule can be followed; an empty text if they can."""
-    for op in schedule.ops:
-        entry = lookup(op.name, op.location)
-        is_collective = entry.semantics.collective_semantics is not None and op.operands
-        if entry.split.routing is not None or (is_collective and entry.semantics.moved is None):
-            return "which rows a device has depends on data"
-        if Trait.ADDS_IN_ORDER in entry.traits:
-            return "it is part of a sum in a fixed order"
-    return ""
 
 
 def _sizes(sharded: Module) -> list[dict[str, int]]:
@@ -143,19 +115,32 @@ class _Expandable:
 class _Terms:
     """The tensors of a sharded program, by number: equal expressions have one, and redistribution keeps it."""
 
-    def __init__(self, function: Function, original: Function) -> None:
+    def __init__(self, function: Function, original: Function, tables: Tables) -> None:
+        self.tables = tables
         self.expressions = Expressions()
         self.numbers: dict[str, int] = {}
         self.types: dict[int, TensorType] = {}
+        self.equalities: dict[int, Equalities] = {}
+        """Those of the dims of each tensor."""
         self.instances: dict[tuple[str, tuple[int, ...]], list[tuple[Instance, tuple[int, ...]]]] = {}
         """Ops by name and numbers of operands, with the numbers of their results."""
         self.expandable: list[_Expandable] = []
         self.constants: dict[int, float] = {}
         self.layouts: defaultdict[int, dict[DTensorType, DTensorType]] = defaultdict(dict)
         """The layouts that the sharded program has of each tensor, each with its symbolic form."""
-        self._instances: dict[object, Instance] = {}
+        self.routings: dict[tuple[Routing, int, int], list[tuple[int, int]]] = {}
+        """By rows and the groups of each, the ops that send rows by data: the numbers of all groups, and the result."""
+        self.shapes: dict[int, list[int]] = {}
+        """For each tensor that has them, the tensors of its elements in other shapes, and itself."""
+        self.sources: dict[int, Op] = {}
+        """The ops without operands, by the numbers of their results."""
+        self.shares: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        """The tensors of the terms of sums (`share`), each with the sum, the axis, and the coordinates of a device."""
+        self._share_numbers: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._instances: dict[object, tuple[Instance, list[Equalities]]] = {}
         for item, symbolic in zip(function.inputs, original.inputs, strict=True):
             (number,) = self.expressions.new()
+            self.equalities[number] = (None,) * len(item.value.dtensor.shape)
             self._name(item.value, symbolic.value, number)
         for op, symbolic_op in zip(function.ops, original.ops, strict=True):
             self._add(op, symbolic_op)
@@ -176,8 +161,18 @@ class _Terms:
         for value, original, number in zip(op.results, symbolic.results, results, strict=True):
             self._name(value, original, number)
         if self.expressions.count > before:
-            instance = self._instance(op)
+            instance, equalities = self._instance(op, operands)
+            self.equalities.update(zip(results, equalities, strict=True))
             self.instances.setdefault((op.name, operands), []).append((instance, results))
+            if entry.split.routing in (Routing.DISPATCH, Routing.COMBINE) and self._is_numbered(operands[2]):
+                item = operands[2], results[0]
+                self.routings.setdefault((entry.split.routing, operands[0], operands[1]), []).append(item)
+            if not operands:
+                self.sources[results[0]] = op
+            if self._keeps_elements(op, entry):
+                shapes = self.shapes.setdefault(operands[0], [operands[0]])
+                shapes.append(results[0])
+                self.shapes[results[0]] = shapes
             if entry.split.expand:
                 self.expandable.append(_Expandable(instance, symbolic, operands, results))
             constant = op.attrs.get("value")
@@ -189,14 +184,41 @@ class _Terms:
         self.types[number] = value.dtensor.tensor
         self.layouts[number].setdefault(value.dtensor, symbolic.dtensor)
 
-    def _instance(self, op: Op) -> Instance:
-        """Return the instance of an op; equal ones are one object."""
-        operands = tuple(v.dtensor.tensor for v in op.operands)
+    def _instance(self, op: Op, operands: Sequence[int]) -> tuple[Instance, list[Equalities]]:
+        """Return the instance of an op, and the equalities of its results; equal instances are one object."""
+        kinds = tuple(v.dtensor.tensor for v in op.operands)
         results = tuple(v.dtensor.tensor for v in op.results)
-        key = (op.name, tuple((k, repr(v)) for k, v in sorted(op.attrs.items())), operands, results)
+        equalities = tuple(self.equalities[number] for number in operands)
+        key = (op.name, tuple((k, repr(v)) for k, v in sorted(op.attrs.items())), kinds, results, equalities)
         if key not in self._instances:
-            self._instances[key] = Instance(op, operands, results)
+            instance = Instance(op, kinds, results, equalities)
+            self._instances[key] = instance, instance.equalities_of_results(self.tables)
         return self._instances[key]
+
+    def _is_numbered(self, number: int) -> bool:
+        """Whether a tensor has the numbers from 0 on."""
+        op = self.sources.get(number)
+        return op is not None and bool(np.array_equal(evaluate(op, [])[0], np.arange(self.types[number].elements)))
+
+    def _keeps_elements(self, op: Op, entry: OpDef) -> bool:
+        """Whether an op on a tensor, which is not large, gives its elements in the same order."""
+        if entry.semantics.moved is None or len(op.operands) != 1 or len(op.results) != 1:
+            return False
+        kinds = [value.dtensor.tensor for value in (*op.operands, *op.results)]
+        if kinds[0].elements != kinds[1].elements or not 0 < kinds[0].elements <= _FEW:
+            return False
+        numbered = [[np.arange(n) * _stride(k.shape, dim) for dim, n in enumerate(k.shape)] for k in kinds]
+        return _same_positions(entry.semantics.moved(numbered[:1], op.attrs)[0], numbered[1])
+
+    def share(self, term: int, axis: int, place: tuple[int, ...]) -> int:
+        """Return the tensor of the terms that a device adds to a pending sum along an axis, by its coordinates."""
+        key = term, axis, place
+        if key not in self._share_numbers:
+            number = self._share_numbers[key] = len(self.bases) - 1
+            self.shares[number] = key
+            self.types[number], self.equalities[number] = self.types[term], (None,) * len(self.types[term].shape)
+            self.bases.append(self.bases[-1] + max(1, self.types[term].elements))
+        return self._share_numbers[key]
 
     def term_at(self, number: int) -> int:
         """Return the tensor that an element belongs to, by its number among those of all."""
@@ -208,25 +230,20 @@ class _Schedule:
         self.sharded = sharded
         self.main = distributed.main
         self.mesh: DeviceMesh = distributed.meshes[0]
-        self.terms = _Terms(sharded.main, symbolic)
+        self.tables = Tables()
+        self.terms = _Terms(sharded.main, symbolic, self.tables)
         self.original_ops = original.ops
         self.originals = {v.name: v for op in original.ops for v in op.results}
         self.originals.update((item.value.name, item.value) for item in original.inputs)
         """The values of the schedule with symbolic sizes, where it has them."""
-        self.tables = Tables()
         self.pieces: dict[str, Piece | None] = {}
-        self.assumed: dict[str, Unproved] = {}
-        """The ops that are taken on trust, by the name of their first result."""
-        self.open: dict[str, Unproved] = {}
-        """The ops that are not explained so far, by the name of their first result."""
+        self.open: dict[str, tuple[Op, str]] = {}
+        """The ops that are not explained so far, and why, by the name of their first result."""
         self.producers = {v.name: op for op in self.main.ops for v in op.results}
         self.groups: dict[tuple[int, ...], Groups] = {}
         self.expansions = _Expansions(self)
         self._memo: dict[object, list[Layout] | Mismatch] = {}
         self._fitting: dict[object, bool] = {}
-        self._vectors: dict[tuple[int, int, int], Vector] = {}
-        self._origins: dict[int, tuple[int, int, int]] = {}
-        """The row, distance and size that each of these vectors, by its identity, is made of."""
         missing = set(sharded.meshes[0].axes) - set(self.mesh.axes)
         if missing:
             raise VerificationError(f"the mesh of the schedule has no axis {min(missing)}", "", _HINT)
@@ -242,16 +259,16 @@ class _Schedule:
                     f"the schedule takes an input %{item.value.name}, the model does not", "", _HINT
                 )
             number = self.terms.numbers[item.value.name]
-            given = self.layout(layouts[item.value.name], item.value.placed.devices).of(number)
+            given = self.layout(layouts[item.value.name], item.value.placed.devices, number).of(number)
             self.pieces[item.value.name] = given
-            self.expansions.know(item.value, given)
+            self.expansions.know(item.value, [given])
         for op, original in zip(self.main.ops, self.original_ops, strict=True):
             if self.expansions.terms:
                 self.expansions.add(original)
             for value, piece in zip(op.results, self._pieces(op), strict=True):
                 self.pieces[value.name] = piece
-                if piece is not None:
-                    self.expansions.know(value, piece)
+                if piece is not None and piece.term in self.expansions.terms:
+                    self.expansions.know(value, list(self._forms(piece, value.placed.devices)))
         self._check_outputs()
 
     def groups_of(self, devices: tuple[int, ...]) -> Groups:
@@ -260,11 +277,13 @@ class _Schedule:
             self.groups[devices] = Groups(self.mesh, devices)
         return self.groups[devices]
 
-    def layout(self, kind: DTensorType, devices: tuple[int, ...]) -> Layout:
-        """Return the layout that a type of the sharded program gives to a value on some devices."""
-        return self._cached(("layout", kind, devices), lambda: [self._layout(kind, devices)])[0]
+    def layout(self, kind: DTensorType, devices: tuple[int, ...], number: int) -> Layout:
+        """Return the layout that a type of the sharded program gives to a tensor on some devices."""
+        equalities = self.terms.equalities[number]
+        key = ("layout", kind, devices, equalities)
+        return self._cached(key, lambda: [self._layout(kind, devices, equalities)])[0]
 
-    def _layout(self, kind: DTensorType, devices: tuple[int, ...]) -> Layout:
+    def _layout(self, kind: DTensorType, devices: tuple[int, ...], equalities: Equalities) -> Layout:
         places = [[place[axis] for axis in self.axes] for place in self.groups_of(devices).coordinates]
         dims = []
         for dim, size in enumerate(kind.shape):
@@ -274,7 +293,8 @@ class _Schedule:
                 key = tuple(place[axis] for axis in axes)
                 if key not in rows:
                     parts = local_intervals(kind.placements, dim, size, place)
-                    rows[key] = self.tables.row(np.concatenate([np.zeros(0), *(np.arange(a, b) for a, b in parts)]))
+                    row = self.tables.row(np.concatenate([np.zeros(0), *(np.arange(a, b) for a, b in parts)]))
+                    rows[key] = self.tables.first(row, equalities[dim])
             dims.append(self.tables.table(rows[tuple(place[axis] for axis in axes)] for place in places))
         pending = [""] * len(self.mesh.shape)
         for axis, placement in zip(self.axes, kind.placements, strict=True):
@@ -303,35 +323,28 @@ class _Schedule:
         if len(known) < len(operands):
             found = self._expanded(op)
             if found is None:
-                self.open[op.results[0].name] = Unproved(op, "an operand is none of the model's values")
+                self.open[op.results[0].name] = (op, "an operand is none of the model's values")
             return found or nothing
         entry = lookup(op.name, op.location)
         try:
             if Trait.TRANSFER in entry.traits:
                 return [self._sent(op, known[0])]
-            if Trait.ANNOTATION in entry.traits or self._is_identity(op, entry):
+            if self._is_identity(op, entry):
                 return [self._restricted(op, known[0])]
+            if entry.split.routing is not None and entry.semantics.collective_semantics is not None:
+                return [self._exchanged(op, entry.split.routing, *known)]
             if op.operands and entry.semantics.collective_semantics is not None:
-                return self._with_terms(op, known, lambda pieces: [self._communicated(op, entry, pieces[0])])
-            return self._with_terms(op, known, lambda pieces: self._local(op, entry, pieces))
+                return self._with_terms(op, known, lambda pieces: [self._collective(op, entry, pieces[0])])
+            if Trait.ADDS_IN_ORDER in entry.traits:
+                return [self._sum_in_order(op, known)]
+            if entry.split.routing is Routing.WITHIN:
+                known = self._all_as_routed(known)
+            return self._local(op, entry, known)
         except Mismatch as reason:
-            found = self._expanded(op) or self._assumed(op, entry)
+            found = self._expanded(op)
             if found is None:
-                self.open[op.results[0].name] = Unproved(op, str(reason))
+                self.open[op.results[0].name] = (op, str(reason))
             return found or nothing
-
-    def _assumed(self, op: Op, entry: OpDef) -> Sequence[Piece] | None:
-        """Return the pieces of rows that data sends to devices, by the layouts of the sharded program; else None."""
-        if entry.split.routing is None and (entry.semantics.collective_semantics is None or not op.operands):
-            return None
-        numbers = [self.terms.numbers.get(value.name) for value in op.results]
-        if entry.semantics.moved is not None or None in numbers:
-            return None
-        self.assumed[op.results[0].name] = Unproved(op, "which rows a device has depends on data")
-        layouts = [
-            self._claimed(v, n, v.placed.devices) for v, n in zip(op.results, numbers, strict=True) if n is not None
-        ]
-        return [layout.of(n) for layout, n in zip(layouts, numbers, strict=True) if layout] or None
 
     def _expanded(self, op: Op) -> Sequence[Piece] | None:
         """Return the pieces of an op's results at the end of an expansion, which explains the ops before it, too."""
@@ -361,6 +374,16 @@ class _Schedule:
                         return compute(changed)
             raise reason
 
+    def _forms(self, piece: Piece, devices: tuple[int, ...]) -> Iterator[Piece]:
+        """Iterate over a piece and the forms of it as terms of sums."""
+        yield piece
+        found = {piece}
+        for axes in self._axes():
+            form = self._as_terms(piece, devices, axes)
+            if form not in found:
+                found.add(form)
+                yield form
+
     def _axes(self) -> Iterator[tuple[int, ...]]:
         """Iterate over sets of mesh axes, small ones first."""
         axes = [axis for axis, size in enumerate(self.mesh.shape) if size > 1]
@@ -388,7 +411,12 @@ class _Schedule:
         return self._selected(piece, [index[device] for device in target])
 
     def _selected(self, piece: Piece, positions: Sequence[int]) -> Piece:
-        return replace(piece, dims=tuple(self.tables.select(table, positions) for table in piece.dims))
+        dims = tuple(self.tables.select(table, positions) for table in piece.dims)
+        zeros = frozenset(i for i, position in enumerate(positions) if position in piece.zeros)
+        routed = piece.routed
+        if routed is not None:
+            routed = replace(routed, groups=self.tables.select(routed.groups, positions))
+        return replace(piece, dims=dims, zeros=zeros, routed=routed)
 
     def _sent(self, op: Op, piece: Piece) -> Piece:
         source, target = op.operands[0].placed.devices, op.results[0].placed.devices
@@ -402,18 +430,27 @@ class _Schedule:
 
     # Ops on each device
 
-    def _local(self, op: Op, entry: OpDef, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    def _local(self, op: Op, entry: OpDef, pieces: list[Piece]) -> Sequence[Piece]:
+        reasons = []
+        try:
+            return self._with_terms(op, pieces, lambda forms: self._of_model(op, forms))
+        except Mismatch as reason:
+            reasons.append(str(reason))
+        if entry.semantics.moved is not None and op.operands:
+            try:
+                return self._with_terms(op, pieces, lambda forms: self._moved(op, entry, forms))
+            except Mismatch as reason:
+                reasons.append(str(reason))
+        raise Mismatch("; ".join(dict.fromkeys(reasons)))
+
+    def _of_model(self, op: Op, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the pieces of the results of an op of the sharded program on these pieces."""
         reasons = []
         operands = tuple(piece.term for piece in pieces)
         for instance, results in self._candidates(op, operands):
             try:
                 layouts = self._layouts(op, instance, [piece.layout for piece in pieces], operands, results)
                 return [layout.of(number) for layout, number in zip(layouts, results, strict=True)]
-            except Mismatch as reason:
-                reasons.append(str(reason))
-        if entry.semantics.moved is not None and op.operands:
-            try:
-                return [self._moved(op, entry, pieces)]
             except Mismatch as reason:
                 reasons.append(str(reason))
         raise Mismatch("; ".join(dict.fromkeys(reasons)) or "the model has no such op on these tensors")
@@ -428,7 +465,7 @@ class _Schedule:
             value, number = op.results[0], candidate[1][0]
             if self.terms.numbers.get(value.name) == number:
                 return 0
-            layouts = (self.layout(kind, value.placed.devices) for kind in self.terms.layouts[number])
+            layouts = (self.layout(kind, value.placed.devices, number) for kind in self.terms.layouts[number])
             return 1 if any(self.fits(layout, value.placed) for layout in layouts) else 2
 
         return sorted(candidates, key=order)
@@ -446,19 +483,112 @@ class _Schedule:
             raise Mismatch("its operands are on other devices")
         claimed = [self._claimed(value, number, devices) for value, number in zip(op.results, results, strict=True)]
         numbers = [self.terms.constants.get(number) for number in operands if number is not None]
-        sizes = tuple(value.placed.shape for value in op.results)
+        kinds = tuple(value.placed for value in op.results)
+        routing = instance.entry.split.routing
+        given = list(layouts) if routing is None else [replace(layout, routed=None) for layout in layouts]
+        key = ("op", id(instance), id(op.attrs), kinds, tuple(given), tuple(claimed), tuple(numbers))
         groups = self.groups_of(devices)
-        key = ("op", id(instance), id(op.attrs), groups.key, sizes, tuple(layouts), tuple(claimed), tuple(numbers))
-        return self._cached(
-            key, lambda: layouts_of_results(self.tables, instance, op, layouts, groups, claimed, numbers)
-        )
+        made = self._cached(key, lambda: layouts_of_results(self.tables, instance, op, given, groups, claimed, numbers))
+        return made if routing is None else self._routed(routing, instance, layouts, operands[-2], made, groups)
+
+    # Rows by data
+
+    def _routed(
+        self,
+        routing: Routing,
+        instance: Instance,
+        layouts: Sequence[Layout],
+        ids: int | None,
+        made: Sequence[Layout],
+        groups: Groups,
+    ) -> list[Layout]:
+        """Return the layouts of the results of an op on rows that devices have by data.
+
+        It leaves zeros in rows of other groups, so that its result is a term of a sum over the groups, too.
+        """
+        own = Routed(0, -1 if ids is None else ids, layouts[-1].dims[0])
+        routed = {replace(layout.routed, dim=0) for layout in layouts if layout.routed is not None}
+        if routed - {own} or (routed and routing is Routing.DISPATCH):
+            raise Mismatch("devices have the rows of other groups")
+        if routing is Routing.COMBINE or (routing is Routing.WITHIN and not routed):
+            return list(made)
+        axes = groups.varies(self.tables.tables[own.groups])
+        factors = [factor.name for factor in instance.rule.factors]
+        results = []
+        for layout, dims in zip(made, instance.rule.results, strict=True):
+            places = [dim for dim, item in enumerate(dims) if [factors[i] for i in item] == ["row"]]
+            if places:
+                pending = tuple("" if axis in axes else reduction for axis, reduction in enumerate(layout.pending))
+                layout = replace(layout, pending=pending, zeros=frozenset(), routed=replace(own, dim=places[0]))
+            elif any(layout.pending[axis] for axis in axes):
+                raise Mismatch("it needs all rows of its groups")
+            results.append(layout)
+        return results
+
+    def _all_as_routed(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return the operands of an op on rows by data: of all rows, devices have those of their groups, too."""
+        *_, ids, groups = pieces
+        result = []
+        for piece in pieces:
+            found: Sequence[tuple[int, int]] = ()
+            if piece.term is not None and ids.term is not None and piece.routed is None:
+                found = self.terms.routings.get((Routing.DISPATCH, piece.term, ids.term), ())
+            numbers = [number for of_groups, number in found if of_groups == groups.term]
+            if not numbers or ids.term is None:
+                result.append(piece)
+                continue
+            equality = self.terms.equalities[piece.term][0] if piece.term is not None else None
+            rows = self.tables.table(self.tables.first(row, equality) for row in self.tables.tables[ids.dims[0]])
+            dims = (ids.dims[0] if rows == piece.dims[0] else piece.dims[0], *piece.dims[1:])
+            routed = Routed(0, ids.term, groups.dims[0])
+            result.append(replace(piece, term=numbers[0], dims=dims, routed=routed))
+        return result
+
+    def _exchanged(self, op: Op, routing: Routing, rows: Piece, ids: Piece) -> Piece:
+        """Return the piece of rows that are sent to the devices of their groups, or back to where they came from."""
+        axis = self.mesh.axes.index(str(op.attrs["axis"]))
+        devices = op.results[0].placed.devices
+        held = [self.tables.tables[table] for table in rows.dims]
+        of_ids = self.tables.tables[ids.dims[0]]
+        table = [0] * len(devices)
+        result = [list(column) for column in held]
+        if rows.term is None or ids.term is None or any(ids.pending) or rows.pending[axis] or ids.routed or ids.zeros:
+            raise Mismatch("what it sends by data is not known")
+        found = self.terms.routings.get((routing, rows.term, ids.term), ())
+        for group in self.groups_of(devices).along((axis,)):
+            attrs: Mapping[str, Any] = local_attrs(op.attrs, group[0])
+            ranges = [self.tables.range(last - first, first) for first, last in attrs["groups"]]
+            ends = np.cumsum(attrs["sizes"])
+            whole = self.tables.rows[of_ids[group[0]]]
+            if len({of_ids[i] for i in group}) > 1 or any(len({row[i] for i in group}) > 1 for row in held[1:]):
+                raise Mismatch("devices know the groups of other rows")
+            if len(ends) != len(group) or ends[-1] != len(whole):
+                raise Mismatch("it sends other numbers of rows")
+            for position, own, end, size in zip(group, ranges, ends, attrs["sizes"], strict=True):
+                part = self.tables.row(whole[end - size : end])
+                before, after = (part, of_ids[position]) if routing is Routing.DISPATCH else (of_ids[position], part)
+                if held[0][position] != self.tables.first(before, self.terms.equalities[rows.term][0]):
+                    raise Mismatch("it sends other rows than those of which it knows the groups")
+                result[0][position], table[position] = after, own
+            owned = np.sort(np.concatenate([self.tables.rows[row] for row in ranges]))
+            found = [item for item in found if np.array_equal(owned, np.arange(self.terms.types[item[0]].elements))]
+        routed = Routed(0, ids.term, self.tables.table(table))
+        if rows.routed != (None if routing is Routing.DISPATCH else routed):
+            raise Mismatch("devices have the rows of other groups")
+        if not found:
+            raise Mismatch("the model sends no such rows")
+        dims = tuple(map(self.tables.table, result))
+        return Piece(
+            found[0][1], dims, rows.pending, (None,) * len(dims), frozenset(),
+            routed if routing is Routing.DISPATCH else None,
+        )  # fmt: skip
 
     def _claimed(self, value: Value, number: int, devices: tuple[int, ...]) -> Layout | None:
         """Return a layout that the sharded program gives to a tensor, in which devices hold as many elements.
 
         Without one, return a layout in which they do along some dims.
         """
-        layouts = [self.layout(kind, devices) for kind in self.terms.layouts[number]]
+        layouts = [self.layout(kind, devices, number) for kind in self.terms.layouts[number]]
         found = next((layout for layout in layouts if self.fits(layout, value.placed)), None)
         return found or next((layout for layout in layouts if self.fits(layout, value.placed, 1)), None)
 
@@ -478,49 +608,89 @@ class _Schedule:
 
     # Ops that move elements
 
-    def has_parts(self, table: int, other: int) -> bool:
-        """Whether devices have the elements of another table, and padding."""
-        pairs = set(zip(self.tables.tables[table], self.tables.tables[other], strict=True))
-        vectors = [(self.tables.rows[a], self.tables.rows[b]) for a, b in pairs]
-        return all(np.array_equal(a[a >= 0], b) or (a >= SAME).any() for a, b in vectors)
+    def has_parts(self, piece: Piece, dim: int, other: int) -> bool:
+        """Whether devices have the elements of another table of a dim, and padding, or nothing of the piece at all."""
+        devices = zip(*(self.tables.tables[table] for table in piece.dims), self.tables.tables[other], strict=True)
+        for *rows, row in set(devices):
+            vector = self.tables.rows[rows[dim]]
+            if all(map(self.tables.has_elements, rows)) and not np.array_equal(
+                vector[vector >= 0], self.tables.rows[row]
+            ):
+                return False
+        return True
 
-    def _moved(self, op: Op, entry: OpDef, pieces: Sequence[Piece]) -> Piece:
+    def _moved(self, op: Op, entry: OpDef, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return the pieces of the results of an op on each device that moves elements."""
         devices = op.results[0].placed.devices
-        pending = {piece.pending for piece in pieces}
-        if len(pending) > 1:
+        if len({piece.pending for piece in pieces}) > 1:
             raise Mismatch("only some of its operands are terms of a pending reduction")
         mixed = len({piece.term for piece in pieces}) > 1
         places = [{d: i for i, d in enumerate(value.placed.devices)} for value in op.operands]
-        made: dict[object, Positions] = {}
-        result = []
+        made: dict[object, list[Positions]] = {}
+        moved = []
         for position, device in enumerate(devices):
             held = [(piece, place[device]) for piece, place in zip(pieces, places, strict=True) if device in place]
             attrs = local_attrs(op.attrs, position)
             key = (tuple((p.term, *(self.tables.tables[t][i] for t in p.dims)) for p, i in held), repr(attrs))
             if key not in made:
                 parts = [self._positions(piece, i, mixed) for piece, i in held]
-                made[key] = self._apply(entry, parts, attrs)[0]
-            result.append(made[key])
-        if not op.results[0].placed.shape:
-            return self._scalar(pieces[0], pending.pop())
-        fill = op.attrs.get("value")
+                shapes = [value.placed.local(position).shape for value in op.results]
+                made[key] = self._apply(entry, parts, attrs, shapes)
+            moved.append(made[key])
+        zeros = self._zeros_of_all(pieces, places, devices)
+        columns = zip(op.results, zip(*moved, strict=True), strict=True)
+        results = [replace(self._of_moved(op, pieces, value, column), zeros=zeros) for value, column in columns]
+        return [self._still_routed(pieces, result) for result in results]
+
+    @staticmethod
+    def _still_routed(pieces: Sequence[Piece], result: Piece) -> Piece:
+        """Return the piece of elements moved from pieces with the rows that devices have by data."""
+        routed = pieces[0].routed
+        if any(piece.routed is not None for piece in pieces) and (len(pieces) > 1 or result.term != pieces[0].term):
+            raise Mismatch("it needs all rows, of which devices have some by data")
+        return replace(result, routed=routed)
+
+    def _of_moved(self, op: Op, pieces: Sequence[Piece], value: Value, result: Sequence[Positions]) -> Piece:
+        """Return the piece of elements of pieces that an op moved to these positions."""
+        if not value.placed.shape:
+            return self._scalar(pieces[0], pieces[0].pending)
+        value_of_padding = op.attrs.get("value")
         fills = [
             self._common_fill([p.fills[dim] for p in pieces if dim < len(p.fills)]) for dim in range(len(result[0]))
         ]
         for dim in range(len(result[0])):
-            before = [(vector < 0).sum() for vector in self._padded(pieces, dim)]
-            if sum(before) == 0 and any((positions[dim] < 0).any() for positions in result):
-                fills[dim] = float(fill) if isinstance(fill, (int, float)) else None
-        term = None if mixed else pieces[0].term
-        return self._piece(result, term, pending.pop(), tuple(fills), op.results[0].placed)
+            if any((positions[dim] < 0).any() for positions in result):
+                was_padded = any((vector < 0).any() for vector in self._padded(pieces, dim))
+                if isinstance(value_of_padding, (int, float)):
+                    new = float(value_of_padding)
+                    fills[dim] = new if not was_padded or fills[dim] == new else None
+                elif not was_padded:
+                    fills[dim] = None
+        term = pieces[0].term if len({piece.term for piece in pieces}) == 1 else None
+        return self._piece(result, term, pieces[0].pending, tuple(fills), value.placed)
+
+    @staticmethod
+    def _zeros_of_all(
+        pieces: Sequence[Piece], places: Sequence[Mapping[int, int]], devices: Sequence[int]
+    ) -> frozenset[int]:
+        """Return the devices that have zeros only of all pieces, of each at its place."""
+        return frozenset(
+            position
+            for position, device in enumerate(devices)
+            if all(place.get(device) in piece.zeros for piece, place in zip(pieces, places, strict=True))
+        )
 
     def _scalar(self, piece: Piece, pending: tuple[str, ...]) -> Piece:
         """Return the piece of the only element of a piece, in no dims."""
         numbers = {sum(int(v[0]) for v in self._positions(piece, i, True)) for i in self._places(piece)}
-        term = self.terms.term_at(min(numbers))
-        if len(numbers) > 1 or self.terms.bases[term] not in numbers or self.terms.types[term].shape:
+        if len(numbers) > 1 or min(numbers) < 0:
             raise Mismatch("it is no scalar of the model")
-        return Piece(term, (), pending, ())
+        (number,) = numbers
+        term = self.terms.term_at(number)
+        scalar = next((n for n in self.terms.shapes.get(term, [term]) if not self.terms.types[n].shape), None)
+        if self.terms.bases[term] != number or scalar is None:
+            raise Mismatch("it is no scalar of the model")
+        return Piece(scalar, (), pending, (), piece.zeros)
 
     def _places(self, piece: Piece) -> range:
         return range(len(self.tables.tables[piece.dims[0]])) if piece.dims else range(0)
@@ -536,33 +706,35 @@ class _Schedule:
         return fills[0] if fills and len(set(fills)) == 1 else None
 
     @staticmethod
-    def _apply(entry: OpDef, parts: Sequence[Positions], attrs: Mapping[str, Attribute]) -> list[Positions]:
+    def _apply(
+        entry: OpDef, parts: Sequence[Positions], attrs: Mapping[str, Attribute], shapes: Sequence[tuple[int, ...]]
+    ) -> list[Positions]:
+        """Return the positions of results of these shapes; those of a result without elements may be any."""
         assert entry.semantics.moved is not None
         try:
             return entry.semantics.moved(parts, attrs)
         except ValueError as error:
+            if all(0 in shape for shape in shapes):
+                return [[np.arange(size) for size in shape] for shape in shapes]
             raise Mismatch(str(error)) from None
 
     def _positions(self, piece: Piece, position: int, absolute: bool) -> Positions:
         """Return the numbers of the elements of a piece on one device; with `absolute` among those of all tensors."""
-        rows = [self.tables.tables[table][position] for table in piece.dims]
-        if piece.term is None:
-            return [self.tables.rows[row] for row in rows]
-        shape = self.terms.types[piece.term].shape
-        result = [self._spaced(row, _stride(shape, dim), shape[dim]) for dim, row in enumerate(rows)]
-        if absolute and result:
-            base = self.terms.bases[piece.term]
-            result[0] = np.where((result[0] >= 0) & (result[0] < SAME), result[0] + base, result[0])
-        return result
+        return self._positions_of(piece.term, [self.tables.tables[table][position] for table in piece.dims], absolute)
 
-    def _spaced(self, row: int, stride: int, size: int) -> Vector:
-        """Return the numbers of elements of a dim of `size`, which are `stride` apart; equal ones are one object."""
-        key = row, stride, size
-        if key not in self._vectors:
-            vector = self.tables.rows[row]
-            self._vectors[key] = np.where((vector >= 0) & (vector < SAME), vector * stride, vector)
-            self._origins[id(self._vectors[key])] = key
-        return self._vectors[key]
+    def _positions_of(self, term: int | None, rows: Sequence[int], absolute: bool) -> Positions:
+        vectors = [self.tables.rows[row] for row in rows]
+        if term is None:
+            return vectors
+        shape = self.terms.types[term].shape
+        result = []
+        for dim, vector in enumerate(vectors):
+            stride = _stride(shape, dim)
+            result.append(np.where(vector >= 0, vector * stride, vector))
+        if absolute and result:
+            base = self.terms.bases[term]
+            result[0] = np.where(result[0] >= 0, result[0] + base, result[0])
+        return result
 
     def _piece(
         self,
@@ -578,9 +750,11 @@ class _Schedule:
             numbers = [sum(int(v[0]) for v in vectors) for vectors in positions if all(len(v) for v in vectors)]
             term = self.terms.term_at(min(numbers)) if numbers and min(numbers) >= 0 else None
             base = self.terms.bases[term] if term is not None else 0
-        rows = None if term is None else self._rows(positions, term, base)
-        if rows is not None:
-            return Piece(term, tuple(self.tables.table(column) for column in zip(*rows, strict=True)), pending, fills)
+        for number in [] if term is None else [term, *self.terms.shapes.get(term, ())]:
+            rows = self._rows(positions, number, base)
+            if rows is not None:
+                dims = tuple(self.tables.table(column) for column in zip(*rows, strict=True))
+                return Piece(number, dims, pending, fills)
         if term is not None and base == 0:
             # The numbers of a known tensor, in other dims than its own.
             base = self.terms.bases[term]
@@ -592,58 +766,37 @@ class _Schedule:
 
     def _rows(self, positions: Sequence[Positions], term: int, base: int) -> list[list[int]] | None:
         """Return the rows of elements of a tensor on each device; None if its dims are not those of the tensor."""
-        shape = self.terms.types[term].shape
-        if len(positions[0]) != len(shape):
+        if len(positions[0]) != len(self.terms.types[term].shape):
             return None
         made: dict[int, list[int] | None] = {}
         rows = []
         for vectors in positions:
             if id(vectors) not in made:
-                made[id(vectors)] = self._regular(vectors, shape, base)
+                made[id(vectors)] = self._regular(vectors, term, base)
             row = made[id(vectors)]
             if row is None:
                 return None
             rows.append(row)
         return rows
 
-    def _regular(self, vectors: Positions, shape: Sequence[int], base: int) -> list[int] | None:
+    def _regular(self, vectors: Positions, term: int, base: int) -> list[int] | None:
         rows = []
-        for dim, (vector, size) in enumerate(zip(vectors, shape, strict=True)):
+        has_elements = all(len(vector) for vector in vectors)
+        shape = self.terms.types[term].shape
+        for dim, (vector, size, equality) in enumerate(zip(vectors, shape, self.terms.equalities[term], strict=True)):
             stride = _stride(shape, dim)
-            row, its_stride, its_size = self._origins.get(id(vector), (-1, 0, 0))
-            if (its_stride, its_size) == (stride, size) and (base == 0 or dim > 0):
-                # An op that moves elements along other dims returns the numbers of this one as they are.
-                rows.append(row)
-                continue
-            inside = (vector >= 0) & (vector < SAME)
-            offset = vector - (base if dim == 0 else 0)
+            inside = vector >= 0
+            offset = (vector - (base if dim == 0 else 0))[inside]
             index = offset // stride
-            if not np.array_equal((index * stride)[inside], offset[inside]) or (index[inside] >= max(size, 1)).any():
+            if np.array_equal(index * stride, offset) and not ((index < 0) | (index >= max(size, 1))).any():
+                numbers = np.full(len(vector), PADDING)
+                numbers[inside] = index
+                rows.append(self.tables.first(self.tables.row(numbers), equality))
+            elif has_elements:
                 return None
-            if (index[inside] < 0).any():
-                return None
-            is_same = len(vector) > 0 and bool((vector >= SAME).all())
-            row = self.tables.row(np.where(inside, index, np.where(vector < 0, PADDING, SAME)))
-            rows.append(self.tables.same(len(vector), size) if is_same else row)
+            else:
+                rows.append(self.tables.range(len(vector)))
         return rows
-
-    def _communicated(self, op: Op, entry: OpDef, piece: Piece) -> Piece:
-        """Return the piece that a collective gives, computed once for tensors of the same sizes and layouts."""
-        if piece.term is None:
-            return self._collective(op, entry, piece)
-        attrs = tuple(sorted((key, repr(value)) for key, value in op.attrs.items()))
-        shape = self.terms.types[piece.term].shape
-        key = ("collective", op.name, attrs, op.results[0].placed, shape, piece.layout)
-        moved: list[Piece] = []
-
-        def compute() -> list[Layout]:
-            moved.append(self._collective(op, entry, piece))
-            return [moved[0].layout] if moved[0].term == piece.term else []
-
-        found = self._cached(key, compute)
-        if found:
-            return found[0].of(piece.term)
-        return moved[0] if moved else self._collective(op, entry, piece)
 
     def _collective(self, op: Op, entry: OpDef, piece: Piece) -> Piece:
         devices = op.results[0].placed.devices
@@ -652,7 +805,10 @@ class _Schedule:
         axis = self.mesh.axes.index(str(op.attrs["axis"]))
         pending, reduction = piece.pending, op.attrs.get("op")
         groups = self.groups_of(devices)
-        if reduction is not None:
+        shapes = [op.results[0].placed.local(position).shape for position in range(len(devices))]
+        if all(0 in shape for shape in shapes):
+            pending = (*pending[:axis], "", *pending[axis + 1 :])
+        elif reduction is not None:
             is_same = not pending[axis] and (reduction != "sum" or self.mesh.shape[axis] == 1)
             if pending[axis] != reduction and not is_same:
                 raise Mismatch(
@@ -660,39 +816,171 @@ class _Schedule:
                     + (f"a term of a pending {pending[axis]}" if pending[axis] else "no term of a sum")
                 )
             pending = (*pending[:axis], "", *pending[axis + 1 :])
+        elif pending[axis] == "sum":
+            piece = self._as_shares(piece, axis, groups)
+            pending = piece.pending
         elif pending[axis]:
-            raise Mismatch(f"it moves terms of a pending {pending[axis]} along the axis of the sum")
+            raise Mismatch(f"it moves terms of a pending {pending[axis]} along the axis of the reduction")
         tables = [self.tables.tables[table] for table in piece.dims]
         result: list[Positions] = [[] for _ in devices]
         made: dict[object, list[Positions]] = {}
+        zeros: set[int] = set()
         for group in groups.along((axis,)):
             attrs = local_attrs(op.attrs, group[0])
+            own = [shapes[position] for position in group]
+            if piece.routed is not None and len({self.tables.tables[piece.routed.groups][i] for i in group}) > 1:
+                raise Mismatch("it needs all rows, of which devices have some by data")
             rows = tuple(tuple(table[position] for table in tables) for position in group)
-            if reduction is not None and len(set(rows)) > 1:
+            if piece.zeros.issuperset(group):
+                zeros.update(group)
+            if reduction is not None and not piece.zeros.isdisjoint(group):
+                # Zeros are terms of any elements.
+                held = next((at for at, p in zip(rows, group, strict=True) if p not in piece.zeros), rows[0])
+                rows = tuple(held if p in piece.zeros else at for at, p in zip(rows, group, strict=True))
+            if reduction is not None and len(set(rows)) > 1 and not all(0 in shape for shape in own):
                 raise Mismatch("it reduces different elements")
             key = (rows, repr(attrs))
             if key not in made:
-                made[key] = self._apply(entry, [self._positions(piece, position, False) for position in group], attrs)
+                parts = [self._positions_of(piece.term, at, False) for at in rows]
+                made[key] = self._apply(entry, parts, attrs, own)
             for position, positions in zip(group, made[key], strict=True):
                 result[position] = positions
-        return self._piece(result, piece.term, pending, piece.fills, op.results[0].placed)
+        if zeros and not any(pending):
+            raise Mismatch("it reduces nothing")
+        # The sum of terms of padding is no such number again, but for zeros.
+        fills = tuple(fill if reduction != "sum" or fill == 0.0 else None for fill in piece.fills)
+        moved = self._piece(result, piece.term, pending, fills, op.results[0].placed)
+        return self._still_routed([piece], replace(moved, zeros=frozenset(zeros)))
+
+    # Sums in a stated order
+
+    def _as_shares(self, piece: Piece, axis: int, groups: Groups) -> Piece:
+        """Return a piece of the terms of a pending sum along an axis: each is a tensor of its own (`_Terms.share`)."""
+        if not piece.dims or piece.routed is not None:
+            raise Mismatch("it moves a term of a sum that has no dims, or rows by data")
+        positions = []
+        for i, place in enumerate(groups.coordinates):
+            vectors = self._positions(piece, i, True)
+            if all(len(vector) for vector in vectors):
+                number = sum(int(vector.max()) for vector in vectors)
+                term = self.terms.term_at(number) if number >= 0 else None
+                if term is None or any((vector < 0).any() for vector in vectors):
+                    raise Mismatch("it moves padding of a term of a sum")
+                share = self.terms.share(term, axis, place)
+                vectors[0] = vectors[0] + (self.terms.bases[share] - self.terms.bases[term])
+            positions.append(vectors)
+        dims = tuple(
+            self.tables.table(self.tables.row(vectors[dim]) for vectors in positions) for dim in range(len(piece.dims))
+        )
+        pending = (*piece.pending[:axis], "", *piece.pending[axis + 1 :])
+        return Piece(None, dims, pending, piece.fills)
+
+    def _sum_in_order(self, op: Op, pieces: Sequence[Piece]) -> Piece:
+        """Return the piece of a sum of the terms of the model's sum, each of them whole or its shares in order.
+
+        The sum of the shares of a single tensor is that tensor.
+        """
+        if any(piece.routed is not None or any(piece.pending) for piece in pieces):
+            raise Mismatch("a term of it is a term of another pending sum")
+        devices = op.results[0].placed.devices
+        if any(value.placed.devices != devices for value in op.operands):
+            raise Mismatch("its operands are on other devices")
+        found: set[tuple[int, ...]] = set()
+        held: list[Positions] = []
+        for position, place in enumerate(self.groups_of(devices).coordinates):
+            items = [self._found(piece, position) for piece in pieces]
+            if any(not _same_positions(vectors, items[0][1]) for _, vectors in items):
+                raise Mismatch("it adds different elements")
+            held.append(items[0][1])
+            found.add(self._added([term for term, _ in items], place))
+        terms = found.pop()
+        candidates = self.terms.instances.get((op.name, terms), ())
+        if found or not (candidates or len(terms) == 1):
+            raise Mismatch("the model adds other terms")
+        number = candidates[0][1][0] if candidates else terms[0]
+        pending, kind = pieces[0].pending, op.results[0].placed
+        if not kind.shape:
+            return Piece(number, (), pending, ())
+        base = self.terms.bases[number]
+        positions = [[vectors[0] + base, *vectors[1:]] for vectors in held]
+        return self._piece(positions, None, pending, (None,) * len(kind.shape), kind)
+
+    def _added(self, terms: Sequence[int], place: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tensors whose terms, or shares of them in order, a device adds; it has these coordinates."""
+        added = []
+        remaining = list(terms)
+        while remaining:
+            term, count = remaining[0], 1
+            if term in self.terms.shares:
+                term, axis, _ = self.terms.shares[term]
+                count = self.mesh.shape[axis]
+                of_group = [(*place[:axis], i, *place[axis + 1 :]) for i in range(count)]
+                if remaining[:count] != [self.terms.share(term, axis, other) for other in of_group]:
+                    raise Mismatch("the terms of a sum are not each there once, in order")
+            added.append(term)
+            remaining = remaining[count:]
+        return tuple(added)
+
+    def _found(self, piece: Piece, position: int) -> tuple[int, Positions]:
+        """Return the tensor of which a device has elements, and their positions in it."""
+        if not piece.dims:
+            assert piece.term is not None
+            return piece.term, []
+        vectors = self._positions(piece, position, True)
+        if not all(len(vector) and vector.min() >= 0 for vector in vectors):
+            raise Mismatch("a term of it has padding, or no elements")
+        term = self.terms.term_at(sum(int(vector[0]) for vector in vectors))
+        vectors[0] = vectors[0] - self.terms.bases[term]
+        last = sum(int(vector.max()) for vector in vectors)
+        if sum(int(vector.min()) for vector in vectors) < 0 or last >= max(1, self.terms.types[term].elements):
+            raise Mismatch("a term of it is no part of one tensor")
+        return term, vectors
 
     def _as_terms(self, piece: Piece, devices: tuple[int, ...], axes: Sequence[int]) -> Piece:
         """Return a piece as terms of sums, if devices along axes have each element at most once, others zeros there."""
-        groups = self.groups_of(devices)
         for dim, axis in product(range(len(piece.dims)), axes):
             rows = self.tables.tables[piece.dims[dim]]
-            if piece.term is None or piece.fills[dim] != 0.0 or not any(map(self.tables.is_padded, set(rows))):
+            if piece.routed is not None or piece.fills[dim] != 0.0 or not any(map(self.tables.is_padded, set(rows))):
                 continue
-            whole = self._united(rows, groups.along((axis,))) if axis in groups.varies(rows) else None
+            groups = self.groups_of(devices)
+            tables = [self.tables.tables[table] for table in piece.dims]
+            nothing = {i for table in tables for i, row in enumerate(table) if not len(self.tables.rows[row])}
+            nothing |= piece.zeros
+            if piece.pending[axis] == "sum":
+                for group in groups.along((axis,)):
+                    zeros = {i for i in group if i not in nothing and not self.tables.has_elements(rows[i])}
+                    if zeros and not (zeros | nothing).issuperset(group):
+                        piece = replace(piece, zeros=piece.zeros | zeros)
+                continue
+            held = [
+                [i for i in group if i not in piece.zeros]
+                for group in groups.along((axis,))
+                if not nothing.issuperset(group)
+            ]
+            whole = self._united(rows, held) if axis in groups.varies(rows) else None
             if whole is not None and not piece.pending[axis]:
                 pending = (*piece.pending[:axis], "sum", *piece.pending[axis + 1 :])
-                piece = replace(piece, dims=(*piece.dims[:dim], whole, *piece.dims[dim + 1 :]), pending=pending)
+                dims = [self._of_others(table, rows, held) for table in piece.dims]
+                piece = replace(piece, dims=(*dims[:dim], whole, *dims[dim + 1 :]), pending=pending)
         return piece
+
+    def _of_others(self, table: int, padded: Sequence[int], groups: Sequence[Sequence[int]]) -> int:
+        """Return the table of a dim of a tensor of which some devices have zeros only, those of any elements.
+
+        `padded` are the rows of the dim with padding. Devices without elements get the row of one in their group that
+        has some.
+        """
+        rows = list(self.tables.tables[table])
+        for group in groups:
+            others = [rows[position] for position in group if self.tables.has_elements(padded[position])]
+            for position in group if others else ():
+                if not self.tables.has_elements(padded[position]):
+                    rows[position] = others[0]
+        return self.tables.table(rows)
 
     def _united(self, rows: Sequence[int], groups: Sequence[Sequence[int]]) -> int | None:
         """Return the table of the elements that a group has together, each at its place on one device at most."""
-        united = [0] * len(rows)
+        united = list(rows)
         for group in groups:
             vectors = [self.tables.rows[rows[position]] for position in group]
             if len({len(vector) for vector in vectors}) > 1:
@@ -713,9 +1001,9 @@ class _Schedule:
             if piece is None:
                 continue
             devices = actual.value.placed.devices
-            wanted = self.layout(expected.value.dtensor, devices).of(self.terms.numbers[expected.value.name])
-            forms = [piece, *(self._as_terms(piece, devices, axes) for axes in self._axes())]
-            if not any(self._is(form, wanted) for form in forms):
+            number = self.terms.numbers[expected.value.name]
+            wanted = self.layout(expected.value.dtensor, devices, number).of(number)
+            if not any(self._is(form, wanted) for form in self._forms(piece, devices)):
                 what = "another value" if piece.term != wanted.term else "other parts, or terms of a sum,"
                 raise VerificationError(
                     f"the schedule gives {what} as the output {expected.name!r}", f"output {expected.name!r}", _HINT
@@ -723,17 +1011,24 @@ class _Schedule:
 
     def _is(self, piece: Piece, wanted: Piece) -> bool:
         """Whether a piece is another, or equal to it."""
-        if (piece.term, piece.pending) != (wanted.term, wanted.pending):
+        if piece.term is not None and piece.term == wanted.term and not self.terms.types[piece.term].elements:
+            return True
+        if (piece.term, piece.pending) != (wanted.term, wanted.pending) or piece.routed is not None:
             return False
         tables = self.tables.tables
         pairs_of_dims = [zip(tables[a], tables[b], strict=True) for a, b in zip(piece.dims, wanted.dims, strict=True)]
         columns = zip(*pairs_of_dims, strict=True)
-        # A device without elements has them all.
+        # A device without elements has them all, and zeros are terms of all.
         return all(
-            all(self.tables.may_be(a, b) for a, b in pairs)
+            position in piece.zeros
+            or all(a == b for a, b in pairs)
             or all(any(not len(self.tables.rows[pair[side]]) for pair in pairs) for side in (0, 1))
-            for pairs in set(columns)
+            for position, pairs in enumerate(columns)
         )
+
+
+def _same_positions(vectors: Positions, others: Positions) -> bool:
+    return len(vectors) == len(others) and all(map(np.array_equal, vectors, others))
 
 
 def _stride(shape: Sequence[int], dim: int) -> int:
@@ -768,10 +1063,11 @@ class _Expansions:
         is_opaque = op.operands and Trait.ON_COMMUNICATOR in entry.traits
         self._number(op.name, op.operands, op.attrs, op.results, opaque=bool(is_opaque))
 
-    def know(self, value: Value, piece: Piece) -> None:
-        """Note that a value is a piece of a tensor."""
-        if piece.term in self.terms:
-            self.values[piece.term].append((value, piece))
+    def know(self, value: Value, forms: Sequence[Piece]) -> None:
+        """Note that a value is a piece of a tensor, in each of these forms."""
+        for piece in forms:
+            if piece.term in self.terms and piece.routed is None:
+                self.values[piece.term].append((value, piece))
 
     def results(self, op: Op) -> Sequence[Piece] | None:
         """Return the pieces of an op's results, if it is the end of an expansion."""
@@ -797,7 +1093,7 @@ class _Expansions:
         """Expand the ops whose operands the schedule has by now."""
         for item in self.schedule.terms.expandable:
             for chosen in product(*(self.values[number] for number in item.operands)):
-                key = (item.results, tuple(value.name for value, _ in chosen))
+                key = (item.results, devices, tuple((value.name, piece) for value, piece in chosen))
                 if key not in self.tried and all(value.placed.devices == devices for value, _ in chosen):
                     self.tried.add(key)
                     self._expand_one(item, chosen, devices)
@@ -808,14 +1104,14 @@ class _Expansions:
         layouts = [piece.layout for _, piece in operands]
         values = tuple(schedule.originals[value.name] for value, _ in operands)
         for kinds in product(*(schedule.terms.layouts[number].items() for number in item.results)):
-            claimed = [schedule.layout(kind, devices) for kind, _ in kinds]
+            claimed = [schedule.layout(kind, devices, n) for (kind, _), n in zip(kinds, item.results, strict=True)]
             try:
-                found, rule = expanded_layouts(schedule.tables, instance, layouts, groups, claimed)
+                found = expanded_layouts(schedule.tables, instance, layouts, groups, claimed)
             except Mismatch:
                 continue
             types = [tuple(v.dtensor.tensor for v in side) for side in (item.original.operands, item.original.results)]
             emitter = _Emitter(self, devices, instance.op.location)
-            parts = list(self._parts(rule, item, operands, values, [kind for _, kind in kinds], groups))
+            parts = list(self._parts(instance.rule, item, operands, values, [kind for _, kind in kinds], groups))
             for (name, expand), (factor, cut, size) in product(instance.entry.split.expand.items(), parts):
                 if name in ("*", factor):
                     try:
@@ -839,7 +1135,7 @@ class _Expansions:
         for (_, piece), original, dims, number in zip(operands, values, rule.operands, item.operands, strict=True):
             for dim, factors in enumerate(dims):
                 for kind, symbolic in schedule.terms.layouts[number].items() if factors else ():
-                    if schedule.has_parts(piece.dims[dim], schedule.layout(kind, groups.devices).dims[dim]):
+                    if schedule.has_parts(piece, dim, schedule.layout(kind, groups.devices, number).dims[dim]):
                         for parts in self._cut(symbolic, dim, groups):
                             yield from ((rule.factors[i].name, parts, original.placed.shape[dim]) for i in factors)
         for symbolic, dims in zip(results, rule.results, strict=True):
@@ -856,22 +1152,18 @@ class _Expansions:
         parts = []
         for count, axis in enumerate(split):
             placements = [kind.placements[i] for i in split[: count + 1]]
-            lengths: dict[tuple[int, ...], list[Size]] = {}
             rows = []
             for place in groups.coordinates:
-                before = tuple(place[axes[i]] for i in split[:count])
-                if before not in lengths:
-                    places = [(*before, index) for index in range(mesh.shape[axes[axis]])]
-                    lengths[before] = [local_length(placements, dim, kind.shape[dim], place) for place in places]
-                rows.append(lengths[before])
+                before = [place[axes[i]] for i in split[:count]]
+                indices = range(mesh.shape[axes[axis]])
+                rows.append([local_length(placements, dim, kind.shape[dim], [*before, index]) for index in indices])
             parts.append((mesh.axes[axes[axis]], tuple(per_rank(column) for column in zip(*rows, strict=True))))
         if parts:
             yield tuple(parts)
 
     def _sizes(self, kind: DTensorType, dim: int, groups: Groups) -> list[int]:
-        places = [tuple(place[axis] for axis in self.schedule.axes) for place in groups.coordinates]
-        lengths = {place: local_length(kind.placements, dim, kind.shape[dim], place) for place in set(places)}
-        return [lengths[place] for place in places]
+        places = [[place[axis] for axis in self.schedule.axes] for place in groups.coordinates]
+        return [local_length(kind.placements, dim, kind.shape[dim], place) for place in places]
 
     def _number(
         self,

@@ -21,8 +21,10 @@ from distir_relax.layout import assuming
 from distir_relax.ops import check
 from distir_relax.proof import check_projection
 from tests.proof.rank_mutants import mutants
+from tests.strategies import test_expert_parallel as experts
 from tests.test_generation import compiled
 from tests.training import perceptron
+from tests.training import test_deterministic as deterministic
 
 
 class Block(nn.Module):
@@ -75,6 +77,8 @@ PLANS: dict[str, Callable[[], dr.Plan]] = {
     "training, ZeRO": lambda: perceptron.step("3/1/1/2,zero=3").plan,
     "training, tensor": lambda: perceptron.step("1/2/1/1").plan,
     "training, pipeline": lambda: perceptron.step("1/1/2/3").plan,
+    "training, deterministic": lambda: deterministic.compiled(3).plan,
+    "training, experts": lambda: experts.compiled(experts.mixtral(layers=1), strategy="3/1/1/1,experts=data").plan,
     "generation": lambda: compiled("gpt2", "1/2/1/1").plan,
     "generation, pipeline": lambda: compiled("gpt2", "1/2/2/1").plan,
 }

@@ -9,11 +9,12 @@ import torch
 
 from distir_relax.analysis.distributed_executor import execute
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Module, parse, print_module, verify
+from distir_relax.ir import Module, TensorType, parse, print_module, verify
 from distir_relax.ir.symbols import at_sizes
-from distir_relax.layout import assuming
-from distir_relax.ops import check
+from distir_relax.layout import DeviceMesh, assuming
+from distir_relax.ops import Builder, check
 from distir_relax.proof import check_schedule
+from tests.compiled import compiled
 from tests.proof.rank_mutants import mutants
 from tests.proof.test_projection import PLANS, plan
 
@@ -32,7 +33,7 @@ def problem(sharded: Module, schedule: Module) -> str:
 @pytest.mark.parametrize("name", PLANS)
 def test_what_the_compiler_makes_is_right(name: str) -> None:
     modules = plan(name).modules
-    assert check_schedule(modules["sharded"], modules["distributed"]) == []
+    check_schedule(modules["sharded"], modules["distributed"])
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -72,6 +73,12 @@ MISTAKES = {
         "the devices have",
     ),
     "a halo one row later": ("halos", r"begin=\(0,\), end=\(1,\)", "begin=(1,), end=(2,)", "has other elements"),
+    "a term of a sum twice": (
+        "training, deterministic", r"ordered_sum\(%([\w.]+), %[\w.]+", r"ordered_sum(%\1, %\1", "not each there once",
+    ),
+    "rows for other experts": (
+        "training, experts", r"groups=\(\(0, 2\), \(2, 4\)", "groups=((0, 1), (1, 4)", "the rows of other groups",
+    ),
     "padding that is not neutral": ("tensor, padded", r"value=0\.0", "value=1.0", "padding is reduced"),
 }  # fmt: skip
 
@@ -89,3 +96,35 @@ def test_the_first_wrong_op_is_named(name: str) -> None:
 def test_a_schedule_of_another_plan() -> None:
     with pytest.raises(VerificationError, match=r"compile the model again: distir\.txt does not compute"):
         check_schedule(plan("tensor").modules["sharded"], plan("halos").modules["distributed"])
+
+
+def test_the_order_of_repeated_elements() -> None:
+    """Devices have one copy each of all elements: gathered, these are in another order."""
+    g = Builder()
+    x = g.input("x", TensorType((3, 1), "float64"))
+    cut = g.emit("annotate_sharding", g.emit("broadcast_to", x, shape=(3, 2)), placements="S[1: 1|1]")
+    whole = g.emit("annotate_sharding", g.emit("reshape", cut, shape=(6,)), placements="R")
+    mesh = DeviceMesh((2,), ("tp",))
+    stages = compiled(Module("global", (g.function("main", [("y", whole)]),), (mesh,)))
+    assert problem(stages["sharded"], stages["distributed"]) == ""
+    text = print_module(stages["distributed"])
+    gathered, reordered = re.findall(r"%([\w.]+): f64\[6\][^\n]* = (?:all_gather|slices)", text)
+    wrong = parse(text.replace(f'"y": %{reordered}', f'"y": %{gathered}'))
+    assert "the schedule gives other parts" in problem(stages["sharded"], wrong)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_terms_that_are_not_zero(number: int) -> None:
+    """One device has the tensor, as a term of sums along two axes: zeros are added for the others twice."""
+    g = Builder()
+    x = g.input("x", TensorType((5,), "float64"))
+    terms = g.emit("annotate_sharding", x, placements="I[sum], I[sum]")
+    whole = g.emit("annotate_sharding", terms, placements="R, R")
+    mesh = DeviceMesh((2, 3), ("dp", "tp"))
+    stages = compiled(Module("global", (g.function("main", [("y", whole)]),), (mesh,)))
+    assert problem(stages["sharded"], stages["distributed"]) == ""
+    parts = print_module(stages["distributed"]).split("value=0.0")
+    assert len(parts) == 3
+    values = ["value=1.0" if place == number else "value=0.0" for place in (0, 1)]
+    wrong = parts[0] + values[0] + parts[1] + values[1] + parts[2]
+    assert "no term of a sum" in problem(stages["sharded"], parse(wrong))
