@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distir_relax.errors import PlacementError
 from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh
-from distir_relax.proof import check_projection
+from distir_relax.proof import check_projection, check_schedule
 from distir_relax.sharding import Propagate
 from tests.backends import check_backend
 from tests.compiled import check_results, compiled
@@ -90,12 +90,13 @@ def test_a_program_that_is_found_shrinks() -> None:
 
 
 def check_program(program: Program, tail: str, by: str = "reference") -> None:
-    """Every stage verifies and round-trips, the ranks have the schedule, and it computes what the model does.
+    """Every stage verifies and round-trips, the ranks have the schedule, is proved, and computes what the model does.
 
     It is executed `by` the reference executor, or by the ranks of a backend.
     """
     with drawn_anew():
         stages = compiled(program.module, tail)
+    check_schedule(stages["sharded"], stages["distributed"])
     check_projection(stages["distributed"], stages["ranked"])
     if by == "reference":
         check_results(stages, program.tensors)
