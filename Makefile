@@ -8,10 +8,12 @@ SMOLLM := build/smollm/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 # Mutated bundles that 'make fuzz' loads; 100,000 take about an hour: make fuzz BUNDLES=100000
 BUNDLES ?= 20000
+# Random programs that 'make proof' checks the schedules of
+PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate schedules chunks shapes bench peers paper regret browser coverage clean
+.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate proof schedules chunks shapes bench peers paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -57,6 +59,10 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz_readers 20000
 	$(BIN)/python -m tests.fuzz_bundles $(BUNDLES)
 	$(BIN)/python -m tests.quantization.random_models 300
+
+# Schedules of random programs, and mistakes in schedules: about 20 minutes.
+proof: $(READY)
+	$(BIN)/python -m tests.proof.sweep $(PROGRAMS)
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py

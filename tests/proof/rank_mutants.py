@@ -14,12 +14,17 @@ Mutation = Callable[[random.Random, Function], Function | None]
 
 
 def mutants(ranked: Module, count: int, seed: int) -> Iterator[tuple[str, Module]]:
-    """Iterate over `count` mutants of a ranked module, each with the name of its mutation. Calls are inlined."""
+    """Iterate over `count` mutants of a ranked module, each with the name of its mutation. Calls are inlined.
+
+    Of a program in which hardly anything can be changed there may be fewer.
+    """
     draw = random.Random(seed)
     module = inline(ranked)
     names = list(MUTATIONS)
     found = 0
-    while found < count:
+    for _ in range(100 * count):
+        if found == count:
+            return
         name = draw.choice(names)
         number = draw.randrange(len(module.functions))
         changed = MUTATIONS[name](draw, module.functions[number])
@@ -100,7 +105,10 @@ def exchange(draw: random.Random, function: Function) -> Function | None:
 
 def other_operand(draw: random.Random, function: Function) -> Function | None:
     """An op takes another value of the same type."""
-    number = draw.choice(_live(function))
+    numbers = _live(function)
+    if not numbers:
+        return None
+    number = draw.choice(numbers)
     op = function.ops[number]
     values = [i.value for i in function.inputs] + [v for o in function.ops[:number] for v in o.results]
     choices = [(k, v) for k, x in enumerate(op.operands) for v in values if v.type == x.type and v != x]
