@@ -615,13 +615,20 @@ class _Application:
 
     def _is_divided(self, rows: Sequence[int | None], axes: Sequence[int], expected: Vector) -> bool:
         """Whether devices along axes have each element once together; those without results need none."""
+        seen: set[tuple[int | None, ...]] = set()
         for group in self.groups.along(axes):
-            held = [row for position in group if (row := rows[position]) is not None]
+            of_group = tuple(rows[position] for position in group)
+            if of_group in seen and self.useless.isdisjoint(group):
+                continue
+            seen.add(of_group)
+            held = [row for row in of_group if row is not None]
             parts = np.concatenate([self.tables.rows[row] for row in held]) if held else expected
             if not self.useless.isdisjoint(group) and not (parts >= 0).any():
                 # What adds nothing to results that no device has may be any of them.
                 self.useless.update(group)
-            elif not np.array_equal(np.sort(parts[parts >= 0]), expected):
+                continue
+            elements = parts[parts >= 0]
+            if not np.array_equal(elements, expected) and not np.array_equal(np.sort(elements), expected):
                 return False
         return True
 

@@ -86,6 +86,7 @@ class Tables:
     rows: list[Vector] = field(default_factory=list)
     tables: list[tuple[int, ...]] = field(default_factory=list)
     _row_ids: dict[bytes, int] = field(default_factory=dict)
+    _has: dict[int, bool] = field(default_factory=dict)
     _table_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
     _ranges: dict[tuple[int, int], int] = field(default_factory=dict)
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -149,8 +150,10 @@ class Tables:
 
     def has_elements(self, row: int) -> bool:
         """Whether a row contains elements, rather than padding alone."""
-        vector = self.rows[row]
-        return len(vector) > 0 and bool(vector.max() >= 0)
+        if row not in self._has:
+            vector = self.rows[row]
+            self._has[row] = len(vector) > 0 and bool(vector.max() >= 0)
+        return self._has[row]
 
     def is_padded(self, row: int) -> bool:
         """Whether a row contains padding."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from distir_relax.ir import Module, verify
 from distir_relax.layout import assuming
 from distir_relax.ops import check
-from distir_relax.proof.model import check_model
+from distir_relax.proof.model import Unproved, check_model
 from distir_relax.proof.projection import check_projection
-from distir_relax.proof.schedule import Unproved, check_schedule
+from distir_relax.proof.schedule import check_schedule
 from distir_relax.support.units import count
 
 
@@ -76,10 +76,9 @@ def prove(
     with assuming(ranked.guards):
         with proof._proving(PROJECTION, []):
             proof.ops = check_projection(distributed, ranked)
-        trusted: list[Unproved] = []
         if sharded is not None:
-            with proof._proving(SCHEDULE, trusted):
-                trusted += check_schedule(sharded, distributed)
+            with proof._proving(SCHEDULE, []):
+                check_schedule(sharded, distributed)
         if sharded is not None and model is not None:
             of_model: list[Unproved] = []
             is_trained = len(sharded.main.inputs) > len(model.main.inputs)

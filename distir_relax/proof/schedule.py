@@ -41,6 +41,7 @@ from distir_relax.ir import (
     TensorType,
     Value,
     at_rank,
+    gc_disabled,
     inline,
     per_rank,
     print_op,
@@ -50,7 +51,7 @@ from distir_relax.layout import DeviceMesh, Shard, evaluate_size, is_symbolic, l
 from distir_relax.layout import Partial as PartialPlacement
 from distir_relax.ops import Expansion, Routing, Trait, evaluate, lookup
 from distir_relax.ops.table.entry import OpDef
-from distir_relax.ops.table.positions import PADDING, Positions
+from distir_relax.ops.table.positions import PADDING, Positions, Vector
 from distir_relax.ops.table.rule import Rule
 from distir_relax.ops.table.spmd_inference import infer_placed, local_attrs
 from distir_relax.proof.expressions import Expressions
@@ -69,6 +70,11 @@ def check_schedule(sharded: Module, distributed: Module) -> None:
     Both are verified. Symbolic sizes are given values, typical ones and others (`_sizes`). Raises
     `VerificationError` that names the first op that is none of the sharded program's, with its place in the model.
     """
+    with gc_disabled():
+        _check(sharded, distributed)
+
+
+def _check(sharded: Module, distributed: Module) -> None:
     programs = inline(sharded), inline(distributed)
     for sizes in _sizes(programs[0]):
         given = [specialize(program, sizes) for program in programs]
@@ -244,6 +250,9 @@ class _Schedule:
         self.expansions = _Expansions(self)
         self._memo: dict[object, list[Layout] | Mismatch] = {}
         self._fitting: dict[object, bool] = {}
+        self._vectors: dict[tuple[int, int, int, int | None], Vector] = {}
+        self._origins: dict[int, tuple[int, int, int, int | None]] = {}
+        """The row, distance, size and equality that each of these vectors, by its identity, is made of."""
         missing = set(sharded.meshes[0].axes) - set(self.mesh.axes)
         if missing:
             raise VerificationError(f"the mesh of the schedule has no axis {min(missing)}", "", _HINT)
@@ -329,12 +338,12 @@ class _Schedule:
         try:
             if Trait.TRANSFER in entry.traits:
                 return [self._sent(op, known[0])]
-            if self._is_identity(op, entry):
+            if Trait.ANNOTATION in entry.traits or self._is_identity(op, entry):
                 return [self._restricted(op, known[0])]
             if entry.split.routing is not None and entry.semantics.collective_semantics is not None:
                 return [self._exchanged(op, entry.split.routing, *known)]
             if op.operands and entry.semantics.collective_semantics is not None:
-                return self._with_terms(op, known, lambda pieces: [self._collective(op, entry, pieces[0])])
+                return self._with_terms(op, known, lambda pieces: [self._communicated(op, entry, pieces[0])])
             if Trait.ADDS_IN_ORDER in entry.traits:
                 return [self._sum_in_order(op, known)]
             if entry.split.routing is Routing.WITHIN:
@@ -483,11 +492,11 @@ class _Schedule:
             raise Mismatch("its operands are on other devices")
         claimed = [self._claimed(value, number, devices) for value, number in zip(op.results, results, strict=True)]
         numbers = [self.terms.constants.get(number) for number in operands if number is not None]
-        kinds = tuple(value.placed for value in op.results)
+        sizes = tuple(value.placed.shape for value in op.results)
         routing = instance.entry.split.routing
         given = list(layouts) if routing is None else [replace(layout, routed=None) for layout in layouts]
-        key = ("op", id(instance), id(op.attrs), kinds, tuple(given), tuple(claimed), tuple(numbers))
         groups = self.groups_of(devices)
+        key = ("op", id(instance), id(op.attrs), groups.key, sizes, tuple(given), tuple(claimed), tuple(numbers))
         made = self._cached(key, lambda: layouts_of_results(self.tables, instance, op, given, groups, claimed, numbers))
         return made if routing is None else self._routed(routing, instance, layouts, operands[-2], made, groups)
 
@@ -723,18 +732,23 @@ class _Schedule:
         return self._positions_of(piece.term, [self.tables.tables[table][position] for table in piece.dims], absolute)
 
     def _positions_of(self, term: int | None, rows: Sequence[int], absolute: bool) -> Positions:
-        vectors = [self.tables.rows[row] for row in rows]
         if term is None:
-            return vectors
-        shape = self.terms.types[term].shape
-        result = []
-        for dim, vector in enumerate(vectors):
-            stride = _stride(shape, dim)
-            result.append(np.where(vector >= 0, vector * stride, vector))
+            return [self.tables.rows[row] for row in rows]
+        shape, equalities = self.terms.types[term].shape, self.terms.equalities[term]
+        result = [self._spaced(row, _stride(shape, dim), shape[dim], equalities[dim]) for dim, row in enumerate(rows)]
         if absolute and result:
             base = self.terms.bases[term]
             result[0] = np.where(result[0] >= 0, result[0] + base, result[0])
         return result
+
+    def _spaced(self, row: int, stride: int, size: int, equality: int | None) -> Vector:
+        """Return the numbers of elements of a dim of `size`, which are `stride` apart; equal ones are one object."""
+        key = row, stride, size, equality
+        if key not in self._vectors:
+            vector = self.tables.rows[row]
+            self._vectors[key] = np.where(vector >= 0, vector * stride, vector)
+            self._origins[id(self._vectors[key])] = key
+        return self._vectors[key]
 
     def _piece(
         self,
@@ -780,13 +794,22 @@ class _Schedule:
         return rows
 
     def _regular(self, vectors: Positions, term: int, base: int) -> list[int] | None:
-        rows = []
+        rows: list[int] = []
         has_elements = all(len(vector) for vector in vectors)
         shape = self.terms.types[term].shape
+        carried = 0
         for dim, (vector, size, equality) in enumerate(zip(vectors, shape, self.terms.equalities[term], strict=True)):
             stride = _stride(shape, dim)
+            row, *origin = self._origins.get(id(vector), (-1,))
+            if origin == [stride, size, equality] and not carried and (base == 0 or dim > 0):
+                # An op that moves elements along other dims returns the numbers of this one as they are.
+                rows.append(row)
+                continue
             inside = vector >= 0
-            offset = (vector - (base if dim == 0 else 0))[inside]
+            offset = (vector - (base if dim == 0 else 0) + carried)[inside]
+            # Numbers between two elements of this dim are those of the dims within.
+            carried = int(offset[0] % stride) if len(offset) else 0
+            offset -= carried
             index = offset // stride
             if np.array_equal(index * stride, offset) and not ((index < 0) | (index >= max(size, 1))).any():
                 numbers = np.full(len(vector), PADDING)
@@ -797,6 +820,24 @@ class _Schedule:
             else:
                 rows.append(self.tables.range(len(vector)))
         return rows
+
+    def _communicated(self, op: Op, entry: OpDef, piece: Piece) -> Piece:
+        """Return the piece that a collective gives, computed once for tensors of the same sizes and layouts."""
+        if piece.term is None or piece.routed is not None or piece.zeros:
+            return self._collective(op, entry, piece)
+        attrs = tuple(sorted((key, repr(value)) for key, value in op.attrs.items()))
+        shape, equalities = self.terms.types[piece.term].shape, self.terms.equalities[piece.term]
+        key = ("collective", op.name, attrs, op.results[0].placed, shape, equalities, piece.layout)
+        moved: list[Piece] = []
+
+        def compute() -> list[Layout]:
+            moved.append(self._collective(op, entry, piece))
+            return [moved[0].layout] if moved[0].term == piece.term else []
+
+        found = self._cached(key, compute)
+        if found:
+            return found[0].of(piece.term)
+        return moved[0] if moved else self._collective(op, entry, piece)
 
     def _collective(self, op: Op, entry: OpDef, piece: Piece) -> Piece:
         devices = op.results[0].placed.devices
@@ -1152,18 +1193,22 @@ class _Expansions:
         parts = []
         for count, axis in enumerate(split):
             placements = [kind.placements[i] for i in split[: count + 1]]
+            lengths: dict[tuple[int, ...], list[Size]] = {}
             rows = []
             for place in groups.coordinates:
-                before = [place[axes[i]] for i in split[:count]]
-                indices = range(mesh.shape[axes[axis]])
-                rows.append([local_length(placements, dim, kind.shape[dim], [*before, index]) for index in indices])
+                before = tuple(place[axes[i]] for i in split[:count])
+                if before not in lengths:
+                    places = [(*before, index) for index in range(mesh.shape[axes[axis]])]
+                    lengths[before] = [local_length(placements, dim, kind.shape[dim], place) for place in places]
+                rows.append(lengths[before])
             parts.append((mesh.axes[axes[axis]], tuple(per_rank(column) for column in zip(*rows, strict=True))))
         if parts:
             yield tuple(parts)
 
     def _sizes(self, kind: DTensorType, dim: int, groups: Groups) -> list[int]:
-        places = [[place[axis] for axis in self.schedule.axes] for place in groups.coordinates]
-        return [local_length(kind.placements, dim, kind.shape[dim], place) for place in places]
+        places = [tuple(place[axis] for axis in self.schedule.axes) for place in groups.coordinates]
+        lengths = {place: local_length(kind.placements, dim, kind.shape[dim], place) for place in set(places)}
+        return [lengths[place] for place in places]
 
     def _number(
         self,

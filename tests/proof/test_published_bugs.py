@@ -58,10 +58,12 @@ BUGS: dict[str, Bug] = {
         r"= where(%embedding.partial_10, %\1, %\1)", r"embedding|words",
     ),
     "recomputation from another input": Bug(
-        "recomputation", "sharded", r"(?s)(nn\.gelu\(%linear_2_1\).*?nn\.gelu\()%linear_2_1\)", r"\1%linear_2)", r"nn\.gelu",
+        "recomputation", "sharded", r"(?s)(nn\.gelu\(%linear_2_1\).*?nn\.gelu\()%linear_2_1\)", r"\1%linear_2)",
+        r"nn\.gelu",
     ),
     "the loss scaled by the wrong number of ranks": Bug(
-        "data", "distributed", r"(%cross_entropy_loss_14: [^\n]*) = all_reduce\(%(\S+)\)[^\n]*", r"\1 = abs(%\2)", r"= abs",
+        "data", "distributed", r"(%cross_entropy_loss_14: [^\n]*) = all_reduce\(%(\S+)\)[^\n]*", r"\1 = abs(%\2)",
+        r"= abs",
     ),
     "gradients averaged where the loss is a mean already": Bug(
         "data", "distributed", r'(%add_3\.linear\.grad: [^\n]*axis="data", op=)"sum"', r'\1"mean"', r"reduces by mean",
