@@ -670,7 +670,7 @@ class _Schedule:
         for dim in range(len(result[0])):
             if any((positions[dim] < 0).any() for positions in result):
                 was_padded = any((vector < 0).any() for vector in self._padded(pieces, dim))
-                if isinstance(value_of_padding, (int, float)):
+                if isinstance(value_of_padding, (int, float)) and self._adds_padding(op, pieces, dim, result):
                     new = float(value_of_padding)
                     fills[dim] = new if not was_padded or fills[dim] == new else None
                 elif not was_padded:
@@ -688,6 +688,22 @@ class _Schedule:
             for position, device in enumerate(devices)
             if all(place.get(device) in piece.zeros for piece, place in zip(pieces, places, strict=True))
         )
+
+    def _adds_padding(self, op: Op, pieces: Sequence[Piece], dim: int, result: Sequence[Positions]) -> bool:
+        """Whether an op adds padding along a dim, to the operand's that may be there."""
+        if len(pieces) > 1 or len(pieces[0].dims) != len(result[0]):
+            return True
+        index = {device: i for i, device in enumerate(op.operands[0].placed.devices)}
+        rows = self.tables.tables[pieces[0].dims[dim]]
+        for device, positions in zip(op.results[0].placed.devices, result, strict=True):
+            before, after = self.tables.rows[rows[index[device]]] < 0, positions[dim] < 0
+            if after.sum() > before.sum() or (
+                after.any() and after.sum() == before.sum() and len(after) != len(before)
+            ):
+                return True
+            if after.sum() == before.sum() and not np.array_equal(after, before):
+                return True
+        return False
 
     def _scalar(self, piece: Piece, pending: tuple[str, ...]) -> Piece:
         """Return the piece of the only element of a piece, in no dims."""
