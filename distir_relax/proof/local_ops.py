@@ -458,7 +458,9 @@ class _Application:
             return
         dims = [item for item in without if len(item.factors) == 1]
         if claim is not None and len(self.tables.rows[claim]) == length:
-            dims = [Dim(factors, claim, tuple(equalities), where), *dims]
+            item = Dim(factors, claim, tuple(equalities), where)
+            # There may be padding in place of claimed rows: only a local op tells their number.
+            dims = [*dims, item] if self.local is None else [item, *dims]
         for item in dims:
             with suppress(Mismatch):
                 made = next(bindings(binding, [item], ()))
