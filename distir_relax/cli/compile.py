@@ -114,7 +114,7 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
         if isinstance(record, Autosharding):
             typer.echo(str(record))
     if proof is not None:
-        typer.echo(f"checked in {sum(proof.seconds.values()):.2f} s: {proof.summary}")
+        typer.echo(f"proved in {sum(proof.seconds.values()):.2f} s: {proof.summary}")
     typer.echo(f"wrote {output} in {time.perf_counter() - start:.2f} s")
     if target.generation["generate"]:
         files = read_bundle(output, verify_weights=False).manifest.weight_files

@@ -113,8 +113,21 @@ def simulate(
     if html is not None:
         from distir_relax.report.page import write_page
 
-        write_page(simulation, html, title=f"{model} on {simulation.profile.name}")
+        write_page(simulation, html, f"{model} on {simulation.profile.name}", _proof(model))
     typer.echo(dumps(simulation.as_json()) if json else str(simulation))
+
+
+def _proof(target: str) -> list[str]:
+    """Return the statements that are proved of a bundle; none of anything else."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.cli.check import prove_bundle
+    from distir_relax.runtime.verification import verify_programs
+
+    if not (Path(target) / "manifest.json").is_file():
+        return []
+    bundle = read_bundle(target, verify_weights=False)
+    verify_programs(bundle)
+    return prove_bundle(bundle).lines
 
 
 def _simulate_generation(

@@ -22,7 +22,7 @@ from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passe
 from distir_relax.compiler.pass_pipeline import RANK_PASSES
 from distir_relax.compiler.plan_summary import Overview
 from distir_relax.compiler.source import Source
-from distir_relax.errors import DistIRError
+from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.checkpoint import checkpoint_files, with_checkpoint
 from distir_relax.frontends.dynamic_shapes import fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
@@ -347,15 +347,20 @@ def compile_source(source: Source) -> Plan:
     _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"])
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
     modules = stages.modules
-    proof = (
-        prove(modules["ranked"], modules["distributed"], modules["sharded"], imported.module)
-        if source.is_proved
-        else None
-    )
+    proof = _prove(modules, imported.module) if source.is_proved else None
     return Plan(
         str(options["name"]), with_weights, modules, options["tail"], stages.seconds, proof=proof, _passes=passes,
         _source=source,
     )  # fmt: skip
+
+
+def _prove(modules: Mapping[str, Module], model: Module) -> Proof:
+    try:
+        return prove(modules["ranked"], modules["distributed"], modules["sharded"], model)
+    except VerificationError as wrong:
+        raise VerificationError(
+            wrong.message, wrong.where, "please report this; check=False (--no-check) compiles the model anyway"
+        ) from None
 
 
 def program_bundle(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Module, verify
+from distir_relax.ir import Module, gc_disabled, inline, verify
 from distir_relax.layout import assuming
 from distir_relax.ops import check
 from distir_relax.proof.model import Unproved, check_model
@@ -38,9 +38,10 @@ class Proof:
     @property
     def summary(self) -> str:
         """The proof in one line."""
-        last = list(self.statements)[-1]
+        rest = ", its gradients and its microbatches" if TRAINING in self.statements else ""
         trusted = sum(map(len, self.statements.values()))
-        return f"{last}" + (f", if {count(trusted, 'op')} are right that cannot be followed" if trusted else "")
+        condition = f", if {count(trusted, 'op')} are right that cannot be followed" if trusted else ""
+        return f"the ranks' programs compute the model{rest}{condition}"
 
     @contextmanager
     def _proving(self, statement: str, trusted: list[Unproved]) -> Iterator[None]:
@@ -73,7 +74,8 @@ def prove(
         for module in () if verified else (ranked, distributed, sharded):
             if module is not None:
                 verify(module, check)
-    with assuming(ranked.guards):
+    with gc_disabled(), assuming(ranked.guards):
+        distributed, sharded = inline(distributed), None if sharded is None else inline(sharded)
         with proof._proving(PROJECTION, []):
             proof.ops = check_projection(distributed, ranked)
         if sharded is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -36,13 +36,13 @@ LONG = 20
 """Values with more characters are drawn smaller, and over two columns."""
 
 
-def write_page(simulation: Simulation, path: Path, title: str) -> None:
+def write_page(simulation: Simulation, path: Path, title: str, proof: Sequence[str] = ()) -> None:
     """Write `page` to a file. Raise `DistIRError` if it cannot be written."""
-    write_text(path, page(simulation, title))
+    write_text(path, page(simulation, title, proof))
 
 
-def page(simulation: Simulation, title: str) -> str:
-    """Return the report as the text of an HTML file."""
+def page(simulation: Simulation, title: str, proof: Sequence[str] = ()) -> str:
+    """Return the report as the text of an HTML file, with the statements of the plan's proof, if it has one."""
     line = timeline(simulation)
     makespan = max(simulation.clocks)
     traffic = matrix(simulation)
@@ -64,9 +64,18 @@ def page(simulation: Simulation, title: str) -> str:
         ops="".join(op_row(row) for row in top_ops(simulation)[:ROWS]),
         ops_note=escape(ops_note(len(top_ops(simulation)))),
         matrix_note=escape(_matrix_note(traffic["block"], traffic["total"])),
+        proof=_proof(proof),
         data=embedded(data),
         script="\n".join((folder / name).read_text() for name in SCRIPTS),
     )
+
+
+def _proof(statements: Sequence[str]) -> str:
+    """Return the section with the statements that were proved."""
+    if not statements:
+        return ""
+    rows = "".join(f"<li>{escape(statement)}</li>" for statement in statements)
+    return f'<section>\n<h2>Proof</h2>\n<ul class="proof">{rows}</ul>\n</section>'
 
 
 def embedded(data: Any) -> str:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from distir_relax.analysis.class_names import shown_classes
 from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
 from distir_relax.analysis.simulator import simulate_module
+from distir_relax.cli import app
 from distir_relax.compiler.simulate import simulate
 from distir_relax.errors import DistIRError
 from distir_relax.layout import DeviceMesh
@@ -25,6 +27,7 @@ from distir_relax.report.memory import downsample, memory_charts, peak_time
 from distir_relax.report.page import page, top_ops, write_page
 from distir_relax.report.timeline import LANES, as_data, timeline
 from tests.report.simulations import PROFILE, streams, training, with_locations
+from tests.training import perceptron
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>&amp;'
 
@@ -67,6 +70,16 @@ def test_the_headline_is_the_simulation() -> None:
         "samples, of 35 in all",
     ):
         assert wanted in words, wanted
+
+
+def test_the_proof_of_a_bundle_is_shown(tmp_path: Path) -> None:
+    path = perceptron.step("1/2/1/1").save(tmp_path / "m.dist", backends=("torch",))
+    done = CliRunner().invoke(app, ["simulate", str(path), "--profile", "dgx-a100", "--html", str(tmp_path / "m.html")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "m.html").read_text(encoding="utf-8")
+    assert "<h2>Proof</h2>" in text
+    assert "the sharded program computes the model model.txt, its gradients and its microbatches</li>" in text
+    assert "<h2>Proof</h2>" not in page(training(), "")
 
 
 def test_a_program_that_does_not_fit_says_so() -> None:
