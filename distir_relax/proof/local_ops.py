@@ -172,8 +172,9 @@ class _Application:
         self.windows = {window for window in rule.windows if self._is_cut(window)}
         bound: dict[object, tuple[dict[int, int] | None, list[int]]] = {}
         per_device = []
+        has_zeros = any(layout.zeros for layout in self.operands)
         for position, rows in enumerate(rows_by_device):
-            is_zero = tuple(position in layout.zeros for layout in self.operands)
+            is_zero = tuple([position in layout.zeros for layout in self.operands]) if has_zeros else ()
             key = (rows, is_zero, tuple(column[position] for column in columns))
             if key not in bound:
                 bound[key] = self._bind(rows, position)
@@ -181,7 +182,8 @@ class _Application:
         factors = [[None if held is None else held.get(i) for held, _ in per_device] for i in range(len(rule.factors))]
         results = [[item[1][i] for item in per_device] for i in range(sum(len(t.shape) for t in instance.results))]
         self._check_expansions(factors)
-        self.useless = {i for i, (_, rows) in enumerate(per_device) if self._is_nothing(rows, self.tables.has_elements)}
+        nothing = {id(item) for item in bound.values() if self._is_nothing(item[1], self.tables.has_elements)}
+        self.useless = {i for i, item in enumerate(per_device) if id(item) in nothing}
         before = -1
         while before < len(self.useless):
             before = len(self.useless)

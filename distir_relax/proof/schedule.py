@@ -247,6 +247,8 @@ class _Schedule:
         """The ops that are not explained so far, and why, by the name of their first result."""
         self.producers = {v.name: op for op in self.main.ops for v in op.results}
         self.groups: dict[tuple[int, ...], Groups] = {}
+        self._groups: dict[int, Groups] = {}
+        """The groups of device sets, by identity."""
         self.expansions = _Expansions(self)
         self._memo: dict[object, list[Layout] | Mismatch] = {}
         self._fitting: dict[object, bool] = {}
@@ -282,9 +284,13 @@ class _Schedule:
 
     def groups_of(self, devices: tuple[int, ...]) -> Groups:
         """Return the groups of a device set."""
-        if devices not in self.groups:
-            self.groups[devices] = Groups(self.mesh, devices)
-        return self.groups[devices]
+        # Most equal device sets are one object, and the hash of a large one takes long.
+        found = self._groups.get(id(devices))
+        if found is None:
+            found = self.groups.setdefault(devices, Groups(self.mesh, devices))
+            if found.devices is devices:
+                self._groups[id(devices)] = found
+        return found
 
     def layout(self, kind: DTensorType, devices: tuple[int, ...], number: int) -> Layout:
         """Return the layout that a type of the sharded program gives to a tensor on some devices."""
