@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.cli import app
+from distir_relax.compiler.compile import NotProved
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import MicrobatchProgram, Module, parse, print_module, verify
 from distir_relax.ops import check
@@ -145,6 +146,19 @@ def test_plans_are_proved_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch
     trained = step("1/1/1/2", check=True).proof
     assert trained is not None
     assert "its gradients and its microbatches" in trained.summary
+
+
+def test_a_plan_that_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*modules: object) -> None:
+        raise VerificationError("an op is none of the model's", "m.py:3")
+
+    monkeypatch.setattr("distir_relax.compiler.compile.prove", refuse)
+    monkeypatch.setenv("DISTIR_CHECK", "1")
+    model, x = nn.Linear(5, 7).eval(), torch.randn(4, 5)
+    with pytest.warns(NotProved, match=r"not proved to compute the model: m\.py:3: an op is none of the model's"):
+        assert dr.compile(model, (x,), strategy="1/2/1/1").proof is None
+    with pytest.raises(VerificationError, match="an op is none of the model's"):
+        dr.compile(model, (x,), strategy="1/2/1/1", check=True)
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
