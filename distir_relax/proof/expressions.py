@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import product
 
 from distir_relax.ir import Attribute, Op
-from distir_relax.ops import Trait, entries, lookup
+from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.ops.table.patterns import Bound, Capture, Pattern, fusions, join_bounds, match_attribute
+from distir_relax.ops.table.table import TABLE, Table
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Expressions:
     def _find_fused(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
         entry = lookup(op.name, op.location)
         shapes = [value.tensor.shape for value in op.operands]
-        for pattern in _patterns().get(op.name, ()):
+        for pattern in TABLE.derived(_patterns).get(op.name, ()):
             for number, bound in self._matches(pattern, operands):
                 captured = {key: value for key, value in bound.items() if isinstance(key, str)}
                 attrs = entry.code.fused_attrs(shapes, captured) if entry.code.fused_attrs else captured
@@ -105,7 +105,7 @@ class Expressions:
     def _find_joined(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the numbers of the results of an op that computes several instances with the same operand 0."""
         size = (len(operands) - 1) // len(op.results)
-        for entry in _joined().get(op.name, ()):
+        for entry in TABLE.derived(_joined).get(op.name, ()):
             if size * len(op.results) != len(operands) - 1:
                 continue
             found = []
@@ -118,8 +118,7 @@ class Expressions:
         return None
 
 
-@cache
-def _patterns() -> dict[str, list[Pattern]]:
+def _patterns(table: Table) -> dict[str, list[Pattern]]:
     """Return the patterns of each fused op."""
     found: dict[str, list[Pattern]] = {}
     for name, pattern in fusions():
@@ -127,11 +126,10 @@ def _patterns() -> dict[str, list[Pattern]]:
     return found
 
 
-@cache
-def _joined() -> dict[str, list[OpDef]]:
+def _joined(table: Table) -> dict[str, list[OpDef]]:
     """Return the ops of which each joined op computes several."""
     found: dict[str, list[OpDef]] = {}
-    for entry in entries():
+    for entry in table.entries():
         if entry.code.joined:
             found.setdefault(entry.code.joined, []).append(entry)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from distir_relax.cli import app
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.layout import assuming
-from distir_relax.ops import check
+from distir_relax.ops import TABLE, check, lookup
 from distir_relax.proof import check_projection
 from tests.proof.rank_mutants import mutants
 from tests.strategies import test_expert_parallel as experts
@@ -115,6 +116,22 @@ def test_mistakes_are_found(name: str) -> None:
         if problem(made, module) == ""
     ]
     assert missed == []
+
+
+def test_patterns_are_those_of_the_table_now() -> None:
+    """A fused op is none of the schedule's once its entry has lost its patterns, also after an earlier check."""
+    made = plan("tensor")
+    ranked = made.modules["ranked"]
+    assert problem(made, ranked) == ""
+    names, scheduled = (
+        {op.name for function in made.modules[stage].functions for op in function.ops if not op.callee}
+        for stage in ("ranked", "distributed")
+    )
+    entry = next(lookup(name) for name in sorted(names - scheduled) if lookup(name).code.patterns)
+    with TABLE.extended():
+        TABLE.replace(replace(entry, code=replace(entry.code, patterns=())))
+        assert "which it does not in the schedule" in problem(made, ranked)
+    assert problem(made, ranked) == ""
 
 
 def test_the_first_wrong_op_is_named() -> None:
