@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from distir_relax.errors import DistIRError
+from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Op, Value
 from distir_relax.ops import Backward, Builder, backward_step, cast, lookup
 from distir_relax.proof.numbering import Numbering, plain
@@ -13,7 +13,7 @@ from distir_relax.proof.numbering import Numbering, plain
 def number_gradients(
     numbering: Numbering,
     ops: Sequence[Op],
-    numbers: dict[str, int],
+    numbers: Mapping[str, int],
     loss: Value,
     wrt: Collection[str],
     scale: Value | None,
@@ -21,24 +21,14 @@ def number_gradients(
     """Return the numbers of the gradients of `loss` with respect to the values called `wrt`, those that it depends on.
 
     `ops` compute it; `numbers` are those of their values. With `scale`, a float32 scalar, gradients are those of the
-    loss times it. Raises `VerificationError` for an op whose gradient is not defined.
+    loss times it. Raises `UnsupportedOpError` for an op whose gradient is not defined.
     """
     depending = set(wrt)
     for op in ops:
         if any(value.name in depending for value in op.operands):
             depending.update(value.name for value in op.results if "float" in plain(value).tensor.dtype)
     g = Builder()
-    g._names = set(numbers)
-    known = dict(numbers)
-    done = 0
-
-    def number(value: Value) -> int:
-        """Return the number of a value of `g`."""
-        nonlocal done
-        numbering.add_all(g.ops[done:], known)
-        done = len(g.ops)
-        return known[value.name]
-
+    g.reserve(numbers)
     one = g.constant(1.0, plain(loss).tensor.dtype) if scale is None else cast(g, scale, plain(loss).tensor.dtype)
     adjoints: dict[str, Value] = {loss.name: one}
     for op in reversed(ops):
@@ -48,7 +38,7 @@ def number_gradients(
             continue
         gradient = lookup(op.name, op.location).gradient
         if gradient is None:
-            raise DistIRError(f"the op table has no gradient of {op.name}", op.location)
+            raise UnsupportedOpError(f"the op table has no gradient of {op.name}", op.location)
         operands, results = tuple(map(plain, op.operands)), tuple(map(plain, op.results))
         local = Op(op.name, operands, results, op.attrs, op.location)
         before = adjoints.get(op.operands[0].name) if gradient.accumulates else None
@@ -58,4 +48,5 @@ def number_gradients(
                 continue
             other = adjoints.get(operand.name) if index or before is None else None
             adjoints[operand.name] = adjoint if other is None else g.emit("add", other, adjoint)
-    return {name: number(adjoints[name]) for name in wrt if name in adjoints}
+    known = numbering.add_all(g.ops, dict(numbers))
+    return {name: known[adjoints[name].name] for name in wrt if name in adjoints}

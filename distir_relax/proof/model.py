@@ -59,13 +59,9 @@ def check_model(model: Module, sharded: Module) -> list[Unproved]:
 
     Raises `VerificationError` that names the first op which is none of the model's, or of its gradients.
     """
-    with gc_disabled():
-        return _check(model, sharded)
-
-
-def _check(model: Module, sharded: Module) -> list[Unproved]:
     try:
-        return _compare(model, sharded)
+        with gc_disabled():
+            return _compare(model, sharded)
     except _OtherResult as found:
         copies = [record for record in sharded.records if isinstance(record, HeadPartition) and record.copies]
         if not copies or found.op is None:

@@ -32,7 +32,7 @@ class Proof:
 
     @property
     def lines(self) -> list[str]:
-        """The statements as text, with what is taken on trust."""
+        """The statements as text, with the number of ops taken on trust."""
         return [f"{statement}{_trusted(ops)}" for statement, ops in self.statements.items()]
 
     @property

@@ -195,7 +195,7 @@ class _Terms:
         kinds = tuple(v.dtensor.tensor for v in op.operands)
         results = tuple(v.dtensor.tensor for v in op.results)
         equalities = tuple(self.equalities[number] for number in operands)
-        key = (op.name, tuple((k, repr(v)) for k, v in sorted(op.attrs.items())), kinds, results, equalities)
+        key = (op.name, _printed(op.attrs), kinds, results, equalities)
         if key not in self._instances:
             instance = Instance(op, kinds, results, equalities)
             self._instances[key] = instance, instance.equalities_of_results(self.tables)
@@ -847,9 +847,8 @@ class _Schedule:
         """Return the piece that a collective gives, computed once for tensors of the same sizes and layouts."""
         if piece.term is None or piece.routed is not None or piece.zeros:
             return self._collective(op, entry, piece)
-        attrs = tuple(sorted((key, repr(value)) for key, value in op.attrs.items()))
         shape, equalities = self.terms.types[piece.term].shape, self.terms.equalities[piece.term]
-        key = ("collective", op.name, attrs, op.results[0].placed, shape, equalities, piece.layout)
+        key = ("collective", op.name, _printed(op.attrs), op.results[0].placed, shape, equalities, piece.layout)
         moved: list[Piece] = []
 
         def compute() -> list[Layout]:
@@ -1094,6 +1093,11 @@ def _same_positions(vectors: Positions, others: Positions) -> bool:
     return len(vectors) == len(others) and all(map(np.array_equal, vectors, others))
 
 
+def _printed(attrs: Mapping[str, Attribute]) -> tuple[tuple[str, str], ...]:
+    """Return attributes as a key, in which numbers of different kinds differ."""
+    return tuple((key, repr(value)) for key, value in sorted(attrs.items()))
+
+
 def _stride(shape: Sequence[int], dim: int) -> int:
     """Return how far elements that are neighbours along a dim are apart in the order of all."""
     return math.prod(max(1, size) for size in shape[dim + 1 :])
@@ -1241,9 +1245,8 @@ class _Expansions:
         opaque: bool = False,
     ) -> None:
         numbers = tuple(self._number_of(value) for value in operands)
-        items = tuple((key, repr(value)) for key, value in sorted(attrs.items()))
         devices = results[0].placed.devices
-        key = object() if opaque else (name, numbers, items, devices)
+        key = object() if opaque else (name, numbers, _printed(attrs), devices)
         if key not in self.made:
             self.count += len(results)
             self.made[key] = tuple(range(self.count - len(results), self.count))
