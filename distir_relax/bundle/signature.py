@@ -121,7 +121,7 @@ class PrivateKey:
 
 
 def create_key(path: str | Path) -> PublicKey:
-    """Write a new private key to `path`, which only its owner may read, and the public one beside it, as ``.pub``.
+    """Write a new private key to `path`, which only its owner may read, and the public one, which ends in ``.pub``.
 
     Raises SignatureError if one of the files exists, or cannot be written; none is left then.
     """

@@ -19,7 +19,7 @@ def sign(
     bundle: Annotated[Path | None, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="The private key to sign with.")] = None,
     new_key: Annotated[
-        Path | None, typer.Option(metavar="KEY.pem", help="Make a private key, and the public key KEY.pub beside it.")
+        Path | None, typer.Option(metavar="KEY.pem", help="Make a private key, and the public key KEY.pub.")
     ] = None,
 ) -> None:
     """Sign a bundle with an Ed25519 key, so that distir run --require-signature accepts it, or make such a key.

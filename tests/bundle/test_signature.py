@@ -1,4 +1,4 @@
-"""Signatures of bundles: which changes they find, what is read before they are checked, keys, and the commands."""
+"""Signatures of bundles: which changes they find, the files read before they are checked, keys, and the commands."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def signed(tmp_path: Path, keys: Path) -> Path:
-    """A signed bundle on 2 ranks, whose weight `up` is in a file beside it."""
+    """A signed bundle on 2 ranks, whose weight `up` is in a file outside of it."""
     bundle = mlp_bundle([3, 2])
     whole = {t.name: bundle.weights.read(t.name, [[(0, n)] for n in t.shape]) for t in bundle.manifest.weights}
     save_file({"up": whole["up"]}, tmp_path / "up.safetensors")
@@ -98,7 +98,7 @@ def change(file: Path) -> None:
     file.write_bytes(content)
 
 
-# The curve of RFC 8032, section 5.1, in affine coordinates: slow, and independent of what makes the signatures.
+# The curve of RFC 8032, section 5.1, in affine coordinates: slow, and independent of the library that signs.
 P, L = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
 D = -121665 * pow(121666, -1, P) % P
 
@@ -216,7 +216,7 @@ def test_a_weight_file_outside_is_covered(signed: Path, keys: Path) -> None:
 
 
 def test_a_program_that_was_edited_with_its_checksums(signed: Path, keys: Path) -> None:
-    """What is accepted without a signature."""
+    """Bundles that are accepted without a signature."""
     program = signed / "programs" / "main_0.py"
     program.write_text(program.read_text() + "\n# edited\n")
     plain = json.loads((signed / "manifest.json").read_text())

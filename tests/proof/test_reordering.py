@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "reorder_sums.py"
 
 
 class Heads(nn.Module):
-    """Two heads beside each other, each of which ends in a sum over ranks."""
+    """Two independent heads, each of which ends in a sum over ranks."""
 
     def __init__(self) -> None:
         super().__init__()
