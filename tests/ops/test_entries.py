@@ -9,6 +9,7 @@ import pytest
 import torch
 from samples import SAMPLES, Sample, draw
 
+from distir_relax.errors import VerificationError
 from distir_relax.ir import Op, TensorType, Value
 from distir_relax.ops import BLOCKED, OF_PROGRAMS, PARALLEL, OpDef, Rule, Trait, entries, evaluate, infer, lookup
 
@@ -64,6 +65,13 @@ def test_pending_sums_pass_through_linear_operands(name: str, number: int) -> No
         ]
         for whole, *parts in zip(case.whole, *terms, strict=True):
             torch.testing.assert_close(sum(parts), whole)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (1, 4), ()])
+def test_broadcasting_does_not_remove_dims(shape: tuple[int, ...]) -> None:
+    kind = TensorType((1, 1, 5, 1), "float32")
+    with pytest.raises(VerificationError, match="has more dims than"):
+        infer("broadcast_to", [kind], {"shape": shape})
 
 
 class Case:

@@ -94,7 +94,7 @@ def _is_parallel(op: Op, shared: Collection[str]) -> bool:
         return False
     try:
         rule = entry.rule_for([v.tensor for v in op.operands], op.attrs, [v.tensor for v in op.results])
-    except NotImplementedError:
+    except (NotImplementedError, ValueError):  # a rank's program may have operands that no rule is for
         return False
     variant = entry.split.positional | entry.split.expand.keys()
     windowed = {w.result_dim for w in rule.windows}

@@ -13,7 +13,14 @@ from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.repeated_operands import without_repeats
 from distir_relax.lowering.emit.torch_bound import bind_function
 from distir_relax.lowering.emit.torch_bound_requests import all_outputs, bind_text
-from distir_relax.lowering.emit.torch_function import Callee, ClockedOp, TorchFunction, fixed_values, mutated_values
+from distir_relax.lowering.emit.torch_function import (
+    Callee,
+    ClockedOp,
+    TorchFunction,
+    fixed_values,
+    identifier,
+    mutated_values,
+)
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.ops import Trait, lookup
 
@@ -200,7 +207,8 @@ class _Program:
         used_names = set(_RESERVED)
         for function in inner:
             # A rank has one variant of each function, so the number of the variant is redundant.
-            self.names[function.name] = fresh_name(re.sub(r"_\d+$", "", function.name), used_names)
+            name = identifier(re.sub(r"_\d+$", "", function.name), "f")
+            self.names[function.name] = fresh_name(name, used_names)
         stored = self._stored(inner)
         callees: dict[str, Callee] = {}
         symbols = set(module_symbols(self.module))

@@ -435,10 +435,7 @@ class TorchFunction:
         )
 
     def _name(self, value: Value) -> str:
-        """Make a Python identifier from a value's name, in ASCII: Python takes some other characters for these."""
-        base = re.sub(r"\W", "_", value.name, flags=re.ASCII)
-        if keyword.iskeyword(base) or not base.isidentifier():
-            base = f"v_{base}"
+        base = identifier(value.name, "v")
         name, count = base, 1
         while name in self.taken:
             count += 1
@@ -446,6 +443,12 @@ class TorchFunction:
         self.taken.add(name)
         self.names[value.name] = name
         return name
+
+
+def identifier(name: str, prefix: str) -> str:
+    """Return a Python identifier for a name of a program, in ASCII: Python takes some other characters for these."""
+    result = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return result if result.isidentifier() and not keyword.iskeyword(result) else f"{prefix}_{result}"
 
 
 def _comment(location: str) -> str:

@@ -34,6 +34,8 @@ from distir_relax.ops.table import (
 
 def _infer_broadcast(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     shape = tuple(attrs["shape"])
+    if len(types[0].shape) > len(shape):
+        raise ValueError(f"{types[0].shape} has more dims than {shape}")
     for have, want in zip(reversed(types[0].shape), reversed(shape), strict=False):
         if have not in (1, want):
             raise ValueError(f"{types[0].shape} does not broadcast to {shape}")
