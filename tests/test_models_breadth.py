@@ -96,7 +96,7 @@ def plans(made: Made, ways: Iterable[tuple[int, str]]) -> Iterator[dr.Plan]:
     imported = read_model(model.eval(), (), call)
     for ranks, tail in ways:
         mesh = dr.DeviceMesh((ranks,), ("tp",))
-        yield compile_imported(imported, "model", shardings=shardings, mesh=mesh, tail=tail)
+        yield compile_imported(imported, "model", shardings=shardings, mesh=mesh, tail=tail, check=True)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)

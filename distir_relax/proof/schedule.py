@@ -134,8 +134,8 @@ class _Terms:
         self.constants: dict[int, float] = {}
         self.layouts: defaultdict[int, dict[DTensorType, DTensorType]] = defaultdict(dict)
         """The layouts that the sharded program has of each tensor, each with its symbolic form."""
-        self.routings: dict[tuple[Routing, int, int], list[tuple[int, int]]] = {}
-        """By rows and the groups of each, the ops that send rows by data: the numbers of all groups, and the result."""
+        self.routed: dict[tuple[int, int], set[int]] = {}
+        """By rows and the groups of each, of rows that are sent by data: the tensors with the numbers of all groups."""
         self.shapes: dict[int, list[int]] = {}
         """For each tensor that has them, the tensors of its elements in other shapes, and itself."""
         self.sources: dict[int, Op] = {}
@@ -162,6 +162,12 @@ class _Terms:
         if keeps or entry.is_identity(kinds[: len(operands)], kinds[len(operands) :]):
             self._name(op.results[0], symbolic.results[0], operands[0])
             return
+        if entry.split.routing in (Routing.DISPATCH, Routing.COMBINE) and self._is_numbered(operands[2]):
+            # Rows are the same rows, wherever they are.
+            self._name(op.results[0], symbolic.results[0], operands[0])
+            self.routed.setdefault((operands[0], operands[1]), set()).add(operands[2])
+            self.instances.setdefault((op.name, operands), [(self._instance(op, operands)[0], operands[:1])])
+            return
         before = self.expressions.count
         results = self.expressions.add(op, operands, op.attrs)
         for value, original, number in zip(op.results, symbolic.results, results, strict=True):
@@ -170,9 +176,6 @@ class _Terms:
             instance, equalities = self._instance(op, operands)
             self.equalities.update(zip(results, equalities, strict=True))
             self.instances.setdefault((op.name, operands), []).append((instance, results))
-            if entry.split.routing in (Routing.DISPATCH, Routing.COMBINE) and self._is_numbered(operands[2]):
-                item = operands[2], results[0]
-                self.routings.setdefault((entry.split.routing, operands[0], operands[1]), []).append(item)
             if not operands:
                 self.sources[results[0]] = op
             if self._keeps_elements(op, entry):
@@ -274,7 +277,7 @@ class _Schedule:
             self.pieces[item.value.name] = given
             self.expansions.know(item.value, [given])
         for op, original in zip(self.main.ops, self.original_ops, strict=True):
-            if self.expansions.terms:
+            if self.terms.expandable:
                 self.expansions.add(original)
             for value, piece in zip(op.results, self._pieces(op), strict=True):
                 self.pieces[value.name] = piece
@@ -525,7 +528,8 @@ class _Schedule:
         routed = {replace(layout.routed, dim=0) for layout in layouts if layout.routed is not None}
         if routed - {own} or (routed and routing is Routing.DISPATCH):
             raise Mismatch("devices have the rows of other groups")
-        if routing is Routing.COMBINE or (routing is Routing.WITHIN and not routed):
+        is_whole = self._have_all(own.groups, instance.operands[-1])
+        if routing is Routing.COMBINE or is_whole or (routing is Routing.WITHIN and not routed):
             return list(made)
         axes = groups.varies(self.tables.tables[own.groups])
         factors = [factor.name for factor in instance.rule.factors]
@@ -543,21 +547,22 @@ class _Schedule:
     def _all_as_routed(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Return the operands of an op on rows by data: of all rows, devices have those of their groups, too."""
         *_, ids, groups = pieces
-        result = []
-        for piece in pieces:
-            found: Sequence[tuple[int, int]] = ()
-            if piece.term is not None and ids.term is not None and piece.routed is None:
-                found = self.terms.routings.get((Routing.DISPATCH, piece.term, ids.term), ())
-            numbers = [number for of_groups, number in found if of_groups == groups.term]
-            if not numbers or ids.term is None:
-                result.append(piece)
-                continue
-            equality = self.terms.equalities[piece.term][0] if piece.term is not None else None
-            rows = self.tables.table(self.tables.first(row, equality) for row in self.tables.tables[ids.dims[0]])
-            dims = (ids.dims[0] if rows == piece.dims[0] else piece.dims[0], *piece.dims[1:])
-            routed = Routed(0, ids.term, groups.dims[0])
-            result.append(replace(piece, term=numbers[0], dims=dims, routed=routed))
-        return result
+        if ids.term is None or groups.term is None or self._have_all(groups.dims[0], self.terms.types[groups.term]):
+            return list(pieces)
+        routed = Routed(0, ids.term, groups.dims[0])
+        sent = {
+            rows
+            for (rows, of_rows), numbers in self.terms.routed.items()
+            if of_rows == ids.term and groups.term in numbers
+        }
+        return [
+            replace(piece, routed=routed) if piece.routed is None and piece.term in sent else piece for piece in pieces
+        ]
+
+    def _have_all(self, table: int, groups: TensorType) -> bool:
+        """Whether all devices have all groups, and so all rows."""
+        whole = self.tables.range(groups.elements)
+        return all(row == whole for row in self.tables.tables[table])
 
     def _exchanged(self, op: Op, routing: Routing, rows: Piece, ids: Piece) -> Piece:
         """Return the piece of rows that are sent to the devices of their groups, or back to where they came from."""
@@ -569,7 +574,7 @@ class _Schedule:
         result = [list(column) for column in held]
         if rows.term is None or ids.term is None or any(ids.pending) or rows.pending[axis] or ids.routed or ids.zeros:
             raise Mismatch("what it sends by data is not known")
-        found = self.terms.routings.get((routing, rows.term, ids.term), ())
+        found = list(self.terms.routed.get((rows.term, ids.term), ()))
         for group in self.groups_of(devices).along((axis,)):
             attrs: Mapping[str, Any] = local_attrs(op.attrs, group[0])
             ranges = [self.tables.range(last - first, first) for first, last in attrs["groups"]]
@@ -582,11 +587,12 @@ class _Schedule:
             for position, own, end, size in zip(group, ranges, ends, attrs["sizes"], strict=True):
                 part = self.tables.row(whole[end - size : end])
                 before, after = (part, of_ids[position]) if routing is Routing.DISPATCH else (of_ids[position], part)
-                if held[0][position] != self.tables.first(before, self.terms.equalities[rows.term][0]):
+                equality = self.terms.equalities[rows.term][0]
+                if held[0][position] != self.tables.first(before, equality):
                     raise Mismatch("it sends other rows than those of which it knows the groups")
-                result[0][position], table[position] = after, own
+                result[0][position], table[position] = self.tables.first(after, equality), own
             owned = np.sort(np.concatenate([self.tables.rows[row] for row in ranges]))
-            found = [item for item in found if np.array_equal(owned, np.arange(self.terms.types[item[0]].elements))]
+            found = [number for number in found if np.array_equal(owned, np.arange(self.terms.types[number].elements))]
         routed = Routed(0, ids.term, self.tables.table(table))
         if rows.routed != (None if routing is Routing.DISPATCH else routed):
             raise Mismatch("devices have the rows of other groups")
@@ -594,7 +600,7 @@ class _Schedule:
             raise Mismatch("the model sends no such rows")
         dims = tuple(map(self.tables.table, result))
         return Piece(
-            found[0][1], dims, rows.pending, (None,) * len(dims), frozenset(),
+            rows.term, dims, rows.pending, (None,) * len(dims), frozenset(),
             routed if routing is Routing.DISPATCH else None,
         )  # fmt: skip
 
@@ -1014,12 +1020,13 @@ class _Schedule:
                     if zeros and not (zeros | nothing).issuperset(group):
                         piece = replace(piece, zeros=piece.zeros | zeros)
                 continue
-            held = [
-                [i for i in group if i not in piece.zeros]
-                for group in groups.along((axis,))
-                if not nothing.issuperset(group)
-            ]
-            whole = self._united(rows, held) if axis in groups.varies(rows) else None
+            held, others = [], []
+            for group in groups.along((axis,)):
+                if nothing.issuperset(group):
+                    others.append(group)
+                else:
+                    held.append([i for i in group if i not in piece.zeros])
+            whole = self._united(rows, held, others) if axis in groups.varies(rows) else None
             if whole is not None and not piece.pending[axis]:
                 pending = (*piece.pending[:axis], "sum", *piece.pending[axis + 1 :])
                 dims = [self._of_others(table, rows, held) for table in piece.dims]
@@ -1040,18 +1047,24 @@ class _Schedule:
                     rows[position] = others[0]
         return self.tables.table(rows)
 
-    def _united(self, rows: Sequence[int], groups: Sequence[Sequence[int]]) -> int | None:
-        """Return the table of the elements that a group has together, each at its place on one device at most."""
+    def _united(
+        self, rows: Sequence[int], groups: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
+    ) -> int | None:
+        """Return the table of the elements that a group has together, each at its place on one device at most.
+
+        In the groups `others`, devices have no element of the tensor, so that any rows are right: those without padding
+        remain so if other dims are padded.
+        """
         united = list(rows)
-        for group in groups:
+        for number, group in enumerate((*groups, *others)):
             vectors = [self.tables.rows[rows[position]] for position in group]
-            if len({len(vector) for vector in vectors}) > 1:
+            stacked = np.stack(vectors) if len({len(vector) for vector in vectors}) == 1 else None
+            if number < len(groups) and (stacked is None or ((stacked >= 0).sum(axis=0) > 1).any()):
                 return None
-            stacked = np.stack(vectors)
-            if ((stacked >= 0).sum(axis=0) > 1).any():
-                return None
-            for position in group:
-                united[position] = self.tables.row(stacked.max(axis=0))
+            if stacked is not None:
+                row = self.tables.row(stacked.max(axis=0))
+                for position in group:
+                    united[position] = row
         return self.tables.table(united)
 
     def _check_outputs(self) -> None:
@@ -1138,7 +1151,7 @@ class _Expansions:
 
     def results(self, op: Op) -> Sequence[Piece] | None:
         """Return the pieces of an op's results, if it is the end of an expansion."""
-        if not self.terms:
+        if not self.schedule.terms.expandable:
             return None
         found = self._expected(op)
         if found is None:
@@ -1171,10 +1184,13 @@ class _Expansions:
         layouts = [piece.layout for _, piece in operands]
         values = tuple(schedule.originals[value.name] for value, _ in operands)
         for kinds in product(*(schedule.terms.layouts[number].items() for number in item.results)):
-            claimed = [schedule.layout(kind, devices, n) for (kind, _), n in zip(kinds, item.results, strict=True)]
-            try:
-                found = expanded_layouts(schedule.tables, instance, layouts, groups, claimed)
-            except Mismatch:
+            exact = [schedule.layout(kind, devices, n) for (kind, _), n in zip(kinds, item.results, strict=True)]
+            found = []
+            for claimed in (exact, [self._padded(layout) for layout in exact]):
+                with suppress(Mismatch):
+                    layouts_found = expanded_layouts(schedule.tables, instance, layouts, groups, claimed)
+                    found += [layouts_found] if layouts_found not in found else []
+            if not found:
                 continue
             types = [tuple(v.dtensor.tensor for v in side) for side in (item.original.operands, item.original.results)]
             emitter = _Emitter(self, devices, instance.op.location)
@@ -1185,8 +1201,20 @@ class _Expansions:
                         made = expand(Expansion(emitter, values, item.original.attrs, cut, size, *types))
                     except (DistIRError, ValueError):
                         continue
-                    for value, layout, number in zip(made, found, item.results, strict=True):
-                        self.expected[self.numbers[value.name]].append(layout.of(number))
+                    for position, (value, number) in enumerate(zip(made, item.results, strict=True)):
+                        options = self.expected[self.numbers[value.name]]
+                        options += [layouts_found[position].of(number) for layouts_found in found]
+
+    def _padded(self, layout: Layout) -> Layout:
+        """Return a layout in which devices have as many elements of each dim as the one with most, or padding."""
+        tables = self.schedule.tables
+        dims = []
+        for table in layout.dims:
+            vectors = [tables.rows[row] for row in tables.tables[table]]
+            most = max(map(len, vectors))
+            rows = (np.concatenate([vector, np.full(most - len(vector), PADDING)]) for vector in vectors)
+            dims.append(tables.table(map(tables.row, rows)))
+        return replace(layout, dims=tuple(dims))
 
     def _parts(
         self,

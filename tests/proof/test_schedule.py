@@ -128,3 +128,20 @@ def test_terms_that_are_not_zero(number: int) -> None:
     values = ["value=1.0" if place == number else "value=0.0" for place in (0, 1)]
     wrong = parts[0] + values[0] + parts[1] + values[1] + parts[2]
     assert "no term of a sum" in problem(stages["sharded"], parse(wrong))
+
+
+def test_padding_where_no_element_is() -> None:
+    """Devices without elements add zeros along one dim, and the padding of a maximum along another."""
+    g = Builder()
+    x = g.input("x", TensorType((3, 2, 2), "float64"))
+    terms = g.emit("annotate_sharding", x, placements="S[1: 0|0|2], I[sum], I[sum]")
+    greatest = g.emit("max", terms, axis=(0, 1, 2), keepdims=True)
+    turned = g.emit("reshape", x, shape=(6, 2))
+    mesh = DeviceMesh((3, 1, 2), ("dp", "pp", "tp"))
+    function = g.function("main", [("y", greatest), ("z", turned)])
+    stages = compiled(Module("global", (function,), (mesh,)))
+    check_schedule(stages["sharded"], stages["distributed"])
+    text = print_module(stages["distributed"])
+    assert "value=-inf" in text and "value=0.0" in text
+    for before, after in (("value=-inf", "value=0.0"), ("value=0.0", "value=1.0")):
+        assert problem(stages["sharded"], parse(text.replace(before, after)))

@@ -121,7 +121,7 @@ def test_rows_that_are_routed_evenly_send_what_is_expected() -> None:
     matrix = bytes_between(placed)
     gathered, row = 2 * 12 * 8, WIDTH * 8
     assert matrix.between(range(3)).sum(1).tolist() == [gathered + 2 * 2 * 4 * row] * 3
-    plan = dr.compile((module, data(torch.arange(36) % 6, 6)), mesh=3)
+    plan = dr.compile((module, data(torch.arange(36) % 6, 6)), mesh=3, check=True)
     session = Session(plan.bundle(("torch",)), "torch")
     session({"x": torch.ones(36, WIDTH, dtype=torch.float64), "ids": torch.arange(36) % 6})
     sent = [comm.traffic.bytes for comm in session.communicators]
@@ -142,7 +142,7 @@ def test_ranks_keep_the_rows_of_their_groups_alone(layout: str, own: bool, monke
     monkeypatch.setattr(routing, "matmul", counted)
     given = data(ROUTINGS["spread"])
     weights = {name: given[name] for name in ("w1", "w2")}
-    plan = dr.compile((mixture(layout, "S[0]", "S[0]"), weights), mesh=3)
+    plan = dr.compile((mixture(layout, "S[0]", "S[0]"), weights), mesh=3, check=True)
     session = Session(plan.bundle(("torch",)), "torch")
     result = session({"x": given["x"], "ids": given["ids"]})["y"]
     rows = [3 + 2, 3, 3] if own else [ROWS] * 3  # of groups 0 and 1, 2 and 3, 4
@@ -155,7 +155,7 @@ def test_both_backends_send_rows(backend: str) -> None:
     """TVM's kernels have fixed shapes: they work on zeros in the rows of others."""
     given = data(ROUTINGS["spread"])
     weights = {name: given[name] for name in ("w1", "w2")}
-    plan = dr.compile((mixture("S[0]", "S[0]", "S[0]"), weights), mesh=3)
+    plan = dr.compile((mixture("S[0]", "S[0]", "S[0]"), weights), mesh=3, check=True)
     assert any(op.name == "rows_to_groups" for op in plan.modules["distributed"].main.ops)
     found = Session(plan.bundle((backend,)), backend)({"x": given["x"], "ids": given["ids"]})["y"]
     torch.testing.assert_close(found, interpret(mixture("R", "R", "R"), given)["y"], rtol=1e-10, atol=1e-10)
