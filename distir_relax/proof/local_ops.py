@@ -593,7 +593,9 @@ class _Application:
             # The reduction of nothing is the same on all devices, so that it may be any term.
             return next(self._sets_of_axes(factor), varying)
         candidates = [varying] if equality is None else [varying, *self._sets_of_axes(factor)]
-        expected = np.sort(self.tables.rows[self.tables.whole(factor.size, equality)])
+        expected = self.tables.rows[self.tables.whole(factor.size, equality)]
+        if equality is not None and (expected[1:] < expected[:-1]).any():
+            expected = np.sort(expected)
         axes = next((axes for axes in candidates if self._is_divided(firsts, axes, expected)), None)
         if axes is None:
             raise Mismatch(f"devices do not have each element of {factor.name} once")

@@ -90,10 +90,15 @@ class Tables:
     _table_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
     _ranges: dict[tuple[int, int], int] = field(default_factory=dict)
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
+    _equal: dict[int, int] = field(default_factory=dict)
 
     def row(self, vector: Vector) -> int:
         """Return the number of a row."""
         vector = np.ascontiguousarray(vector, np.int64)
+        size = len(vector)
+        if size and vector[0] >= 0 and vector[-1] - vector[0] == size - 1 and (vector[1:] - vector[:-1] == 1).all():
+            # Most long rows are consecutive, and their bytes would be as many as those of a batch.
+            return self.range(size, int(vector[0]))
         key = vector.tobytes()
         if key not in self._row_ids:
             self._row_ids[key] = len(self.rows)
@@ -103,8 +108,11 @@ class Tables:
     def range(self, size: int, start: int = 0) -> int:
         """Return the row of consecutive elements."""
         key = start, size
+        if not size:
+            return self.row(np.zeros(0, np.int64))
         if key not in self._ranges:
-            self._ranges[key] = self.row(np.arange(start, start + size))
+            self._ranges[key] = len(self.rows)
+            self.rows.append(np.arange(start, start + size))
         return self._ranges[key]
 
     def whole(self, size: int, equality: int | None = None) -> int:
@@ -113,7 +121,9 @@ class Tables:
 
     def equal(self, size: int) -> int:
         """Return the equality of a dim along which all elements are equal."""
-        return self.row(np.zeros(size, np.int64))
+        if size not in self._equal:
+            self._equal[size] = self.row(np.zeros(size, np.int64))
+        return self._equal[size]
 
     def first(self, row: int, equality: int | None) -> int:
         """Return a row with the first of the elements that are equal to each."""

@@ -121,8 +121,9 @@ class _Expandable:
 class _Terms:
     """The tensors of a sharded program, by number: equal expressions have one, and redistribution keeps it."""
 
-    def __init__(self, function: Function, original: Function, tables: Tables) -> None:
+    def __init__(self, function: Function, original: Function, tables: Tables, attributes: _Attributes) -> None:
         self.tables = tables
+        self.attributes = attributes
         self.expressions = Expressions()
         self.numbers: dict[str, int] = {}
         self.types: dict[int, TensorType] = {}
@@ -198,7 +199,7 @@ class _Terms:
         kinds = tuple(v.dtensor.tensor for v in op.operands)
         results = tuple(v.dtensor.tensor for v in op.results)
         equalities = tuple(self.equalities[number] for number in operands)
-        key = (op.name, _printed(op.attrs), kinds, results, equalities)
+        key = (op.name, self.attributes.of(op), kinds, results, equalities)
         if key not in self._instances:
             instance = Instance(op, kinds, results, equalities)
             self._instances[key] = instance, instance.equalities_of_results(self.tables)
@@ -240,7 +241,8 @@ class _Schedule:
         self.main = distributed.main
         self.mesh: DeviceMesh = distributed.meshes[0]
         self.tables = Tables()
-        self.terms = _Terms(sharded.main, symbolic, self.tables)
+        self.attributes = _Attributes()
+        self.terms = _Terms(sharded.main, symbolic, self.tables, self.attributes)
         self.original_ops = original.ops
         self.originals = {v.name: v for op in original.ops for v in op.results}
         self.originals.update((item.value.name, item.value) for item in original.inputs)
@@ -255,6 +257,7 @@ class _Schedule:
         self.expansions = _Expansions(self)
         self._memo: dict[object, list[Layout] | Mismatch] = {}
         self._fitting: dict[object, bool] = {}
+        self._having: dict[object, bool] = {}
         self._vectors: dict[tuple[int, int, int, int | None], Vector] = {}
         self._origins: dict[int, tuple[int, int, int, int | None]] = {}
         """The row, distance, size and equality that each of these vectors, by its identity, is made of."""
@@ -298,7 +301,7 @@ class _Schedule:
     def layout(self, kind: DTensorType, devices: tuple[int, ...], number: int) -> Layout:
         """Return the layout that a type of the sharded program gives to a tensor on some devices."""
         equalities = self.terms.equalities[number]
-        key = ("layout", kind, devices, equalities)
+        key = ("layout", kind, id(self.groups_of(devices)), equalities)
         return self._cached(key, lambda: [self._layout(kind, devices, equalities)])[0]
 
     def _layout(self, kind: DTensorType, devices: tuple[int, ...], equalities: Equalities) -> Layout:
@@ -505,7 +508,16 @@ class _Schedule:
         routing = instance.entry.split.routing
         given = list(layouts) if routing is None else [replace(layout, routed=None) for layout in layouts]
         groups = self.groups_of(devices)
-        key = ("op", id(instance), id(op.attrs), groups.key, sizes, tuple(given), tuple(claimed), tuple(numbers))
+        key = (
+            "op",
+            id(instance),
+            self.attributes.of(op),
+            groups.key,
+            sizes,
+            tuple(given),
+            tuple(claimed),
+            tuple(numbers),
+        )
         made = self._cached(key, lambda: layouts_of_results(self.tables, instance, op, given, groups, claimed, numbers))
         return made if routing is None else self._routed(routing, instance, layouts, operands[-2], made, groups)
 
@@ -631,6 +643,12 @@ class _Schedule:
 
     def has_parts(self, piece: Piece, dim: int, other: int) -> bool:
         """Whether devices have the elements of another table of a dim, and padding, or nothing of the piece at all."""
+        key = piece.dims, dim, other
+        if key not in self._having:
+            self._having[key] = self._have_parts(piece, dim, other)
+        return self._having[key]
+
+    def _have_parts(self, piece: Piece, dim: int, other: int) -> bool:
         devices = zip(*(self.tables.tables[table] for table in piece.dims), self.tables.tables[other], strict=True)
         for *rows, row in set(devices):
             vector = self.tables.rows[rows[dim]]
@@ -854,7 +872,8 @@ class _Schedule:
         if piece.term is None or piece.routed is not None or piece.zeros:
             return self._collective(op, entry, piece)
         shape, equalities = self.terms.types[piece.term].shape, self.terms.equalities[piece.term]
-        key = ("collective", op.name, _printed(op.attrs), op.results[0].placed, shape, equalities, piece.layout)
+        attributes = self.attributes.of(op)
+        key = ("collective", op.name, attributes, op.results[0].placed, shape, equalities, piece.layout)
         moved: list[Piece] = []
 
         def compute() -> list[Layout]:
@@ -1106,9 +1125,25 @@ def _same_positions(vectors: Positions, others: Positions) -> bool:
     return len(vectors) == len(others) and all(map(np.array_equal, vectors, others))
 
 
-def _printed(attrs: Mapping[str, Attribute]) -> tuple[tuple[str, str], ...]:
-    """Return attributes as a key, in which numbers of different kinds differ."""
-    return tuple((key, repr(value)) for key, value in sorted(attrs.items()))
+class _Attributes:
+    """Numbers of attributes: equal ones have one, numbers of different kinds differ."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[tuple[str, str], ...], int] = {}
+        self._of_ops: dict[int, int] = {}
+        """By the identity of an op's attributes, which many ops share."""
+
+    def of(self, op: Op) -> int:
+        """Return the number of the attributes of an op, which lives as long as this."""
+        found = self._of_ops.get(id(op.attrs))
+        if found is None:
+            found = self._of_ops[id(op.attrs)] = self.number(op.attrs)
+        return found
+
+    def number(self, attrs: Mapping[str, Attribute]) -> int:
+        """Return the number of attributes."""
+        key = tuple((name, repr(value)) for name, value in sorted(attrs.items()))
+        return self._numbers.setdefault(key, len(self._numbers))
 
 
 def _stride(shape: Sequence[int], dim: int) -> int:
@@ -1141,7 +1176,8 @@ class _Expansions:
         """Give the results of an op numbers; its sizes are symbolic, where the program's are."""
         entry = lookup(op.name, op.location)
         is_opaque = op.operands and Trait.ON_COMMUNICATOR in entry.traits
-        self._number(op.name, op.operands, op.attrs, op.results, opaque=bool(is_opaque))
+        attributes = -1 if is_opaque else self.schedule.attributes.of(op)
+        self._number(op.name, op.operands, attributes, op.results)
 
     def know(self, value: Value, forms: Sequence[Piece]) -> None:
         """Note that a value is a piece of a tensor, in each of these forms."""
@@ -1268,13 +1304,13 @@ class _Expansions:
         self,
         name: str,
         operands: Sequence[Value],
-        attrs: Mapping[str, Attribute],
+        attributes: int,
         results: Sequence[Value],
-        opaque: bool = False,
     ) -> None:
+        """Give the results of an op with attributes of this number theirs; -1 for one that is equal to no other."""
         numbers = tuple(self._number_of(value) for value in operands)
-        devices = results[0].placed.devices
-        key = object() if opaque else (name, numbers, _printed(attrs), devices)
+        groups = self.schedule.groups_of(results[0].placed.devices)
+        key = object() if attributes < 0 else (name, numbers, attributes, id(groups))
         if key not in self.made:
             self.count += len(results)
             self.made[key] = tuple(range(self.count - len(results), self.count))
@@ -1301,5 +1337,5 @@ class _Emitter:
         self.expansions.emitted += 1
         # No value of a program has a name with a space.
         results = tuple(Value(f"expanded {self.expansions.emitted} {i}", kind) for i, kind in enumerate(kinds))
-        self.expansions._number(name, operands, attrs, results)
+        self.expansions._number(name, operands, self.expansions.schedule.attributes.number(attrs), results)
         return results[0] if len(results) == 1 else results
