@@ -18,15 +18,15 @@ the sharded program; of the op table it reads factor rules, expansions, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, Value, gc_disabled, inline, print_op
 from distir_relax.ir.symbols import module_symbols, specialize
-from distir_relax.layout import DeviceMesh, evaluate_size, is_symbolic
+from distir_relax.layout import DeviceMesh, Guard, evaluate_size, is_always, is_symbolic
 from distir_relax.ops import Routing, Trait, lookup
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.ops.table.positions import Positions
@@ -70,9 +70,9 @@ def _check(sharded: Module, distributed: Module) -> None:
 
 
 def _sizes(sharded: Module) -> list[dict[str, int]]:
-    """Return up to three choices of values of symbols by name: typical ones, and others.
+    """Return up to three choices of values of symbols by name, by which the guards hold: typical ones, and others.
 
-    No symbolic size becomes 0 or 1: a dim of one element has no factor that could be cut.
+    No symbolic size becomes 0 or 1, if it can be more: a dim of one element has no factor that could be cut.
     """
     symbols = module_symbols(sharded)
     if not symbols:
@@ -80,12 +80,21 @@ def _sizes(sharded: Module) -> list[dict[str, int]]:
     shapes = {v.dtensor.shape for op in sharded.main.ops for v in (*op.operands, *op.results)}
     sizes = {size for shape in shapes for size in shape if is_symbolic(size)}
     found: list[dict[str, int]] = []
-    for factor, more in product((1, 2, 3, 5, 8), (0, 1)):
-        values = {name: factor * s.typical + more * (i + 1) for i, (name, s) in enumerate(symbols.items())}
+    unlike = [(factor, more, more) for factor in (1, 2, 3, 5, 8) for more in (0, 1)]
+    for factor, more, others in (*unlike, *((factor, 1, 0) for factor in (1, 2, 3))):
+        values = {name: factor * s.typical + more + others * i for i, (name, s) in enumerate(symbols.items())}
         values = {name: n if symbols[name].contains(n) else symbols[name].typical for name, n in values.items()}
-        if values not in found and all(evaluate_size(size, values) > 1 for size in sizes):
+        if values not in found and all(_holds(guard, values) for guard in sharded.guards):
             found.append(values)
-    return found[:3]
+    if not found:
+        raise VerificationError("no sizes were found for which the program's guards hold", "", _HINT)
+    large = [values for values in found if all(evaluate_size(size, values) > 1 for size in sizes)]
+    return (large or found)[:3]
+
+
+def _holds(guard: Guard, values: Mapping[str, int]) -> bool:
+    first, second = evaluate_size(guard.first, values), evaluate_size(guard.second, values)
+    return is_always(first, guard.relation, second) == guard.holds
 
 
 class _Schedule:

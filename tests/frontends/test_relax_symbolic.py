@@ -111,7 +111,7 @@ def test_sizes_that_a_match_cast_asserts_are_checked_by_each_call() -> None:
         y = R.match_cast(x, R.Tensor((m, m), "float32"))
         return R.multiply(y, y)
 """
-    plan = dr.compile(script(text, PLAIN), mesh=1)
+    plan = dr.compile(script(text, PLAIN), mesh=1, check=True)
     x = torch.randn(5, 5)
     torch.testing.assert_close(plan(x), x * x)
     with pytest.raises(RunError, match="expected m == n"):
