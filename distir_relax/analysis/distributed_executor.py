@@ -136,7 +136,11 @@ class _Devices(Domain[LocalTensors]):
         for group in axis_groups(mesh_of_axis(self.module, axis), axis, devices).tolist():
             columns = [[tensors[r] for r in group] for tensors in operands]
             parts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-            for r, result in zip(group, collective(parts, local_attrs(op.attrs, index[group[0]])), strict=True):
+            try:
+                results = collective(parts, local_attrs(op.attrs, index[group[0]]))
+            except ValueError as error:
+                raise RunError(f"{op.name} of ranks {group}: {error}", op.location) from None
+            for r, result in zip(group, results, strict=True):
                 rows[r] = (result,)
         return rows
 

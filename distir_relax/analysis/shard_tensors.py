@@ -32,7 +32,7 @@ def scatter(tensor: torch.Tensor, layout: DTensorType, mesh: DeviceMesh) -> dict
         if not has_shard(layout.placements, coordinates):
             continue
         local = parts[tuple(coordinates[axis] for axis in partial_axes)]
-        for dim, index in enumerate(_index(layout, mesh, rank)):
+        for dim, index in enumerate(shard_indices(layout, mesh, rank)):
             if len(index) != layout.shape[dim]:
                 local = local.index_select(dim, index)
         shards[rank] = local.contiguous()
@@ -46,19 +46,13 @@ def assemble(locals_: Mapping[int, torch.Tensor], layout: DTensorType, mesh: Dev
     """
     import torch
 
-    parts = {mesh.coordinates(rank): local for rank, local in locals_.items()}
-    for axis, placement in enumerate(layout.placements):
-        if isinstance(placement, Partial):
-            parts = {
-                at: _reduced([parts[(*at[:axis], i, *at[axis + 1 :])] for i in range(mesh.shape[axis])], placement)
-                for at in parts
-            }
+    locals_ = reduce_pending(locals_, layout, mesh)
     result = torch.zeros(layout.shape, dtype=next(iter(locals_.values())).dtype)
     seen = torch.zeros(layout.shape, dtype=torch.bool)
     for rank in sorted(locals_):
-        index = _index(layout, mesh, rank)
+        index = shard_indices(layout, mesh, rank)
         where = torch.meshgrid(*index, indexing="ij") if index else ()
-        local = parts[mesh.coordinates(rank)]
+        local = locals_[rank]
         if (seen[where] & (result[where] != local) & ~(result[where].isnan() & local.isnan())).any():
             raise ValueError(f"rank {rank} has different values than the ranks before it")
         result[where] = local
@@ -66,8 +60,22 @@ def assemble(locals_: Mapping[int, torch.Tensor], layout: DTensorType, mesh: Dev
     return result
 
 
-def _index(layout: DTensorType, mesh: DeviceMesh, rank: int) -> list[torch.Tensor]:
-    """Return the indices of a device's elements, for each dim."""
+def reduce_pending(
+    locals_: Mapping[int, torch.Tensor], layout: DTensorType, mesh: DeviceMesh
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Return the local tensors of devices with pending reductions done, by device."""
+    parts = {mesh.coordinates(rank): local for rank, local in locals_.items()}
+    for axis, placement in enumerate(layout.placements):
+        if isinstance(placement, Partial):
+            parts = {
+                at: _reduced([parts[(*at[:axis], i, *at[axis + 1 :])] for i in range(mesh.shape[axis])], placement)
+                for at in parts
+            }
+    return {rank: parts[mesh.coordinates(rank)] for rank in locals_}
+
+
+def shard_indices(layout: DTensorType, mesh: DeviceMesh, rank: int) -> list[torch.Tensor]:
+    """Return the indices of the elements of a global tensor that a device has, for each dim."""
     import torch
 
     indices = []

@@ -82,9 +82,13 @@ def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _gathered(parts: Sequence[Positions], dim: int, sizes: Sequence[int]) -> Positions:
-    if [len(part[dim]) for part in parts] != list(sizes):
-        raise ValueError(f"the devices have {[len(part[dim]) for part in parts]} elements of dim {dim}, not {sizes}")
+    _check_sizes([len(part[dim]) for part in parts], dim, sizes)
     return concatenated(parts, dim)
+
+
+def _check_sizes(held: Sequence[int], dim: int, sizes: Sequence[int]) -> None:
+    if list(held) != list(sizes):
+        raise ValueError(f"the devices have {held} elements of dim {dim}, not {sizes}")
 
 
 def _exchanged(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
@@ -136,7 +140,7 @@ _define_startable(
         infer=lambda types, attrs: (resized(types[0], attrs["dim"], total(attrs["sizes"])),),
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
-        collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
+        collective_semantics=lambda parts, attrs: [_joined(parts, attrs["dim"], attrs["sizes"]) for _ in parts],
         moved=lambda parts, attrs: [_gathered(parts, attrs["dim"], attrs["sizes"])] * len(parts),
         serialized=serialized.all_gather,
     ),
@@ -179,7 +183,11 @@ define(
             "concat_sizes": "the sizes of its parts before, index by index",
         },
         collective_semantics=lambda parts, attrs: [
-            _concat([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
+            _joined(
+                [x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts],
+                attrs["concat_dim"],
+                attrs["concat_sizes"],
+            )
             for i in range(len(parts))
         ],
         moved=_exchanged,
@@ -239,6 +247,12 @@ def _reduce(parts: Sequence[Any], op: str) -> Any:
     if op == "sum":
         return stacked.sum(0, dtype=stacked.dtype)
     return stacked.mean(0) if op == "mean" else stacked.amax(0) if op == "max" else stacked.amin(0)
+
+
+def _joined(parts: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
+    """Concatenate the parts of devices, which have these sizes; raise ValueError if they have others."""
+    _check_sizes([part.shape[dim] for part in parts], dim, sizes)
+    return _concat(parts, dim)
 
 
 def _concat(parts: Sequence[Any], dim: int) -> Any:
