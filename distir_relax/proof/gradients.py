@@ -1,8 +1,8 @@
-"""The numbers of gradients, by the chain rule: an adjoint for each value, from the entries' gradients of each op."""
+"""Gradients by the chain rule: an adjoint for each value, from the entries' gradients of each op; and their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Op, Value
@@ -18,17 +18,27 @@ def number_gradients(
     wrt: Collection[str],
     scale: Value | None,
 ) -> dict[str, int]:
-    """Return the numbers of the gradients of `loss` with respect to the values called `wrt`, those that it depends on.
+    """Return the numbers of the gradients of `loss`, see `emit_gradients`; `numbers` are those of the ops' values."""
+    added, adjoints = emit_gradients(ops, numbers, loss, wrt, scale)
+    known = numbering.add_all(added, dict(numbers))
+    return {name: known[value.name] for name, value in adjoints.items()}
 
-    `ops` compute it; `numbers` are those of their values. With `scale`, a float32 scalar, gradients are those of the
-    loss times it. Raises `UnsupportedOpError` for an op whose gradient is not defined.
+
+def emit_gradients(
+    ops: Sequence[Op], names: Iterable[str], loss: Value, wrt: Collection[str], scale: Value | None
+) -> tuple[Sequence[Op], dict[str, Value]]:
+    """Return ops that compute the gradients of `loss` with respect to the values called `wrt`, and these gradients.
+
+    Of `wrt` they are those that the loss depends on. `ops` compute it; `names` are those of all their values. With
+    `scale`, a float32 scalar, gradients are those of the loss times it. Raises `UnsupportedOpError` for an op whose
+    gradient is not defined.
     """
     depending = set(wrt)
     for op in ops:
         if any(value.name in depending for value in op.operands):
             depending.update(value.name for value in op.results if "float" in plain(value).tensor.dtype)
     g = Builder()
-    g.reserve(numbers)
+    g.reserve(names)
     one = g.constant(1.0, plain(loss).tensor.dtype) if scale is None else cast(g, scale, plain(loss).tensor.dtype)
     adjoints: dict[str, Value] = {loss.name: one}
     for op in reversed(ops):
@@ -48,5 +58,4 @@ def number_gradients(
                 continue
             other = adjoints.get(operand.name) if index or before is None else None
             adjoints[operand.name] = adjoint if other is None else g.emit("add", other, adjoint)
-    known = numbering.add_all(g.ops, dict(numbers))
-    return {name: known[adjoints[name].name] for name in wrt if name in adjoints}
+    return g.ops, {name: adjoints[name] for name in wrt if name in adjoints}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from distir_relax.errors import VerificationError
 from distir_relax.ir import Module, gc_disabled, inline, verify
 from distir_relax.layout import assuming
 from distir_relax.ops import check
@@ -14,6 +15,13 @@ from distir_relax.proof.model import Unproved, check_model
 from distir_relax.proof.projection import check_projection
 from distir_relax.proof.schedule import check_schedule
 from distir_relax.support.units import count
+
+
+@dataclass(eq=False)
+class Refuted(VerificationError):
+    """A `statement` of a proof that does not hold, or cannot be proved."""
+
+    statement: str = ""
 
 
 @dataclass(slots=True)
@@ -46,7 +54,10 @@ class Proof:
     @contextmanager
     def _proving(self, statement: str, trusted: list[Unproved]) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except VerificationError as error:
+            raise Refuted(error.message, error.where, error.hint, statement) from error
         self.statements[statement] = trusted
         self.seconds[statement] = time.perf_counter() - start
 
@@ -67,7 +78,7 @@ def prove(
 ) -> Proof:
     """Check a plan; a schedule written by hand has no sharded program. Unless `verified`, verify the programs, too.
 
-    Raises `VerificationError` for the first op that is wrong.
+    Raises `Refuted` for the first op that is wrong.
     """
     proof = Proof(len(ranked.ranks), len(set(ranked.ranks)))
     with proof._proving(MATCH, []):
