@@ -22,6 +22,8 @@ from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passe
 from distir_relax.compiler.pass_pipeline import RANK_PASSES
 from distir_relax.compiler.plan_summary import Overview
 from distir_relax.compiler.source import Source
+from distir_relax.counterexample import Stages as Programs
+from distir_relax.counterexample import find_counterexample
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.checkpoint import checkpoint_files, with_checkpoint
 from distir_relax.frontends.dynamic_shapes import fix_dims
@@ -32,7 +34,7 @@ from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Symbol
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import NEW, with_state
-from distir_relax.proof import Proof, prove
+from distir_relax.proof import Proof, Refuted, prove
 from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import layout_comments
@@ -365,6 +367,9 @@ def _prove(modules: Mapping[str, Module], model: Module, is_required: bool) -> P
         return prove(modules["ranked"], modules["distributed"], modules["sharded"], model)
     except VerificationError as wrong:
         error = VerificationError(wrong.message, wrong.where, "docs/trust.md says which plans cannot be proved")
+        if is_required and isinstance(wrong, Refuted):
+            stages = Programs(modules["ranked"], modules["distributed"], modules["sharded"], model)
+            error.message += f"\n  {find_counterexample(stages, wrong.statement)}"
         if is_required:
             raise error from None
         warnings.warn(f"the plan is not proved to compute the model: {error}", NotProved, stacklevel=4)
