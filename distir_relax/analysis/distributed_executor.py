@@ -138,7 +138,7 @@ class _Devices(Domain[LocalTensors]):
             parts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
             try:
                 results = collective(parts, local_attrs(op.attrs, index[group[0]]))
-            except ValueError as error:
+            except (ValueError, RuntimeError, IndexError) as error:
                 raise RunError(f"{op.name} of ranks {group}: {error}", op.location) from None
             for r, result in zip(group, results, strict=True):
                 rows[r] = (result,)

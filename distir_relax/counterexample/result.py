@@ -46,7 +46,8 @@ class Difference:
             return f"the run fails: {self.failure}"
         at = f" at {list(self.index)}" if self.index else ""
         on = f" on {_ranks(self.ranks)}" if self.ranks else ""
-        return f"the output {self.output!r}{at} is {_shown(self.found)}{on}, and not {_shown(self.expected)}"
+        found, expected = _shown(self.found, self.expected)
+        return f"the output {self.output!r}{at} is {found}{on}, and not {expected}"
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,14 @@ class Counterexample:
         }
 
 
-def _shown(value: float) -> str:
-    return "not a number" if math.isnan(value) else f"{value:g}"
+def _shown(*values: float) -> list[str]:
+    """Format different numbers, to six digits or as many as distinguish them."""
+    texts: list[str] = []
+    for digits in range(6, 18):
+        texts = ["not a number" if math.isnan(value) else f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def _ranks(ranks: Sequence[int]) -> str:

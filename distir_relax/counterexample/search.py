@@ -17,14 +17,14 @@ from distir_relax.counterexample.comparison import (
 from distir_relax.counterexample.double import in_float64
 from distir_relax.counterexample.model_comparison import ModelComparison
 from distir_relax.counterexample.result import Counterexample, Difference, Element
-from distir_relax.counterexample.shrink import Shrinker, Tensors
+from distir_relax.counterexample.shrink import Shrinker, Tensors, TimeIsOver
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op, PlacedType, TensorType, Type, UpdateProgram, inline, parse
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import Symbol, assuming
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.spmd_inference import local_attrs
-from distir_relax.proof.plan import PROJECTION, SCHEDULE
+from distir_relax.proof.plan import MATCH, PROJECTION, SCHEDULE
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ _SIZES = (1, 2, 3, 4, 5, 8)
 
 @dataclass(frozen=True)
 class Stages:
-    """The programs of a plan; a schedule that was written by hand has no sharded program and no model."""
+    """The programs of a plan, verified; a schedule that was written by hand has no sharded program and no model."""
 
     ranked: Module
     distributed: Module
@@ -84,6 +84,8 @@ class _Search:
 
     def run(self) -> Counterexample:
         """See `find_counterexample`."""
+        if self.statement == MATCH:
+            return Counterexample(reason="the programs do not match")
         inlined = {name: inline(module) for name, module in self._modules().items()}
         if reason := _refusal(inlined):
             return Counterexample(reason=reason)
@@ -145,44 +147,53 @@ class _Search:
         return reason
 
     def _search(self, comparison: Comparison, sizes: Mapping[str, int], tolerance: float) -> Counterexample | None:
-        inputs = comparison.inputs
+        """Compare both programs on drawn inputs. Raises `DistIRError` if the first one accepts none of them."""
+        inputs, refused = comparison.inputs, []
         for number in range(_DRAWS):
-            if self._time() > 0.6:
+            if number and self._time() > 0.6:
                 break
             drawn = _draw(inputs, self.ranges, number)
+            try:
+                difference = comparison.difference(drawn, tolerance)
+            except DistIRError as error:
+                refused.append(error)
+                continue
             self.tried += 1
-            difference = comparison.difference(drawn, tolerance)
             if difference is not None:
                 return self._shrunk(comparison, drawn, difference, sizes, tolerance)
+        if len(refused) == number + 1:
+            raise refused[0]
         return None
 
     def _shrunk(
         self, comparison: Comparison, drawn: Tensors, difference: Difference, sizes: Mapping[str, int], tolerance: float
     ) -> Counterexample:  # fmt: skip
         one = comparison.only(difference.output) if difference.output else comparison
-        found = [difference]
+        found = difference
 
         def shows(tensors: Inputs) -> bool:
+            nonlocal found
             if self._time() > 1.0:
-                self.is_over = True
-                return False
+                raise TimeIsOver
             try:
                 other = one.difference(tensors, tolerance)
             except DistIRError:
                 return False
-            if other is None:
-                return False
-            found.append(other)
-            return True
+            found = other or found
+            return other is not None
 
         needed = one.inputs
-        start = {name: x for name, x in drawn.items() if name in needed}
-        if not shows(start):
-            # An op that the output does not depend on takes part in the difference.
-            one, start = comparison, drawn
-        tensors = Shrinker(start, shows).shrink()
+        shrinker = Shrinker({name: x for name, x in drawn.items() if name in needed}, shows)
+        try:
+            if not shows(shrinker.tensors):
+                # An op that the output does not depend on takes part in the difference.
+                one, shrinker = comparison, Shrinker(drawn, shows)
+            shrinker.shrink()
+        except TimeIsOver:
+            self.is_over = True
+        tensors = shrinker.tensors
         return Counterexample(
-            found[-1], tuple(_listed(tensors)), sizes, {name: x.numel() for name, x in tensors.items()}, self.tried,
+            found, tuple(_listed(tensors)), sizes, {name: x.numel() for name, x in tensors.items()}, self.tried,
             not self.is_over,
         )  # fmt: skip
 
@@ -191,7 +202,7 @@ class _Search:
     ) -> Counterexample:
         """Return the same, or a counterexample with one of the sizes smaller, one after the other."""
         for name, symbol in symbols.items():
-            for size in range(max(1, symbol.low), found.sizes[name]):
+            for size in range(symbol.low, found.sizes[name]):
                 if self._time() > 0.8:
                     return found
                 smaller = self._at(inlined, {**found.sizes, name: size})
@@ -288,7 +299,7 @@ def _choices(symbols: Mapping[str, Symbol]) -> Iterator[dict[str, int]]:
 
 
 def _draw(inputs: Mapping[str, TensorType], ranges: Mapping[str, int], number: int) -> Tensors:
-    """Draw inputs: distinct multiples of 1/64, of all signs or positive, small or larger; integers, 0 and 1 first."""
+    """Draw inputs: multiples of 1/64, of all signs or positive, small or larger; integers, 0 and 1 first."""
     import torch
 
     generator = torch.Generator().manual_seed(number)

@@ -18,8 +18,9 @@ T = TypeVar("T")
 
 Tensors = dict[str, "torch.Tensor"]
 
-_ROUNDS = 4
-"""Maximum number of passes over all inputs; a pass without a change ends them."""
+
+class TimeIsOver(Exception):
+    """Raised by `shows` to end the shrinking."""
 
 
 def minimal(items: Sequence[T], shows: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -51,27 +52,24 @@ def minimal(items: Sequence[T], shows: Callable[[Sequence[T]], bool]) -> list[T]
 
 @dataclass
 class Shrinker:
-    """Shrinks inputs for which `shows` holds; it is asked about other inputs, and returns False once time is over.
-
-    `tensors` are the smallest inputs so far.
-    """
+    """Shrinks inputs for which `shows` holds; `tensors` are the smallest ones so far."""
 
     tensors: Tensors
     shows: Callable[[Tensors], bool]
 
-    def shrink(self) -> Tensors:
-        """Return the smallest inputs."""
-        for _ in range(_ROUNDS):
-            before = {name: x.clone() for name, x in self.tensors.items()}
+    def shrink(self) -> None:
+        """Make `tensors` the smallest inputs. Raises whatever `shows` does."""
+        is_changed = True
+        # Each change makes an element zero, or its value an earlier one of a list.
+        while is_changed:
+            before = self.tensors
             self._drop_tensors()
             for name in self._nonzero():
                 self._drop_slices(name)
             for name in self._nonzero():
                 self._drop_elements(name)
             self._simplify()
-            if all(bool((x == before[name]).all()) for name, x in self.tensors.items()):
-                break
-        return self.tensors
+            is_changed = any(bool((x != before[name]).any()) for name, x in self.tensors.items())
 
     def _nonzero(self) -> list[str]:
         return [name for name, x in self.tensors.items() if bool(x.any())]
@@ -84,11 +82,13 @@ class Shrinker:
         return True
 
     def _drop_tensors(self) -> None:
+        import torch
+
         names = self._nonzero()
         whole = dict(self.tensors)
 
         def shows(kept: Sequence[str]) -> bool:
-            return self._try({name: whole[name] if name in kept else whole[name] * 0 for name in names})
+            return self._try({name: whole[name] if name in kept else torch.zeros_like(whole[name]) for name in names})
 
         minimal(names, shows)
 
