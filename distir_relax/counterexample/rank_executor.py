@@ -14,6 +14,8 @@ from distir_relax.runtime.transports.threads import RankReleased, RankThreads, T
 if TYPE_CHECKING:
     import torch
 
+_GRACE = 5.0
+"""Seconds that ranks have to return after an interrupt."""
 _TIMEOUT = 60.0
 """Seconds that a run may take: programs that match cannot deadlock, but another process may have the processor."""
 
@@ -34,12 +36,17 @@ class RankExecutor:
         found: dict[str, dict[int, torch.Tensor]] = {}
         works = [self._work(rank, program, locals_, found) for rank, program in enumerate(self._programs)]
         threads = RankThreads(works)
-        threads.start()
-        if not threads.wait(_TIMEOUT):
-            self._world.abort(RunError(f"the ranks have not ended within {_TIMEOUT:.0f} s"))
-            threads.wait()
-        error = self._world.error
-        if error is not None:
+        try:
+            threads.start()
+            if not threads.wait(_TIMEOUT):
+                self._world.abort(RunError(f"the ranks have not ended within {_TIMEOUT:.0f} s"))
+                threads.wait()
+        except BaseException as interrupt:
+            # Python must not end while threads compute.
+            self._world.abort(interrupt)
+            threads.wait(_GRACE)
+            raise
+        if (error := self._world.error) is not None:
             self._world.reset()
             for communicator in self._communicators:
                 communicator.forget_started()
