@@ -15,7 +15,7 @@ from tests.proof.test_model import plan
 Mistake = tuple[str, str, str, Module, str]
 """The plan, the stage, the kind, the program, and the error, which is empty if none is found."""
 
-PLANS = ["dropout", "halos", "all", "training, ZeRO", "training, pipeline", "generation"]
+PLANS = ["dropout", "halos", "all", "training, ZeRO", "training, pipeline"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def drawn() -> list[Mistake]:
 def test_errors_name_the_op(drawn: list[Mistake]) -> None:
     refused = [(kind, plan(name).modules[stage], module, error) for name, stage, kind, module, error in drawn if error]
     found = Counter(naming(*item) for _, *item in refused)
-    assert found.total() >= 90
+    assert found.total() >= 75
     assert found[EXACT] + found[NEAR] >= 0.95 * found.total(), found
     # An op that is left out is in no program: its user is named.
     there = Counter(naming(*item) for kind, *item in refused if kind != "drop")
