@@ -3,7 +3,7 @@
 ============  =========================================  =========================================
 statement     expected                                   found
 ============  =========================================  =========================================
-projection    the schedule, all devices in one process   the ranks' programs, each in a thread
+projection    the schedule, all devices in one process   the ranks' programs, in turns
 schedule      the sharded program, on whole tensors      the schedule, all devices in one process
 model         the model, gradients, optimizer's step     the sharded program, on whole tensors
 ============  =========================================  =========================================
@@ -14,20 +14,21 @@ Ops run by their definition in the op table. `distir_relax.counterexample.model_
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distir_relax.analysis import interpret, run_devices, scatter
 from distir_relax.analysis.distributed_executor import LocalTensors
 from distir_relax.analysis.shard_tensors import reduce_pending, shard_indices
-from distir_relax.counterexample.rank_executor import RankExecutor
+from distir_relax.counterexample.rank_executor import run_ranks
 from distir_relax.counterexample.result import Difference
-from distir_relax.errors import DistIRError
-from distir_relax.ir import DTensorType, Function, Module, Op, PlacedType, TensorType, Value, live_ops
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.ir import Attribute, DTensorType, Function, Module, Op, PlacedType, TensorType, Value, live_ops
 from distir_relax.layout import Partial, Placement, Replicate
 from distir_relax.ops import Trait, lookup
+from distir_relax.ops.table.rank_checks import check_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -169,10 +170,6 @@ class ProjectionComparison(Comparison):
         self._sharded, self._distributed, self._ranked = sharded, distributed, ranked
         self._layouts = {} if sharded is None else output_layouts(sharded, distributed)
 
-    @cached_property
-    def _executor(self) -> RankExecutor:
-        return RankExecutor(self._ranked)
-
     @property
     def inputs(self) -> Mapping[str, TensorType]:
         """See `Comparison`."""
@@ -191,7 +188,7 @@ class ProjectionComparison(Comparison):
 
     def found(self, inputs: Inputs) -> Outputs:
         """See `Comparison`."""
-        return self._executor.run(scattered(self._sharded, self._distributed, inputs))
+        return run_ranks(self._ranked, scattered(self._sharded, self._distributed, inputs))
 
     def indices(self, output: str, rank: int) -> list[torch.Tensor] | None:
         """See `Comparison`."""
@@ -199,13 +196,9 @@ class ProjectionComparison(Comparison):
         return None if layout is None else shard_indices(layout, self._distributed.meshes[0], rank)
 
     def only(self, output: str) -> ProjectionComparison:
-        """See `Comparison`. Ranks do all of their communications."""
-        functions = tuple(
-            replace(function, ops=live_ops(function, _communicates))
-            for function in (_only_function(function, output) for function in self._ranked.functions)
-        )
+        """See `Comparison`."""
         sharded = None if self._sharded is None else only_output(self._sharded, output)
-        ranked = replace(self._ranked, functions=functions)
+        ranked = _only_of_ranks(self._ranked, output)
         return ProjectionComparison(sharded, only_output(self._distributed, output), ranked)
 
 
@@ -310,8 +303,30 @@ def _zeros(kind: TensorType) -> torch.Tensor:
     return torch.zeros(kind.shape, dtype=getattr(torch, kind.dtype))
 
 
-def _communicates(op: Op) -> bool:
-    return not lookup(op.name, op.location).traits.isdisjoint({Trait.COMMUNICATES, Trait.FINISHES})
+def _only_of_ranks(ranked: Module, output: str) -> Module:
+    """Return the ranks' programs with one output, and the ops that it depends on, on any rank.
+
+    A communication is done by all ranks that take part in it: those have the same step. If the rest does not match,
+    all communications are kept.
+    """
+    functions = tuple(_only_function(function, output) for function in ranked.functions)
+    steps: set[Attribute] = set()
+    while True:
+        pruned = [replace(f, ops=live_ops(f, partial(_is_step, steps))) for f in functions]
+        needed = {op.attrs["step"] for function in pruned for op in function.ops if "step" in op.attrs}
+        if needed == steps:
+            break
+        steps = needed
+    result = replace(ranked, functions=tuple(pruned))
+    try:
+        check_ranks(result)
+    except VerificationError:
+        return replace(ranked, functions=functions)
+    return result
+
+
+def _is_step(steps: Collection[Attribute], op: Op) -> bool:
+    return op.attrs.get("step") in steps
 
 
 def _only_function(function: Function, output: str) -> Function:

@@ -22,8 +22,9 @@ from distir_relax.cli import app
 from distir_relax.counterexample import Counterexample, Stages, find_counterexample
 from distir_relax.counterexample.double import in_float64
 from distir_relax.counterexample.model_comparison import ModelComparison
+from distir_relax.counterexample.rank_executor import run_ranks
 from distir_relax.counterexample.shrink import minimal
-from distir_relax.errors import VerificationError
+from distir_relax.errors import RunError, VerificationError
 from distir_relax.ir import Module, TensorType, UpdateProgram, inline, parse, print_module, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder, check
@@ -234,6 +235,39 @@ def test_a_run_that_fails() -> None:
     example = found(made("words"), "sharded", "low=0, high=5", "low=0, high=4")
     assert "the run fails: words, " in str(example)
     assert [(element.input, element.value) for element in example.elements] == [("ids", 4.0)]
+
+
+WAITING = """module @ranked {
+  mesh[0] = device_mesh((2,), ("tp",))
+  ranks = (@main_0, @main_1,)
+  func @main_0(
+    input %x: f32[3],
+  ) {
+    %y: f32[3] = recv() {shape=(3,), dtype="float32", distance=1, step=1}
+    %z: f32[3] = send(%x) {distance=1, step=2}
+    return "y": %y
+  }
+  func @main_1(
+    input %x: f32[3],
+  ) {
+    %y: f32[3] = recv() {shape=(3,), dtype="float32", distance=-1, step=2}
+    %z: f32[3] = send(%x) {distance=-1, step=1}
+    return "y": %y
+  }
+}
+"""
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    """Programs that are not verified end with an error."""
+    x = {"x": {0: torch.zeros(3), 1: torch.ones(3)}}
+    with pytest.raises(RunError, match="ranks 0, 1 wait for each other"):
+        run_ranks(parse(WAITING), x)
+    first, second = WAITING.split("  func @main_1")
+    receive, send = first.splitlines()[6:8]
+    exchanged = first.replace(f"{receive}\n{send}", f"{send}\n{receive}")
+    found = run_ranks(parse(f"{exchanged}  func @main_1{second}"), x)["y"]
+    assert (found[0].tolist(), found[1].tolist()) == ([1.0] * 3, [0.0] * 3)
 
 
 def test_time_is_bounded() -> None:
