@@ -10,7 +10,7 @@ from distir_relax.errors import DistIRError
 if TYPE_CHECKING:
     from distir_relax.bisection import Bisection, bisect
     from distir_relax.compiler.compare_precision import PrecisionComparison, compare_precision
-    from distir_relax.compiler.compile import NotProved, Plan, SurpriseGather, bind, compile
+    from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
     from distir_relax.compiler.generation import Generation, compile_generation
     from distir_relax.compiler.simulate import simulate
     from distir_relax.compiler.simulate_generation import GenerationSimulation, simulate_generation
@@ -93,7 +93,6 @@ __all__ = [
     "LossScale",
     "MultiStep",
     "Muon",
-    "NotProved",
     "NothingSplit",
     "OneCycle",
     "Optimizer",
@@ -155,7 +154,6 @@ _HOMES = {
     ),
     "DeviceMesh": "distir_relax.layout",
     "Dim": "distir_relax.frontends.dynamic_shapes",
-    "NotProved": "distir_relax.compiler.compile",
     "NothingSplit": "distir_relax.compiler.source",
     "Callback": "distir_relax.runtime.training.callbacks",
     "Plan": "distir_relax.compiler.compile",

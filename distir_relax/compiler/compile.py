@@ -53,10 +53,6 @@ class SurpriseGather(UserWarning):
     """A sharded tensor is gathered without a request."""
 
 
-class NotProved(UserWarning):
-    """A plan could not be compared with its model: it may be wrong, or of a kind that the checks cannot follow."""
-
-
 @dataclass(repr=False)
 class Plan:
     """A compiled model: one program per distinct rank, and the program at each stage.
@@ -301,9 +297,9 @@ def compile(
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for a model that cannot be imported,
     `AnnotationError` and `PlacementError` for annotations that cannot hold; for a `precision` that is unknown or that
-    has no weight to change, and a pattern of `keep` that matches none. Warns `SurpriseGather` where a sharded
-    tensor is gathered without a request, `NothingSplit` where nothing is sharded over the mesh, and `NotProved` for a
-    plan that the checks cannot follow; with `check=True` that is an error.
+    has no weight to change, and a pattern of `keep` that matches none; `VerificationError` for a plan that is not
+    proved to compute the model (``docs/trust.md``; not with `check=False`). Warns `SurpriseGather` where a sharded
+    tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
     """
     of_import, of_compilation = import_options(options)
     imported = read_model(model, example_inputs, example_kwargs, **of_import)
@@ -354,26 +350,25 @@ def compile_source(source: Source) -> Plan:
     _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"])
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
     modules = stages.modules
-    proof = _prove(modules, imported.module, options["check"] is True) if source.is_proved else None
+    proof = _prove(modules, imported.module) if source.is_proved else None
     return Plan(
         str(options["name"]), with_weights, modules, options["tail"], stages.seconds, proof=proof, _passes=passes,
         _source=source,
     )  # fmt: skip
 
 
-def _prove(modules: Mapping[str, Module], model: Module, is_required: bool) -> Proof | None:
-    """Return the proof of a plan; unless it is required, warn and return None if there is none."""
+def _prove(modules: Mapping[str, Module], model: Module) -> Proof:
+    """Return the proof of a plan; raise `VerificationError`, with the smallest input that shows it, if it has none."""
+    stages = Programs(modules["ranked"], modules["distributed"], modules["sharded"], model)
     try:
-        return prove(modules["ranked"], modules["distributed"], modules["sharded"], model)
-    except VerificationError as wrong:
-        error = VerificationError(wrong.message, wrong.where, "docs/trust.md says which plans cannot be proved")
-        if is_required and isinstance(wrong, Refuted):
-            stages = Programs(modules["ranked"], modules["distributed"], modules["sharded"], model)
-            error.message += f"\n  {find_counterexample(stages, wrong.statement)}"
-        if is_required:
-            raise error from None
-        warnings.warn(f"the plan is not proved to compute the model: {error}", NotProved, stacklevel=4)
-        return None
+        return prove(stages.ranked, stages.distributed, stages.sharded, stages.model)
+    except Refuted as wrong:
+        example = find_counterexample(stages, wrong.statement)
+        raise VerificationError(
+            f"{wrong.message}\n  {example}",
+            wrong.where,
+            "the plan is wrong, or the checks cannot follow it; check=False (--no-check) makes it nevertheless",
+        ) from None
 
 
 def program_bundle(

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.cli import app
-from distir_relax.compiler.compile import NotProved
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import MicrobatchProgram, Module, parse, print_module, verify
 from distir_relax.ops import check
-from distir_relax.proof import check_model, prove
+from distir_relax.proof import Refuted, check_model, prove
+from distir_relax.proof.plan import SCHEDULE
 from tests.proof.language_model import step
 from tests.proof.rank_mutants import mutants
 from tests.proof.test_projection import PLANS
@@ -150,15 +150,17 @@ def test_plans_are_proved_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_that_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*modules: object) -> None:
-        raise VerificationError("an op is none of the model's", "m.py:3")
+        raise Refuted("an op is none of the model's", "m.py:3", "", SCHEDULE)
 
     monkeypatch.setattr("distir_relax.compiler.compile.prove", refuse)
     monkeypatch.setenv("DISTIR_CHECK", "1")
     model, x = nn.Linear(5, 7).eval(), torch.randn(4, 5)
-    with pytest.warns(NotProved, match=r"not proved to compute the model: m\.py:3: an op is none of the model's"):
-        assert dr.compile(model, (x,), strategy="1/2/1/1").proof is None
-    with pytest.raises(VerificationError, match="an op is none of the model's"):
-        dr.compile(model, (x,), strategy="1/2/1/1", check=True)
+    for options in ({}, {"check": True}):
+        with pytest.raises(VerificationError, match=r"m\.py:3: an op is none of the model's") as found:
+            dr.compile(model, (x,), strategy="1/2/1/1", **options)
+        assert "check=False" in str(found.value)
+        assert "shows a difference" in found.value.message
+    assert dr.compile(model, (x,), strategy="1/2/1/1", check=False).proof is None
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
