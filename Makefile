@@ -13,7 +13,7 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate proof schedules chunks shapes bench peers paper regret browser coverage clean
+.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate exact proof schedules chunks shapes bench peers paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -67,6 +67,10 @@ proof: $(READY)
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py
+
+# Every op in parts against the whole, in exact arithmetic: an hour on 2 cores.
+exact: $(READY)
+	$(BIN)/python -m tests.exact.exact_rules
 
 schedules: $(READY)
 	$(BIN)/python -m tests.schedules.random_pipelines 1000
