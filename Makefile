@@ -60,10 +60,11 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz_bundles $(BUNDLES)
 	$(BIN)/python -m tests.quantization.random_models 300
 
-# Schedules of random programs, mistakes in schedules, and the ops that errors name: about 25 minutes.
+# Schedules of random programs, mistakes in schedules, the ops that errors name, and z3's opinion: about 35 minutes.
 proof: $(READY)
 	$(BIN)/python -m tests.proof.sweep $(PROGRAMS)
 	$(BIN)/python -m tests.proof.mistakes 20
+	$(BIN)/python -m tests.exact.opinions 2
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py
