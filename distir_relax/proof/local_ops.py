@@ -477,7 +477,10 @@ class _Application:
             return
         split, actual = self.instance.entry.split, local_attrs(self.local.attrs, position)
         expected = []
-        for windows in (self.windows, set(self.rule.windows)):
+        # The whole of a dim is a part of it, too.
+        others = [window for window in self.rule.windows if window not in self.windows]
+        for also in chain.from_iterable(combinations(others, count) for count in range(len(others) + 1)):
+            windows = self.windows.union(also)
             attrs: Mapping[str, Attribute] = self.instance.op.attrs
             if split.windowed is not None and windows:
                 attrs = split.windowed(attrs, {window.index: parts[window.index] for window in windows})

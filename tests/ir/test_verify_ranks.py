@@ -13,7 +13,7 @@ import torch
 
 import distir_relax as dr
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op, parse, verify
+from distir_relax.ir import Function, Module, Op, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.ops.table import rank_checks
 from tests.runtime.processes import python
@@ -423,3 +423,15 @@ def test_random_orders_of_started_collectives() -> None:
             with pytest.raises(VerificationError, match=expected):
                 verify(module, check)
     assert seen == {"right", "different", "deadlock"}
+
+
+def test_a_message_without_a_step() -> None:
+    """As in a bundle of somebody else."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
+    ranked = dr.compile(model, (torch.randn(6, 4),), strategy="1/1/2/3").modules["ranked"]
+    text = print_module(ranked)
+    changed, count = re.subn(r"(start_send.*), step=\d+", r"\1", text, count=1)
+    assert count == 1
+    with pytest.raises(VerificationError, match="rank 1 waits for rank 0"):
+        verify(parse(changed), check)

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+import distir_relax as dr
 from distir_relax.analysis.distributed_executor import execute
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Module, TensorType, parse, print_module, verify
@@ -146,3 +147,15 @@ def test_padding_where_no_element_is() -> None:
     assert "value=0.0" in text
     for before, after in (("value=-inf", "value=0.0"), ("value=0.0", "value=1.0")):
         assert problem(stages["sharded"], parse(text.replace(before, after)))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_windows_of_which_a_device_has_all(ranks: int) -> None:
+    """On one device the rows are cut into one part, which is a window's attribute; the columns are not cut."""
+    plan = dr.compile(Pooled(), (torch.randn(7, 6),), mesh=ranks, shardings={"x": "S[0]"}, check=True)
+    assert plan.proof is not None
+
+
+class Pooled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.adaptive_max_pool2d(x[None, None], (3, 4))

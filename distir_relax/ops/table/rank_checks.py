@@ -200,7 +200,9 @@ class _Rendezvous:
         peer = self._peer(rank, op)
         starts = Trait.STARTS in lookup(op.name).traits
         sends = bool(op.operands) and starts
-        key = (rank, peer, op.attrs["step"]) if sends else (peer, rank, op.attrs["step"])
+        # A program of somebody else may lack it.
+        step = op.attrs.get("step")
+        key = (rank, peer, step) if sends else (peer, rank, step)
         if not starts and not self.posted.get(key):
             self.blocked[key] = (rank, op)
             return
