@@ -274,6 +274,9 @@ class _Schedule:
         reasons = []
         operands = tuple(piece.term for piece in pieces)
         for instance, results in self._candidates(op, operands):
+            if len(results) != len(op.results):
+                reasons.append("it has other numbers of results")
+                continue
             try:
                 layouts = self._layouts_of(op, instance, [piece.layout for piece in pieces], operands, results)
                 return [layout.of(number) for layout, number in zip(layouts, results, strict=True)]

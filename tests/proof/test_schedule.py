@@ -149,6 +149,25 @@ def test_padding_where_no_element_is() -> None:
         assert problem(stages["sharded"], parse(text.replace(before, after)))
 
 
+def test_an_op_with_other_numbers_of_results() -> None:
+    """It is none of the model's, whatever its results are."""
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((4, 5), "float32")), placements="S[0]")
+    first, _ = g.emit("split", x, sizes=(3, 2), axis=1)
+    stages = compiled(Module("global", (g.function("main", [("y", first)]),), (DeviceMesh((2,), ("tp",)),)))
+    text = print_module(stages["distributed"])
+    for sizes in ("(3, 1, 1)", "(1, 1, 3)"):
+        rows = sizes.strip("()").split(", ")
+        changed, count = re.subn(
+            r"(%[\w.]+: f32)\[2,3\]( @ \{0,1\}), (%[\w.]+: f32)\[2,2\]( @ \{0,1\}) = split(.*)sizes=\(3, 2\)",
+            rf"\1[2,{rows[0]}]\2, \3[2,{rows[1]}]\4, %third: f32[2,{rows[2]}]\4 = split\5sizes={sizes}",
+            text,
+        )
+        assert count == 1, text
+        with pytest.raises(VerificationError, match="the schedule gives another value as the output 'y'"):
+            check_schedule(stages["sharded"], parse(changed))
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_windows_of_which_a_device_has_all(ranks: int) -> None:
     """On one device the rows are cut into one part, which is a window's attribute; the columns are not cut."""
