@@ -1,4 +1,4 @@
-"""How tests share a machine: one thread each, and launches one after the other."""
+"""How tests share a machine: one thread each, and launches one after the other; and fixtures of several folders."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import gc
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from distir_relax.ops import OpDef
 
 # As for ranks: the thread pools of two test processes on two cores would hold each other up.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -82,3 +88,18 @@ def quick_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _shares_with_its_file(item: pytest.Item) -> bool:
     definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
     return any(one.scope == "module" for several in definitions for one in several)
+
+
+@pytest.fixture
+def change() -> Iterator[Callable[..., OpDef]]:
+    """Gives an op other fields of its facets, for one test."""
+    from distir_relax.ops import TABLE, lookup
+
+    def changed(name: str, **facets: dict[str, Any]) -> OpDef:
+        entry = lookup(name)
+        return TABLE.replace(
+            replace(entry, **{key: replace(getattr(entry, key), **new) for key, new in facets.items()})
+        )
+
+    with TABLE.extended():
+        yield changed

@@ -145,7 +145,7 @@ class Field(Numbers[Pair]):
         return NAN if math.isnan(value) else (-1, 1 if value > 0 else -1)
 
     def function(self, name: str, *operands: Pair) -> Pair:
-        # Equal numbers may have other residues of Q: they are no part of what is hashed.
+        # Equal numbers may have other residues of Q: the hash is without them.
         text = f"{name} {' '.join(str(a if a >= 0 else (a, b)) for a, b in operands)}".encode()
         digest = int.from_bytes(hashlib.blake2b(text, key=self._seed, digest_size=64).digest(), "big")
         return digest % P, (digest >> 256) % Q
@@ -180,7 +180,7 @@ class Field(Numbers[Pair]):
     def _inv(self, x: Pair) -> Pair:
         if x[0] <= 0:
             return (0, 0) if x[0] < 0 and x[1] else NAN
-        # The residue of Q is 0 once in 2**61 times, and where functions of equal numbers were not told apart.
+        # The residue of Q is 0 once in 2**61 times, and where functions of equal numbers were not distinguished.
         return pow(x[0], -1, P), pow(x[1], -1, Q) if x[1] else 0
 
     def _exp(self, x: Pair) -> Pair:

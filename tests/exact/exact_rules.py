@@ -49,7 +49,7 @@ class ExactSetting(Setting):
         ]
 
     def wrong(self, layouts: tuple[Layout, ...], tail: str) -> str:
-        """Return what is wrong with the sharded program; empty if nothing is.
+        """Return the mistake of the sharded program; empty if there is none.
 
         Raises RunError or Unsupported if the op has no exact form.
         """
@@ -135,7 +135,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What was found: the combinations run, those that are wrong, and why the op has no exact form."""
+    """The result: the combinations run, those that are wrong, and why the op has no exact form."""
 
     task: Task
     combinations: int = 0

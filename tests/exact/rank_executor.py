@@ -89,7 +89,7 @@ class _World:
             raise Stuck("another rank failed")
 
     def check_progress(self) -> None:
-        """Note an error if all ranks that run wait for what does not come."""
+        """Note an error if all ranks that run wait for messages that do not come."""
         if self._waiting and len(self._waiting) == self.running and not any(f() for f in self._waiting.values()):
             self.errors.append(Stuck("all ranks wait"))
             self.turn.notify_all()

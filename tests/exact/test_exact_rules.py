@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from distir_relax.layout import DeviceMesh
-from distir_relax.ops import TABLE, OpDef, evaluate, lookup
+from distir_relax.ops import OpDef, evaluate, lookup
 from tests.exact.exact_numbers import OMEGA, Field, Numbers, P, Q, simplest
 from tests.exact.exact_rules import Task, run
 from tests.exact.exact_tensors import Exact, drawn, lifted
@@ -35,20 +34,6 @@ def test_no_combination_is_wrong(name: str) -> None:
         outcome = run(Task(name, number, MESHES[1], 2))
         assert not outcome.wrong
         assert bool(outcome.unsupported) == (name in FOREIGN), outcome.unsupported
-
-
-@pytest.fixture
-def change() -> Iterator[Callable[..., OpDef]]:
-    """Gives an op other fields of its facets, for one test."""
-
-    def changed(name: str, **facets: dict[str, Any]) -> OpDef:
-        entry = lookup(name)
-        return TABLE.replace(
-            replace(entry, **{key: replace(getattr(entry, key), **new) for key, new in facets.items()})
-        )
-
-    with TABLE.extended():
-        yield changed
 
 
 def is_wrong(name: str, number: int, mesh: DeviceMesh) -> tuple[bool, bool]:
@@ -162,7 +147,7 @@ class Floats(Numbers[float]):
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in validated()} - FOREIGN - TRUNCATING))
 def test_exact_tensors_are_right(name: str) -> None:
-    """With floats for numbers, the code of an op gives what it does on torch's own tensors."""
+    """With floats for numbers, the code of an op gives its result on torch's own tensors."""
     numbers = Floats()
     for number, sample in enumerate(SAMPLES[name]):
         if (name, number) not in validated():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from pieces import Pieces, difference
@@ -13,7 +11,7 @@ from validator import GRID, MESHES, Case, Setting, combinations, validate, valid
 
 from distir_relax.layout import DeviceMesh, Partial, Replicate
 from distir_relax.lowering import redistribute
-from distir_relax.ops import TABLE, OpDef, lookup, parse_rule
+from distir_relax.ops import OpDef, parse_rule
 from distir_relax.sharding import Propagate
 
 
@@ -23,20 +21,6 @@ def test_no_combination_of_placements_is_wrong(name: str, number: int, mesh: Dev
     """A draw of the combinations; `tests/ops/validator.py` runs all of them."""
     wrong, _ = validate(name, number, mesh, most=4)
     assert not wrong, "\n".join(map(str, wrong))
-
-
-@pytest.fixture
-def change() -> Iterator[Callable[..., OpDef]]:
-    """Gives an op other fields of its facets, for one test."""
-
-    def changed(name: str, **facets: dict[str, Any]) -> OpDef:
-        entry = lookup(name)
-        return TABLE.replace(
-            replace(entry, **{key: replace(getattr(entry, key), **new) for key, new in facets.items()})
-        )
-
-    with TABLE.extended():
-        yield changed
 
 
 def test_a_wrong_rule_is_found(change: Callable[..., OpDef]) -> None:
