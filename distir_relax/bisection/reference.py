@@ -17,7 +17,7 @@ from distir_relax.bundle import Bundle, Tensor
 from distir_relax.errors import BundleError, RunError
 from distir_relax.ir import HeadPartition, Module, Op, TensorType, Value, inline, parse_records
 from distir_relax.ir.symbols import specialize
-from distir_relax.ops import Trait, evaluate, lookup
+from distir_relax.ops import evaluate, lookup
 from distir_relax.ops.table.dispatch import type_of
 from distir_relax.runtime.arrays import as_torch, torch_dtype
 from distir_relax.runtime.sequence_calls import PreparedCall
@@ -25,8 +25,6 @@ from distir_relax.runtime.verification import read_stage
 
 if TYPE_CHECKING:
     import torch
-
-_IDENTITIES = frozenset({Trait.ANNOTATION, Trait.REDISTRIBUTION, Trait.PLACE})
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Reference:
 
 def run_op(op: Op, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Run an op of the sharded stage on global tensors: a change of layout changes no value."""
-    if not lookup(op.name, op.location).traits.isdisjoint(_IDENTITIES):
+    if lookup(op.name, op.location).keeps_value:
         return (operands[0],)
     return evaluate(typed(op, operands), operands)
 

@@ -27,7 +27,7 @@ from distir_relax.counterexample.result import Difference
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Attribute, DTensorType, Function, Module, Op, PlacedType, TensorType, Value, live_ops
 from distir_relax.layout import Partial, Placement, Replicate
-from distir_relax.ops import Trait, lookup
+from distir_relax.ops import lookup
 from distir_relax.ops.table.rank_checks import check_ranks
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def without_layouts(sharded: Module) -> Module:
     ops: list[Op] = []
     for op in main.ops:
         operands = tuple(values.get(v.name, _plain(v)) for v in op.operands)
-        if not lookup(op.name, op.location).traits.isdisjoint(_SAME_VALUE):
+        if lookup(op.name, op.location).keeps_value:
             values[op.results[0].name] = operands[0]
             continue
         ops.append(replace(op, operands=operands, results=tuple(map(_plain, op.results))))
@@ -260,9 +260,6 @@ def elements(modules: Iterable[Module]) -> int:
 def output_layouts(sharded: Module, distributed: Module) -> dict[str, DTensorType]:
     """Return the layouts of the outputs of a schedule on its mesh, by name."""
     return {output.name: _on_mesh(output.value.dtensor, sharded, distributed) for output in sharded.main.outputs}
-
-
-_SAME_VALUE = frozenset({Trait.REDISTRIBUTION, Trait.ANNOTATION, Trait.PLACE})
 
 
 def _input_layouts(sharded: Module | None, distributed: Module) -> dict[str, DTensorType | PlacedType]:

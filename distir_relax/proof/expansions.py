@@ -112,7 +112,8 @@ class Expansions:
         for kinds in product(*(placed.terms.layouts[number].items() for number in item.results)):
             exact = [placed.layout(kind, devices, n) for (kind, _), n in zip(kinds, item.results, strict=True)]
             found = []
-            for claimed in (exact, [self._padded(layout) for layout in exact]):
+            padded = [self._padded(layout) for layout in exact]
+            for claimed in [exact] if padded == exact else [exact, padded]:
                 with suppress(Mismatch):
                     layouts_found = expanded_layouts(placed.tables, instance, layouts, groups, claimed)
                     found += [layouts_found] if layouts_found not in found else []

@@ -16,8 +16,6 @@ from distir_relax.ops import Builder, Trait, cast, lookup
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.proof.expressions import Expressions
 
-_SAME_VALUE = frozenset({Trait.REDISTRIBUTION, Trait.ANNOTATION, Trait.PLACE})
-
 
 @dataclass(slots=True)
 class Numbering:
@@ -56,7 +54,7 @@ class Numbering:
     def add(self, op: Op, operands: tuple[int, ...], attrs: Mapping[str, Attribute]) -> Sequence[int]:
         """Return the numbers of an op's results, with these numbers of its operands and its attributes."""
         entry = lookup(op.name, op.location)
-        if not entry.traits.isdisjoint(_SAME_VALUE):
+        if entry.keeps_value:
             return operands[:1]
         given, results = tuple(map(plain, op.operands)), tuple(map(plain, op.results))
         if entry.is_identity(given, results):

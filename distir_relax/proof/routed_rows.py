@@ -62,14 +62,12 @@ class RoutedRows:
         *_, ids, groups = pieces
         if ids.term is None or groups.term is None or self._have_all(groups.dims[0], self.terms.types[groups.term]):
             return list(pieces)
-        routed = Routed(0, ids.term, groups.dims[0])
-        sent = {
-            rows
-            for (rows, of_rows), numbers in self.terms.routed.items()
-            if of_rows == ids.term and groups.term in numbers
-        }
+        routed, sent = Routed(0, ids.term, groups.dims[0]), self.terms.routed
         return [
-            replace(piece, routed=routed) if piece.routed is None and piece.term in sent else piece for piece in pieces
+            replace(piece, routed=routed)
+            if piece.routed is None and piece.term is not None and groups.term in sent.get((piece.term, routed.ids), ())
+            else piece
+            for piece in pieces
         ]
 
     def exchanged(self, op: Op, routing: Routing, rows: Piece, ids: Piece) -> Piece:

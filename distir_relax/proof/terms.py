@@ -77,8 +77,7 @@ class Terms:
         entry = lookup(op.name, op.location)
         operands = tuple(self.numbers[v.name] for v in op.operands)
         kinds = [Value(v.name, v.dtensor.tensor) for v in (*op.operands, *op.results)]
-        keeps = not entry.traits.isdisjoint({Trait.REDISTRIBUTION, Trait.ANNOTATION, Trait.PLACE})
-        if keeps or entry.is_identity(kinds[: len(operands)], kinds[len(operands) :]):
+        if entry.keeps_value or entry.is_identity(kinds[: len(operands)], kinds[len(operands) :]):
             self._name(op.results[0], symbolic.results[0], operands[0])
             return
         if entry.split.routing in (Routing.DISPATCH, Routing.COMBINE) and self._is_numbered(operands[2]):

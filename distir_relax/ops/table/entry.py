@@ -427,6 +427,11 @@ class OpDef:
         """Whether the dims of the result are in memory in the order of those of operand 0, if it is no view."""
         return not self.traits.isdisjoint({Trait.POINTWISE, Trait.KEEPS_ORDER})
 
+    @property
+    def keeps_value(self) -> bool:
+        """Whether the result is the operand, placed otherwise."""
+        return not self.traits.isdisjoint({Trait.ANNOTATION, Trait.REDISTRIBUTION, Trait.PLACE})
+
     def is_identity(self, operands: Sequence[Value], results: Sequence[Value]) -> bool:
         """Return whether an instance with these values returns its operand as it is (`Trait.TRIVIAL`)."""
         return Trait.TRIVIAL in self.traits and len(operands) == 1 and operands[0].type == results[0].type
