@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distir_relax.compiler.training import Training, TrainingStep, compile_training
     from distir_relax.cost.profile import load_profile
     from distir_relax.frontends.dynamic_shapes import Dim
+    from distir_relax.frontends.shape_ops import annotate_shape_ops
     from distir_relax.frontends.torch.meta_buffers import empty_weights
     from distir_relax.layout import DeviceMesh
     from distir_relax.lowering.program_builder import ProgramBuilder
@@ -112,6 +113,7 @@ __all__ = [
     "Training",
     "TrainingStep",
     "WarmupStableDecay",
+    "annotate_shape_ops",
     "annotate_sharding",
     "bind",
     "bisect",
@@ -159,6 +161,7 @@ _HOMES = {
     "Plan": "distir_relax.compiler.compile",
     "RunReport": "distir_relax.report.training_run",
     "SurpriseGather": "distir_relax.compiler.compile",
+    "annotate_shape_ops": "distir_relax.frontends.shape_ops",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "PrecisionComparison": "distir_relax.compiler.compare_precision",
     "compare_precision": "distir_relax.compiler.compare_precision",

@@ -10,8 +10,10 @@ zoo): token and position embeddings, the blocks, and the last norm. It has no he
 and values are not kept. All is in float16: weights, activations, gradients and their sums.
 
 That program was exported op by op, and its authors ran it so: a norm is nine kernels, a GELU eight, and attention is
-made of products, a mask that is multiplied and subtracted, and a softmax. So the blocks are written here. What is left
-out is the arithmetic on shapes that such a program has between its ops (about 150 ops a block), which folds at import.
+made of products, a mask that is multiplied and subtracted, and a softmax. So the blocks are written here, as their runtime
+runs them (`dist_ir/backend/torch.py` in their repository): a Gemm multiplies its operand and its weight by alpha and beta
+before the product, though both are 1. Between its ops the program has 156 more in each block, on shapes: what the exporter
+of TorchScript writes for sizes that follow the input. They are counted where it has them (`annotate_shape_ops`).
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import distir_relax as dr
+from distir_relax import annotate_shape_ops
 
 VOCABULARY, POSITIONS = 50257, 1024
 TOKENS = 8
+OF_ROWS, OF_RESULT, OF_HEADS, OF_MASK, OF_MERGE = 12, 4, 18, 21, 17
+"""Ops on shapes before and after a Gemm, for each of q, k and v, for the mask, and for the result of attention."""
 
 
 def mlp_1b(global_batch: int = 64) -> dr.Training:
@@ -107,22 +112,38 @@ class Block(nn.Module):
         half = torch.float16
         self.heads = heads
         self.ln_1, self.ln_2 = Norm(width), Norm(width)
-        self.c_attn, self.c_proj = nn.Linear(width, 3 * width, dtype=half), nn.Linear(width, width, dtype=half)
-        self.up, self.down = nn.Linear(width, 4 * width, dtype=half), nn.Linear(4 * width, width, dtype=half)
+        self.c_attn, self.c_proj = Gemm(width, 3 * width), Gemm(width, width)
+        self.up, self.down = Gemm(width, 4 * width), Gemm(4 * width, width)
         self.register_buffer("before", torch.ones(TOKENS, TOKENS, dtype=half).tril())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states to hidden states, both (batch, tokens, width)."""
         batch, tokens, width = x.shape
         q, k, v = (
-            part.view(batch, tokens, self.heads, width // self.heads)
+            annotate_shape_ops(part.view(batch, tokens, self.heads, width // self.heads), OF_HEADS)
             for part in self.c_attn(self.ln_1(x)).split(width, dim=2)
         )
         scores = torch.matmul(q.permute(0, 2, 1, 3), k.permute(0, 2, 3, 1)) / math.sqrt(width // self.heads)
+        scores = annotate_shape_ops(scores, OF_MASK)
         scores = scores * self.before - 1e4 * (1 - self.before)
         found = torch.matmul(torch.softmax(scores, dim=-1), v.permute(0, 2, 1, 3))
-        x = x + self.c_proj(found.permute(0, 2, 1, 3).reshape(batch, tokens, width))
+        found = annotate_shape_ops(found.permute(0, 2, 1, 3).reshape(batch, tokens, width), OF_MERGE)
+        x = x + self.c_proj(found)
         return x + self.down(gelu(self.up(self.ln_2(x))))
+
+
+class Gemm(nn.Module):
+    """A linear layer as an ONNX op that is run step by step."""
+
+    def __init__(self, inner: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inner, columns, dtype=torch.float16))
+        self.bias = nn.Parameter(torch.empty(columns, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of other columns, (batch, tokens, columns)."""
+        product = torch.matmul(1.0 * annotate_shape_ops(x, OF_ROWS), 1.0 * self.weight) + self.bias
+        return annotate_shape_ops(product, OF_RESULT)
 
 
 class Norm(nn.Module):

@@ -10,8 +10,8 @@ import numpy as np
 from distir_relax.analysis.copies import NO_COPIES, Copies
 from distir_relax.analysis.device_classes import DeviceClasses, Devices
 from distir_relax.cost.network import collective_seconds, level_of
-from distir_relax.cost.profile import Profile
-from distir_relax.cost.roofline import op_seconds
+from distir_relax.cost.profile import SHAPE_OP, Profile
+from distir_relax.cost.roofline import host_seconds, op_work, work_seconds
 from distir_relax.ir import Op, PlacedType, TensorType, Value
 from distir_relax.ops import OpDef, Trait, lookup
 from distir_relax.ops.table.spmd_inference import local_attrs
@@ -30,7 +30,8 @@ Bytes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """An interval on clocks: it starts when all clocks in `waits` are reached, and advances those in `sets`.
+    """An interval on clocks: it starts when the clocks in `waits` and `hosts` are reached, and advances those in
+    `sets`. `hosts` are clocks of hosts.
 
     If it is on a stream, each of its classes also loses `blocked` of its own time.
     """
@@ -40,14 +41,17 @@ class TimedStep:
     sets: tuple[int, ...]
     duration: int
     blocked: int = 0
+    hosts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OpEffect:
     """The effect of an op. `allocates` has the bytes of each result, None if it is in the storage of operand `source`.
 
-    `joined_classes` wait for the value computed on a stream. `stream` is 0 for the devices' own order of ops. `devices`
-    is the number of devices that are busy; `workspace` lists all classes of the op.
+    `issues` are clocks of hosts, with the time that they need to issue the op; before, those of `synchronizes` wait for
+    the clocks of their devices. `joined_classes` wait for the value computed on a stream. `stream` is 0 for the
+    devices' own order of ops. `devices` is the number of devices that are busy; `workspace` lists all classes of the
+    op.
     """
 
     steps: tuple[TimedStep, ...]
@@ -56,13 +60,17 @@ class OpEffect:
     kind: int
     stream: int
     devices: int
+    issues: tuple[tuple[int, int], ...] = ()
+    synchronizes: tuple[tuple[int, int], ...] = ()
+    """Clocks of hosts and of their devices."""
     joined_classes: tuple[int, ...] = ()
     source: int = 0
 
     def repeated(self, count: int) -> OpEffect:
         """Return the effect of `count` equal ops in turn, with the results of one."""
         steps = (replace(s, duration=count * s.duration, blocked=count * s.blocked) for s in self.steps)
-        return replace(self, steps=tuple(steps), devices=count * self.devices)
+        issues = tuple((clock, count * duration) for clock, duration in self.issues)
+        return replace(self, steps=tuple(steps), devices=count * self.devices, issues=issues)
 
 
 @dataclass
@@ -72,7 +80,10 @@ class OpTimer:
     profile: Profile
     classes: DeviceClasses
     streams: Mapping[str, int]
-    """The number of each stream, from 1 on. The clock of class c on stream s is c + s * (number of classes)."""
+    """The number of each stream, from 1 on. The clock of class c on stream s is c + s * (number of classes).
+
+    Clocks of hosts, if they have their own, come after those of the last stream.
+    """
     fixed: bool = False
     """Whether the program does not modify its weights."""
     uncached: frozenset[int] = frozenset()
@@ -81,6 +92,8 @@ class OpTimer:
     _splits: dict[tuple[Bytes, int], tuple[Bytes, Bytes]] = field(default_factory=dict)
     _present_classes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
+    _work_times: dict[object, tuple[int, int]] = field(default_factory=dict)
+    """The time of an op on its device, and on its host."""
     _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
     _speeds: list[float] = field(init=False)
     """Speed by class."""
@@ -164,19 +177,26 @@ class OpTimer:
         allocates = tuple(None if shares_storage else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
             joined_classes = self.classes_of(devices) if is_on_stream else ()
-            return OpEffect((), allocates, (), COMMUNICATION, 0, 0, joined_classes)
+            return OpEffect((), allocates, (), COMMUNICATION, 0, 0, joined_classes=joined_classes)
         stream = self._stream(op, entry, devices)
+        issues: tuple[tuple[int, int], ...] = ()
+        synchronizes: tuple[tuple[int, int], ...] = ()
         if Trait.COMMUNICATES in entry.traits:
             steps = self._communication(op, entry, devices, onto, stream)
             kind = COMMUNICATION
+            if self.profile.is_asynchronous:
+                dispatch = femtoseconds(self.profile.dispatch)
+                issues = tuple((self._host(c), dispatch) for c in sorted({c for step in steps for c in step.classes}))
         else:
-            steps = self._computation(op, entry, devices, onto, stream, resident)
+            steps, issues = self._computation(op, entry, devices, onto, stream, resident)
             kind = COMPUTE
+            if issues and entry.cost.shape_ops and SHAPE_OP in self.profile.waits:
+                synchronizes = tuple((clock, clock % self.classes.count) for clock, _ in issues)
         count = len(devices) if entry.traits.isdisjoint(_IDLE) else 0
         if Trait.TRANSFER in entry.traits:
             count *= 2
         workspace = self._workspace(op, entry, devices, copied)
-        return OpEffect(steps, allocates, workspace, kind, stream, count, source=reused or 0)
+        return OpEffect(steps, allocates, workspace, kind, stream, count, issues, synchronizes, source=reused or 0)
 
     def _stream(self, op: Op, entry: OpDef, devices: Devices) -> int:
         """Return the number of the stream on which an op runs, 0 for one that its devices run in order."""
@@ -190,8 +210,9 @@ class OpTimer:
 
     def _computation(
         self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, resident: Sequence[bool]
-    ) -> tuple[TimedStep, ...]:
-        steps = []
+    ) -> tuple[tuple[TimedStep, ...], tuple[tuple[int, int], ...]]:
+        """Return the steps of an op that does not communicate, and the time that the hosts need to issue it."""
+        steps, issues = [], []
         for c, i in self._representatives(devices):
             local_operands = self._operands(op, devices[i], onto)
             operands = [type_ for type_, _ in local_operands]
@@ -202,11 +223,15 @@ class OpTimer:
                 uncached = (*(resident[number] for _, number in local_operands), *resident[len(op.operands) :])
             speed = self._speeds[c]
             key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, uncached, speed)
-            if key not in self._times:
-                seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, uncached, speed)
-                self._times[key] = femtoseconds(seconds)
-            steps.append(self._step((c,), stream, self._times[key]))
-        return tuple(step for step in steps if step.duration)
+            times = self._work_times.get(key)
+            if times is None:
+                work = op_work(entry, operands, attrs, results, fixed, uncached)
+                on_device = femtoseconds(work_seconds(self.profile, work, speed))
+                on_host = femtoseconds(host_seconds(self.profile, work)) if self.profile.is_asynchronous else 0
+                times = self._work_times[key] = on_device, on_host
+            steps.append(self._step((c,), stream, times[0]))
+            issues.append((self._host(c), times[1]))
+        return tuple(step for step in steps if step.duration), tuple(issue for issue in issues if issue[1])
 
     def _operands(self, op: Op, device: int, onto: Devices | None) -> list[tuple[TensorType, int]]:
         """Return the operands on a device, with their numbers."""
@@ -245,7 +270,8 @@ class OpTimer:
                 if key not in self._times:
                     self._times[key] = femtoseconds(collective_seconds(self.profile, collective, members, shard_bytes))
                 sender = self.classes_of(members[:1]) if Trait.TRANSFER in entry.traits else classes
-                steps[classes] = self._step(classes, stream, self._times[key], sender)
+                blocks = collective is not None and str(collective) in self.profile.waits
+                steps[classes] = self._step(classes, stream, self._times[key], sender, blocks)
         return tuple(steps.values())
 
     def _groups(self, axis: str, devices: Devices) -> list[Devices]:
@@ -260,14 +286,29 @@ class OpTimer:
         return groups
 
     def _step(
-        self, classes: tuple[int, ...], stream: int, duration: int, starting_classes: tuple[int, ...] | None = None
+        self,
+        classes: tuple[int, ...],
+        stream: int,
+        duration: int,
+        starting_classes: tuple[int, ...] | None = None,
+        blocks_host: bool = False,
     ) -> TimedStep:
-        """Return a step of `classes`; on a stream, it starts as soon as the `starting_classes` reach the op."""
+        """Return a step of `classes`; on a stream, it starts as soon as the `starting_classes` reach the op.
+
+        If it `blocks_host`, the hosts go on when it has ended.
+        """
+        hosts = tuple(map(self._host, classes)) if self.profile.is_asynchronous else ()
+        blocked_hosts = hosts if blocks_host else ()
         if not stream:
-            return TimedStep(classes, classes, classes, duration)
+            return TimedStep(classes, classes, (*classes, *blocked_hosts), duration, 0, hosts)
         clocks = tuple(c + stream * self.classes.count for c in classes)
+        waits = (*(starting_classes or classes), *clocks)
         blocked = 0 if starting_classes is None else round(duration * (1.0 - self.profile.beside))
-        return TimedStep(classes, (*(starting_classes or classes), *clocks), clocks, duration, blocked)
+        return TimedStep(classes, waits, (*clocks, *blocked_hosts), duration, blocked, hosts)
+
+    def _host(self, c: int) -> int:
+        """Return the clock of the host of a class."""
+        return c + (len(self.streams) + 1) * self.classes.count
 
     def _workspace(self, op: Op, entry: OpDef, devices: Devices, copied: Sequence[int]) -> Bytes:
         functions = [entry.cost.workspace, entry.cost.cpu_workspace if self.profile.kind == "cpu" else None]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distir_relax.analysis.events import Called, Event
 from distir_relax.analysis.op_timer import FEMTOSECONDS
-from distir_relax.analysis.simulation import Called, Event, Simulation
+from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Op
 
 

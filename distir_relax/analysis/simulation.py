@@ -3,53 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from distir_relax.analysis.events import Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
+from distir_relax.analysis.reserved_memory import reserved_bytes
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Op
 from distir_relax.support.units import count, seconds, size
 
+TIGHT = 0.6
+"""The share of a device's memory from which on a peak of live bytes may not fit as its allocator reserves them."""
+
 MemoryCurve = list[tuple[float, tuple[int, ...]]]
 """Times in seconds, with live bytes by category from then on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An op that occupies device classes, in femtoseconds from the start of its function."""
-
-    op: Op
-    classes: tuple[int, ...]
-    start: int
-    duration: int
-    kind: int
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An allocation (bytes > 0) or free on one class, at a time from the start of its function."""
-
-    time: int
-    device_class: int
-    bytes: int
-    category: int
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A call: the events and changes of its function, starting at `base`."""
-
-    op: Op
-    events: list[Event | Called]
-    changes: list[Change | Called]
-    base: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +89,11 @@ class Simulation:
     _events: list[Event | Called]
     _changes: list[Change | Called]
     device_ops: int = 0
+    hosted: Sequence[int] = ()
     samples: int | None = None
     strategy: str | None = None
     alternative: Alternative | None = None
+    _reserved: dict[int, int | None] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         strategy = f", strategy {self.strategy}" if self.strategy else ""
@@ -129,12 +104,13 @@ class Simulation:
         verdict = f"does not fit: {size(peak.bytes)} of {size(self.memory[device])} on device {device}"
         alternative = f"; {self.alternative}" if self.alternative is not None else ""
         streamed = f"streams are busy for {seconds(float(self.overlapped.mean()))} a device"
+        hosted = f" ({self.host_bound:.1%} for the host)" if self.host_bound >= 0.0005 else ""
         return "\n".join(
             [
                 f"on {self.profile.name}{strategy}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
                 *([f"devices   {heterogeneity}"] if (heterogeneity := self.heterogeneity) else []),
                 f"time      compute {self.computing:.1%}, "
-                f"communication {self.communication:.1%}, idle {self.bubble:.1%}",
+                f"communication {self.communication:.1%}, idle {self.bubble:.1%}{hosted}",
                 *([f"          beside it, {streamed}"] if self.overlapped.any() else []),
                 f"memory    peak {size(peak.bytes)} on device {device}: {parts}",
                 f"          at {peak}",
@@ -180,6 +156,16 @@ class Simulation:
         return self._by_device(self.streamed)
 
     @property
+    def awaiting_host(self) -> npt.NDArray[Any]:
+        """Time per device in which it waits for its host to issue the next op: a part of `idle`."""
+        return self._by_device(list(self.hosted) or [0] * len(self.members))
+
+    @property
+    def host_bound(self) -> float:
+        """Time waiting for the host as a fraction of the devices' time."""
+        return float(self.awaiting_host.mean() / self.makespan) if self.makespan else 0.0
+
+    @property
     def bubble(self) -> float:
         """Idle time as a fraction of the devices' time."""
         return float(self.idle.mean() / self.makespan) if self.makespan else 0.0
@@ -202,8 +188,24 @@ class Simulation:
 
     @property
     def fits(self) -> bool:
-        """Whether every device's peak is within its memory."""
-        return bool((self.peak_memory <= self.memory).all())
+        """Whether every device's peak is within its memory, as live bytes and as its allocator reserves them."""
+        if not (self.peak_memory <= self.memory).all():
+            return False
+        tight = [c for c, (_, memory) in enumerate(self._device_specs) if self.peaks[c].bytes > TIGHT * memory]
+        return all(self.reserved(int(self.members[c][0])) is not None for c in tight)
+
+    def reserved(self, device: int) -> int | None:
+        """Return the peak of the bytes that the allocator of a device reserves, None if it has not enough.
+
+        The live bytes, if the profile's runtime has no caching allocator.
+        """
+        c = int(self.class_of[device])
+        if not self.profile.caching_allocator:
+            return self.peaks[c].bytes
+        if c not in self._reserved:
+            self._reserved[c] = reserved_bytes(self._changes, c, self._device_specs[c][1])
+        reserved = self._reserved[c]
+        return None if reserved is None else max(reserved, self.peaks[c].bytes)
 
     @property
     def memory(self) -> npt.NDArray[Any]:
@@ -297,6 +299,7 @@ class Simulation:
             "compute_s": self.compute.tolist(),
             "communication_s": self.communicate.tolist(),
             "idle_s": self.idle.tolist(),
+            "awaiting_host_s": self.awaiting_host.tolist(),
             "overlapped_s": self.overlapped.tolist(),
             "peak": [
                 {"op": str(peak), **dict(zip(CATEGORIES, peak.split, strict=True))}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.copies import Copies, layout_copies
 from distir_relax.analysis.device_classes import Devices
+from distir_relax.analysis.events import Event
 from distir_relax.analysis.interpreter import Domain, Interpreter, SlotStep
 from distir_relax.analysis.memory_categories import (
     ACTIVATIONS,
@@ -24,14 +25,14 @@ from distir_relax.analysis.memory_categories import (
     assembled_outputs,
     joined_outputs,
 )
-from distir_relax.analysis.op_timer import Bytes, OpEffect, OpTimer
-from distir_relax.analysis.simulation import Event, Simulation
+from distir_relax.analysis.op_timer import Bytes, OpEffect, OpTimer, TimedStep, femtoseconds
+from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, gc_disabled
-from distir_relax.ops import reused_operands
+from distir_relax.ops import lookup, reused_operands
 
 
 def simulate_module(
@@ -86,7 +87,8 @@ class _Simulator(Domain[Handle]):
     plan: SimulationPlan
     repeats: Mapping[str, int]
     timer: OpTimer = field(init=False)
-    streams: int = field(init=False)
+    layers: int = field(init=False)
+    """The number of clocks of a class: its own, those of streams, and that of its host if it has one."""
     frames: list[Frame] = field(default_factory=list)
     uses_residency: bool = field(init=False)
     """Whether the time of an op may depend on whether its operands are weights or gradients."""
@@ -101,10 +103,11 @@ class _Simulator(Domain[Handle]):
     _simple_summaries: dict[object, Summary] = field(default_factory=dict)
     """Summaries of the entry's calls whose operands do not share storage, by the storage of each operand."""
     _bytes: dict[Bytes, Bytes] = field(default_factory=dict)
+    _issue_times: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = self.plan
-        self.streams = len(plan.streams) + 1
+        self.layers = len(plan.streams) + 1 + self.profile.is_asynchronous
         self.timer = OpTimer(self.profile, plan.classes, plan.streams, not plan.in_place)
         weights = [0] * plan.classes.count
         for item in self.module.main.inputs:
@@ -120,7 +123,7 @@ class _Simulator(Domain[Handle]):
     def run(self) -> Simulation:
         """Simulate the entry function."""
         main, classes = self.module.main, self.plan.classes
-        frame = self.enter(main, None, [0] * (classes.count * self.streams), (False,) * len(main.outputs))
+        frame = self.enter(main, None, [0] * (classes.count * self.layers), (False,) * len(main.outputs))
         slots: list[Handle | None] = [None] * self.plan.program.slots
         input_bytes: dict[tuple[int, int], int] = defaultdict(int)
         sizes = [(self.timer.bytes_of(item.value, None), ROLE_CATEGORY[item.role]) for item in main.inputs]
@@ -136,7 +139,7 @@ class _Simulator(Domain[Handle]):
         self._assemble_outputs(frame)
         return Simulation(
             self.module, self.profile, classes.of, classes.members, frame.clocks, frame.busy, frame.streamed,
-            frame.peaks, frame.events, frame.changes, frame.device_ops,
+            frame.peaks, frame.events, frame.changes, frame.device_ops, hosted=frame.hosted,
         )  # fmt: skip
 
     def _assemble_outputs(self, frame: Frame) -> None:
@@ -173,7 +176,7 @@ class _Simulator(Domain[Handle]):
         gradients, stream_of = self.plan.gradients.of(function, outputs), self.plan.streams_of(function)
         if function.name not in self._copies:
             self._copies[function.name] = layout_copies(function)
-            self._reused[function.name] = reused_operands(function)
+            self._reused[function.name] = reused_operands(function) if self.profile.in_place else {}
         copies, reused, count = self._copies[function.name], self._reused[function.name], self.plan.classes.count
         self.frames.append(Frame(devices, gradients, stream_of, copies, reused, clocks, count, effects))
         return self.frames[-1]
@@ -206,10 +209,25 @@ class _Simulator(Domain[Handle]):
             frame.change(bytes_, results[-1].category, 1)
         if any(effect.allocates) or any(extra for _, extra in effect.workspace):
             frame.note_peak(effect.workspace, op)
+        self._advance(frame, op, effect, operands, results)
+        frame.device_ops += effect.devices
+        return results
+
+    def _advance(
+        self, frame: Frame, op: Op, effect: OpEffect, operands: Sequence[Handle], results: Sequence[Handle]
+    ) -> None:
+        """Advance the clocks by an op, and note when its devices are busy."""
         clocks = frame.clocks
         busy = frame.streamed if effect.stream else frame.busy[effect.kind]
+        for host, device in effect.synchronizes:
+            clocks[host] = max(clocks[host], clocks[device])
+            frame.synchronized.add(host)
+        for host, duration in effect.issues:
+            clocks[host] += duration
         for step in effect.steps:
             start = max([clocks[c] for c in step.waits])
+            if step.hosts:
+                start = self._issued(frame, step, start)
             for c in step.sets:
                 clocks[c] = start + step.duration
             for c in step.classes:
@@ -225,8 +243,15 @@ class _Simulator(Domain[Handle]):
                         clocks[c] += step.blocked
         for c in effect.joined_classes:
             clocks[c] = max(clocks[c], (operands[0].ready or {}).get(c, 0))
-        frame.device_ops += effect.devices
-        return results
+
+    def _issued(self, frame: Frame, step: TimedStep, start: int) -> int:
+        """Return when a step can start that its devices could start at `start`, and its hosts have just issued."""
+        issued = max([frame.clocks[host] for host in step.hosts])
+        if issued > start and step.sets[0] < frame.classes:
+            for c in step.classes:
+                frame.hosted[c] += issued - start
+        frame.synchronized.update([clock for clock in step.sets if clock in step.hosts])
+        return max(start, issued)
 
     def release(self, element: Handle) -> None:
         element.users -= 1
@@ -246,7 +271,7 @@ class _Simulator(Domain[Handle]):
     ) -> list[Handle]:
         frame = self.frames[-1]
         devices = self._devices(op, frame)
-        clocks, base = self._relative(frame, devices, self.plan.uses_streams(callee))
+        clocks, base = self._relative(frame, devices, callee)
         outputs = tuple([v.name in frame.gradients for v in op.results])
         state = self._state(operands, last, devices)
         summary = self._summary(_CallState(callee, devices, clocks, state, outputs, run))
@@ -265,7 +290,7 @@ class _Simulator(Domain[Handle]):
         inputs have storage of their own."""
         devices = self._devices(op, frame)
         callee, run = interpreter.enter(step.callee)
-        clocks, base = self._relative(frame, devices, self.plan.uses_streams(callee))
+        clocks, base = self._relative(frame, devices, callee)
         computed: list[Handle] = [slots[i] for i in call.computed]  # type: ignore[misc]
         pairs = zip(computed, call.computed_last, strict=True)
         signature = tuple([(id(h.bytes), h.category, g, h.users) if h.freeable else h.category for h, g in pairs])
@@ -302,15 +327,37 @@ class _Simulator(Domain[Handle]):
             ]
         )
 
-    def _relative(self, frame: Frame, devices: Devices, streams: bool) -> tuple[tuple[int, ...], int]:
-        """Return the clocks of a call's classes relative to the earliest, including those of `streams` if used."""
+    def _relative(self, frame: Frame, devices: Devices, callee: Function) -> tuple[tuple[int, ...], int]:
+        """Return the clocks of a call's classes relative to the earliest, with those of hosts, and of streams if
+        used."""
         classes, count, clocks = self.timer.classes_of(devices), frame.classes, frame.clocks
         base = min([clocks[c] for c in classes])
-        if not streams:
-            return tuple([clocks[c] - base for c in classes]), base
-        # A stream behind its device's own clock is idle: clamp.
-        result = [max(clocks[clock], clocks[c]) - base for c in classes for clock in range(c, len(clocks), count)]
+        result = [clocks[c] - base for c in classes]
+        if self.plan.uses_streams(callee):
+            # A stream behind its device's own clock is idle: clamp.
+            streams = range(1, len(self.plan.streams) + 1)
+            result += [max(clocks[c + s * count], clocks[c]) - base for c in classes for s in streams]
+        if self.profile.is_asynchronous:
+            # No device waits for a host that is this far ahead.
+            ahead, hosts = self._issue_time(callee), (self.layers - 1) * count
+            result += [max(clocks[c + hosts], clocks[c] - ahead) - base for c in classes]
         return tuple(result), base
+
+    def _issue_time(self, function: Function) -> int:
+        """Return an upper bound of the time in which a host issues all ops of a function."""
+        result = self._issue_times.get(function.name)
+        if result is None:
+            longest = femtoseconds(max(self.profile.dispatch, self.profile.view))
+            result = 0
+            for op in function.ops:
+                if op.callee:
+                    result += self._issue_time(self.module.function(op.callee))
+                elif shape_ops := lookup(op.name, op.location).cost.shape_ops:
+                    result += femtoseconds(self.profile.shape_op * shape_ops((), op.attrs, ()))
+                else:
+                    result += longest * max(1, len(op.results))
+            self._issue_times[function.name] = result
+        return result
 
     def _summary(self, call: _CallState) -> Summary:
         key = (call.callee.name, id(call.devices), call.clocks, call.state, call.outputs)
@@ -339,9 +386,12 @@ class _Simulator(Domain[Handle]):
     def _simulate(self, call: _CallState) -> Summary:
         devices, clocks = call.devices, call.clocks
         classes, count = self.timer.classes_of(devices), self.plan.classes.count
-        streams = self.streams if len(clocks) > len(classes) else 1
-        indices = [index for c in classes for index in range(c, count * streams, count)]
-        initial = [0] * (count * self.streams)
+        indices = list(classes)
+        if self.plan.uses_streams(call.callee):
+            indices += [c + s * count for c in classes for s in range(1, len(self.plan.streams) + 1)]
+        hosts = [c + (self.layers - 1) * count for c in classes] if self.profile.is_asynchronous else []
+        indices += hosts
+        initial = [0] * (count * self.layers)
         for index, clock in zip(indices, clocks, strict=True):
             initial[index] = clock
         frame = self.enter(call.callee, devices, list(initial), call.outputs)
@@ -357,16 +407,24 @@ class _Simulator(Domain[Handle]):
         new_ids: dict[int, int] = {}
         outputs = tuple((h.number, -1 if h.number >= 0 else new_ids.setdefault(id(h), len(new_ids))) for h in results)
         new = {id(h): (h.bytes, h.category) for h in results if h.number < 0}
-        after = tuple((index, frame.clocks[index]) for index in indices if frame.clocks[index] != initial[index])
+        # A host that does not wait advances by the same time whenever it is called.
+        ahead = [host for host in hosts if host not in frame.synchronized]
+        changed = [index for index in indices if frame.clocks[index] != initial[index]]
         totals = tuple(
-            (c, frame.peaks[c], frame.live[c] if any(frame.live[c]) else None, frame.total[c], frame.streamed[c], *busy)
+            (
+                c, frame.peaks[c], frame.live[c] if any(frame.live[c]) else None, frame.total[c], frame.streamed[c],
+                frame.hosted[c], frame.busy[0][c], frame.busy[1][c],
+            )
             for c in classes
-            for busy in [(frame.busy[0][c], frame.busy[1][c])]
-        )
-        freed = tuple(number for number in frame.freed if number >= 0)
+        )  # fmt: skip
         return Summary(
-            devices, frame.events, frame.changes, frame.device_ops, outputs, tuple(new.values()), after, freed, totals
-        )
+            devices, frame.events, frame.changes, frame.device_ops, outputs, tuple(new.values()),
+            clocks_after=tuple([(index, frame.clocks[index]) for index in changed if index not in ahead]),
+            hosts_ahead=tuple([(index, frame.clocks[index] - initial[index]) for index in ahead if index in changed]),
+            synchronized=frozenset(frame.synchronized),
+            freed=tuple(number for number in frame.freed if number >= 0),
+            class_totals=totals,
+        )  # fmt: skip
 
     def _resume(
         self, frame: Frame, op: Op, summary: Summary, slots: Sequence[Handle | None], slot_of: Sequence[int], base: int

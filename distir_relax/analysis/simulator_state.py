@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.copies import Copies
 from distir_relax.analysis.device_classes import Devices
+from distir_relax.analysis.events import Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
 from distir_relax.analysis.op_timer import Bytes, OpEffect
-from distir_relax.analysis.simulation import Called, Change, Event, Peak
+from distir_relax.analysis.simulation import Peak
 from distir_relax.ir import Op
 
 
@@ -46,6 +47,10 @@ class Frame:
     peaks: list[Peak] = field(init=False)
     busy: list[list[int]] = field(init=False)
     streamed: list[int] = field(init=False)
+    hosted: list[int] = field(init=False)
+    """The time that each class waits for its host."""
+    synchronized: set[int] = field(default_factory=set)
+    """The clocks of hosts that have waited for their device."""
     events: list[Event | Called] = field(default_factory=list)
     changes: list[Change | Called] = field(default_factory=list)
     freed: set[int] = field(default_factory=set)
@@ -54,7 +59,7 @@ class Frame:
     def __post_init__(self) -> None:
         n = self.classes
         self.live = [[0] * len(CATEGORIES) for _ in range(n)]
-        self.total, self.streamed = [0] * n, [0] * n
+        self.total, self.streamed, self.hosted = [0] * n, [0] * n, [0] * n
         self.peaks = [Peak(0, (0,) * len(CATEGORIES), ()) for _ in range(n)]
         self.busy = [[0] * n, [0] * n]
 
@@ -83,8 +88,11 @@ class Frame:
         self.changes.append(called)
         for index, clock in summary.clocks_after:
             self.clocks[index] = base + clock
+        for index, advance in summary.hosts_ahead:
+            self.clocks[index] += advance
+        self.synchronized |= summary.synchronized
         compute, communication = self.busy
-        for c, peak, live, total, streamed, busy, communicating in summary.class_totals:
+        for c, peak, live, total, streamed, hosted, busy, communicating in summary.class_totals:
             if self.total[c] + peak.bytes > self.peaks[c].bytes:
                 split = tuple(a + b for a, b in zip(self.live[c], peak.split, strict=True))
                 self.peaks[c] = Peak(self.total[c] + peak.bytes, split, (op, *peak.ops))
@@ -92,12 +100,13 @@ class Frame:
                 self.live[c] = [a + b for a, b in zip(self.live[c], live, strict=True)]
                 self.total[c] += total
             self.streamed[c] += streamed
+            self.hosted[c] += hosted
             compute[c] += busy
             communication[c] += communicating
         self.device_ops += summary.device_ops
 
 
-_ClassTotals = tuple[int, Peak, list[int] | None, int, int, int, int]
+_ClassTotals = tuple[int, Peak, list[int] | None, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +114,10 @@ class Summary:
     """The effect of a call, relative to its start; reused for calls in the same state.
 
     `outputs` has, for each output, the number of the input whose storage it shares, or -1 and the index of its storage
-    in `allocations`, each with bytes and category. `clocks_after` are the clocks that it advances, and `freed` the
-    inputs whose storage it frees. `class_totals` has for each class its peak, and its contribution to the caller's live
-    bytes by category (None if zero), their sum, and busy times.
+    in `allocations`, each with bytes and category. `clocks_after` are the clocks that it advances, but those of hosts
+    that do not wait: `hosts_ahead` has by how much. `freed` are the inputs whose storage it frees. `class_totals` has
+    for each class its peak, and its contribution to the caller's live bytes by category (None if zero), their sum, and
+    busy times.
     """
 
     devices: Devices
@@ -117,6 +127,8 @@ class Summary:
     outputs: tuple[tuple[int, int], ...]
     allocations: tuple[tuple[Bytes, int], ...]
     clocks_after: tuple[tuple[int, int], ...]
+    hosts_ahead: tuple[tuple[int, int], ...]
+    synchronized: frozenset[int]
     freed: tuple[int, ...]
     class_totals: tuple[_ClassTotals, ...]
 
@@ -126,6 +138,10 @@ class Summary:
         `cache` has one object for equal bytes.
         """
         allocations = []
+
+        def moved(clock: int) -> int:
+            return clock - clock % count + classes[clock % count]
+
         for bytes_, category in self.allocations:
             relocated = tuple([(classes[c], size) for c, size in bytes_])
             allocations.append((cache.setdefault(relocated, relocated), category))
@@ -133,8 +149,10 @@ class Summary:
         return replace(
             self, devices=devices, events=relocation.events(self.events), changes=relocation.changes(self.changes),
             allocations=tuple(allocations),
-            clocks_after=tuple([(i - i % count + classes[i % count], t) for i, t in self.clocks_after]),
-            class_totals=tuple([(classes[c], p, live, t, b, x, y) for c, p, live, t, b, x, y in self.class_totals]),
+            clocks_after=tuple([(moved(clock), t) for clock, t in self.clocks_after]),
+            hosts_ahead=tuple([(moved(clock), t) for clock, t in self.hosts_ahead]),
+            synchronized=frozenset(map(moved, self.synchronized)),
+            class_totals=tuple([(classes[totals[0]], *totals[1:]) for totals in self.class_totals]),
         )  # fmt: skip
 
 

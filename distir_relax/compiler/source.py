@@ -15,6 +15,7 @@ from distir_relax.compiler.pass_pipeline import FUSE_PASSES, EvaluationConfig, T
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
+from distir_relax.frontends.shape_ops import with_shape_ops
 from distir_relax.ir import BatchDim, Module, Pass
 from distir_relax.ir.symbols import at_sizes, module_symbols
 from distir_relax.layout import DeviceMesh, as_mesh
@@ -83,6 +84,10 @@ class Source:
         """Return the same model, to be distributed by another strategy."""
         return replace(self, options={**self.options, "strategy": strategy, "mesh": None})
 
+    def with_shape_ops(self) -> Source:
+        """Return the same model with the ops on shapes that its own program runs, for simulation."""
+        return replace(self, imported=with_shape_ops(self.imported))
+
     def passes(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
         """Return the passes of `compile`; `repeated` and `samples` are as for `compile_passes`.
 
@@ -136,6 +141,8 @@ class Source:
         `samples` reduces the batch to this size. Symbolic sizes have their typical values. Raises as `compile` and
         `simulate_module` do.
         """
+        if profile.shape_op and self.imported.shape_ops:
+            return self.with_shape_ops().simulate(profile, samples)
         if module_symbols(self.imported.module):
             return self.at({}).simulate(profile, samples)
         repeated = self.strategy is not None and self.strategy.microbatches > 1

@@ -14,8 +14,11 @@ from typing import Any
 
 from distir_relax.cost.heterogeneous import Group, check_groups, read_ranges
 from distir_relax.errors import ProfileError
+from distir_relax.layout import Collective
 from distir_relax.support import is_finite, parse_toml, read_text, shown
 
+SHAPE_OP = "shape_op"
+"""The name of ops on shapes in `Profile.waits`."""
 KINDS = ("gpu", "cpu")
 """The kinds of devices."""
 MAX_BYTES = 1 << 20
@@ -121,10 +124,14 @@ class Profile:
     reads them at `cache_bandwidth`, as it does the operands and results of an op if they fit. `ops` has, by dtype and
     name, the flop/s of ops that were measured individually, as their entries count operations.
 
-    `dispatch` is the minimum time from one op to the next: the rate at which a host launches kernels on an accelerator,
-    hidden by long kernels.
-
-    `view` is the time of each result of an op that only views a tensor, if the host waits for ops.
+    `dispatch` is the host's time to issue an op. A device computes asynchronously: it starts an op as soon as it has
+    finished the one before, and its host has issued it; meanwhile the host goes on. If `dispatch` is 0, host and device
+    take turns, as on a CPU. `view` is the host's time for each result of an op that only views a tensor, `shape_op`
+    that for an op on shapes of the model's own program, which is folded at import: 0 if the runtime folds them too.
+    `waits` are the ops in which a host waits until its device has finished: ``"shape_op"``, if shapes are tensors of
+    the device, and names of collectives, if they block. `in_place` is whether elementwise results take the memory of
+    an operand that is not needed any more, `caching_allocator` whether memory is as torch's allocator of CUDA devices
+    reserves it.
 
     `overlap` is how well an op overlaps memory access with compute: it takes ``(computing ** overlap + moving **
     overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity. `beside` is the fraction of the
@@ -150,6 +157,10 @@ class Profile:
     overlap: float = math.inf
     dispatch: float = 0.0
     view: float = 0.0
+    shape_op: float = 0.0
+    waits: frozenset[str] = frozenset()
+    in_place: bool = True
+    caching_allocator: bool = False
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     packed: Mapping[str, Matrix] = field(default_factory=dict)
     bandwidth_alone: float = 0.0
@@ -162,6 +173,11 @@ class Profile:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether devices compute while their hosts issue the next ops."""
+        return self.dispatch > 0
 
     def speed_of(self, device: int) -> float:
         """Return the factor of the machine's rates for a device."""
@@ -237,10 +253,11 @@ def read_profile(text: str, where: str = "") -> Profile:
     """Parse a TOML text. Raises `ProfileError` as `load_profile` does."""
     data = parse_toml(text, ProfileError, where)
     reader = _Reader(where)
-    device = reader.table(data, "device")
+    device = reader.device(data)
     matrix = reader.products(device, "matrix")
     packed = reader.products(device, "packed") if "packed" in device else {}
     vector = reader.table(device, "vector", "device.")
+    runtime = reader.runtime(data)
     levels = tuple(
         Level(
             reader.text(row, "name", "link"),
@@ -281,8 +298,12 @@ def read_profile(text: str, where: str = "") -> Profile:
         levels=levels,
         lines=lines,
         overlap=reader.number(device, "overlap", "device", math.inf, least=1.0),
-        dispatch=reader.number(device, "dispatch", "device", 0.0, least=0.0),
-        view=reader.number(device, "view", "device", 0.0, least=0.0),
+        dispatch=reader.number(runtime, "dispatch", "runtime", 0.0, least=0.0),
+        view=reader.number(runtime, "view", "runtime", 0.0, least=0.0),
+        shape_op=reader.number(runtime, SHAPE_OP, "runtime", 0.0, least=0.0),
+        waits=reader.waits(runtime),
+        in_place=reader.flag(runtime, "in_place", True),
+        caching_allocator=reader.flag(runtime, "caching_allocator", False),
         ops=ops,
         packed=packed,
         cache=cache,
@@ -305,6 +326,25 @@ class _Reader:
             raise ProfileError(f"expected a table [{above}{key}]", self.where)
         return value
 
+    def device(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        value = self.table(data, "device")
+        figures = ("memory", "bandwidth", "bandwidth_alone", "cache", "cache_bandwidth", "overhead", "overlap")
+        return self._known(value, "device", ("kind", *figures, "matrix", "packed", "vector", "ops"))
+
+    def runtime(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        value = self.table(data, "runtime") if "runtime" in data else {}
+        keys = ("dispatch", "view", SHAPE_OP, "waits", "in_place", "caching_allocator")
+        return self._known(value, "runtime", keys)
+
+    def waits(self, runtime: Mapping[str, Any]) -> frozenset[str]:
+        value = runtime.get("waits", [])
+        names = (SHAPE_OP, *Collective)
+        if not isinstance(value, list) or not all(name in names for name in value):
+            raise ProfileError(
+                f"expected a list 'waits' in [runtime], found {shown(value)}", self.where, f"ops are {', '.join(names)}"
+            )
+        return frozenset(map(str, value))
+
     def products(self, device: Mapping[str, Any], kind: str) -> dict[str, Matrix]:
         tables = self.table(device, kind, "device.")
         return {dtype: self._matrix(tables, dtype, f"device.{kind}.") for dtype in tables}
@@ -321,22 +361,25 @@ class _Reader:
         return value
 
     def _group(self, row: Mapping[str, Any]) -> Group:
-        keys = ("devices", "speed", "memory")
-        if unknown := set(row) - set(keys):
-            raise ProfileError(f"unknown key {min(unknown)!r} in [[group]]", self.where, f"known are {', '.join(keys)}")
+        self._known(row, "[group]", ("devices", "speed", "memory"))
         memory = self.number(row, "memory", "group") if "memory" in row else None
         return Group(read_ranges(row.get("devices"), self.where), self.number(row, "speed", "group", 1.0), memory)
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
         others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile")
-        if unknown := set(row) - {"flops", *others}:
-            raise ProfileError(
-                f"unknown key {min(unknown)!r} in [{inside}]", self.where, f"known are flops, {', '.join(others)}"
-            )
+        self._known(row, inside, ("flops", *others))
         return Matrix(
             self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in others)
         )
+
+    def _known(self, table: Mapping[str, Any], inside: str, keys: Sequence[str]) -> Mapping[str, Any]:
+        """Return a table that has only these keys."""
+        if unknown := set(table) - set(keys):
+            raise ProfileError(
+                f"unknown key {min(unknown)!r} in [{inside}]", self.where, f"known are {', '.join(keys)}"
+            )
+        return table
 
     def points(self, row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
         value = row.get("points", [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distir_relax.cost.profile import KINDS, Profile
+from distir_relax.cost.profile import KINDS, SHAPE_OP, Profile
 
 
 def print_profile(profile: Profile, comment: str = "") -> str:
@@ -18,11 +18,14 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
     if profile.bandwidth_alone:
         lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
-    for key in ("dispatch", "view"):
-        if getattr(profile, key):
-            lines.append(f"{key} = {getattr(profile, key):.6g}")
     if profile.cache:
         lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
+    runtime = [f"{key} = {value:.6g}" for key in ("dispatch", "view", SHAPE_OP) if (value := getattr(profile, key))]
+    waits = ", ".join(f'"{name}"' for name in sorted(profile.waits))
+    runtime += [f"waits = [{waits}]"] if waits else []
+    runtime += [] if profile.in_place else ["in_place = false"]
+    runtime += ["caching_allocator = true"] if profile.caching_allocator else []
+    lines += ["", "[runtime]", *runtime] if runtime else []
     for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):
         for dtype, matrix in products.items():
             lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]

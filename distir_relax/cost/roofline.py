@@ -36,6 +36,8 @@ class OpWork:
     """Those of them that are outside of all caches."""
     views: int | None = None
     """Views to create; None for ops that compute."""
+    shape_ops: int = 0
+    """Ops on shapes that the model's own program runs here."""
     seconds: float | None = None
     """The time on a device of speed 1, if it does not depend on the device otherwise."""
 
@@ -57,6 +59,8 @@ def op_work(
     operands, attrs, results = typical_costs(operands, attrs, results)
     if cost.seconds:
         return OpWork(entry.name, seconds=cost.seconds(operands, attrs, results))
+    if cost.shape_ops:
+        return OpWork(entry.name, views=0, shape_ops=int(cost.shape_ops(operands, attrs, results)))
     if Trait.VIEW in entry.traits:
         return OpWork(entry.name, views=0 if fixed else len(results))
     if Trait.SCALAR in entry.traits:
@@ -85,19 +89,20 @@ def op_seconds(
     cold: Sequence[bool] = (),
     speed: float = 1.0,
 ) -> float:
-    """Return the seconds of an op that does not communicate, on local operands; see `op_work` and `work_seconds`."""
-    return work_seconds(profile, op_work(entry, operands, attrs, results, fixed, cold), speed)
+    """Return the seconds of an op on local operands that does not communicate: `repeated_seconds` of its `op_work`."""
+    return repeated_seconds(profile, op_work(entry, operands, attrs, results, fixed, cold), speed)
 
 
 def work_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
     """Return the seconds of an op with these counts.
 
-    Compute and memory rates are `speed` times those of the profile; host overhead per op is not scaled.
+    Compute and memory rates are `speed` times those of the profile; the overhead per op is not scaled. Where host and
+    device take turns, it is the time of both.
     """
     if work.seconds is not None:
         return work.seconds / speed
     if work.views is not None:
-        return profile.view * work.views
+        return 0.0 if profile.is_asynchronous else host_seconds(profile, work)
     compute, bandwidth = 0.0, profile.bandwidth
     rate = profile.ops.get(work.dtype, {}).get(work.name)
     if rate:
@@ -111,7 +116,19 @@ def work_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
         compute = work.flops / profile.rate(profile.vector, work.dtype)
     cached = work.moved - work.uncached
     memory = work.uncached / bandwidth + cached / memory_bandwidth(profile, cached)
-    return max(profile.dispatch, profile.overhead + _combine(compute, memory, profile.overlap) / speed)
+    return profile.overhead + _combine(compute, memory, profile.overlap) / speed
+
+
+def host_seconds(profile: Profile, work: OpWork) -> float:
+    """Return the seconds of the host to issue an op with these counts."""
+    if work.views is None:
+        return profile.dispatch
+    return profile.view * work.views + profile.shape_op * work.shape_ops
+
+
+def repeated_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
+    """Return the seconds from one op to the next if ops with these counts follow each other."""
+    return max(host_seconds(profile, work), work_seconds(profile, work, speed))
 
 
 def _combine(compute: float, memory: float, overlap: float) -> float:

@@ -43,7 +43,8 @@ class Imported:
     mutates, to that input. `scopes` maps values to the modules in whose calls they are computed, outermost first.
     `places` is the number of equal meshes that the model uses. `arguments` are the positional arguments of a model's
     call, in order, and `constants` the values of non-tensor arguments, by name. `results` are the outputs that
-    `rebuild` takes, if not all. `origin` says which model it is, for the manifest of a bundle.
+    `rebuild` takes, if not all. `shape_ops` has, by value, how many ops on shapes the model's own program runs after
+    it, which are folded (`frontends.shape_ops`). `origin` says which model it is, for the manifest of a bundle.
     """
 
     module: Module
@@ -59,6 +60,7 @@ class Imported:
     arguments: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     results: tuple[str, ...] = ()
+    shape_ops: Mapping[str, int] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
 
     def __repr__(self) -> str:

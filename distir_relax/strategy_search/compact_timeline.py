@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.analysis.class_names import class_name, shown_classes
+from distir_relax.analysis.events import Called, Event
 from distir_relax.analysis.op_timer import COMPUTE
-from distir_relax.analysis.simulation import Called, Event, Simulation
+from distir_relax.analysis.simulation import Simulation
 from distir_relax.strategy_search.outcome import Lanes
 
 LANES = 16

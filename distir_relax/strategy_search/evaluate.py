@@ -63,7 +63,8 @@ class Evaluator:
     def __init__(
         self, source: Source, profile: Profile, candidates: Iterable[Candidate] = (), draw: Draw | None = None
     ) -> None:
-        self.source, self.profile, self.draw = source, profile, draw
+        self.source = source.with_shape_ops() if profile.shape_op else source
+        self.profile, self.draw = profile, draw
         self._sizes: dict[_Form, set[int]] = {}
         for candidate in candidates:
             form = self._form(candidate)

@@ -53,7 +53,7 @@ def error(strategy: str = "") -> float:
 
 def test_all_of_it() -> None:
     assert len(rates()) == 33
-    assert error() < 0.027
+    assert error() < 0.03
     assert max(abs(ours / real - 1) for ours, real in rates().values()) < 0.1
     assert spearman(*zip(*rates().values(), strict=True)) > 0.999
 

@@ -343,6 +343,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "repeat_elements": [of("f64[4,3]", axis=1, repeats=(3, 1, 2)), of("i64[5,3]", axis=0, repeats=(1, 2, 1, 1, 4))],
     "broadcast_to": [of("f64[4,1,6]", shape=(3, 4, 5, 6)), of("f64[]", shape=(4,))],
     "keep": [of("f64[4,6]", "f64[4,6]")],
+    "shape_ops": [of("f64[4,6]", count=3)],
     "append": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[0,3]", "f64[4,3]", axis=0)],
     "concat": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[4,3]", "f64[4,3]", "f64[4,3]", axis=0)],
     "split": [of("f64[4,6]", sizes=(2, 2, 2), axis=1), of("f64[4,6]", sizes=(1, 5), axis=1)],

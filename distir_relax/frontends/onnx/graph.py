@@ -54,13 +54,16 @@ class OnnxGraph:
     """Conversion of nodes to ops of the op table. `file` is the model's name in locations.
 
     `builder` holds the ops, `tensors` the data of parameters and constants by value name, `scopes` the modules in the
-    names of nodes. The layouts that `sharding` has for operands and results become annotations.
+    names of nodes, `shape_ops` the number of nodes that were folded before a value's. The layouts that `sharding` has
+    for operands and results become annotations.
     """
 
     def __init__(self, file: str, sharding: OnnxSharding | None = None) -> None:
         self.builder = Builder()
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.scopes: dict[str, tuple[Frame, ...]] = {}
+        self.shape_ops: dict[str, int] = {}
+        self._folded = 0
         self._file = file
         self._sharding = sharding
         self._annotated: dict[tuple[str, str], Value] = {}
@@ -90,8 +93,12 @@ class OnnxGraph:
                 if name:
                     scope[name] = self._annotate(node, name, result)
                     self.hint(name, result)
-            for op in self.builder.ops[before:]:
+            emitted = self.builder.ops[before:]
+            for op in emitted:
                 self.scopes.setdefault(op.results[0].name, (*self._loop_scopes, *_frames(node.name)))
+            if emitted and self._folded:
+                self.shape_ops[emitted[-1].results[0].name] = self._folded
+            self._folded = 0 if emitted else self._folded + 1
 
     def step(self, name: str, read: Callable[[], None]) -> None:
         """Import one iteration of a loop by `read`, as the block `name`."""

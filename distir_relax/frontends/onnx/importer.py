@@ -90,6 +90,7 @@ def import_onnx(
         constants=fixed.values,
         values={name: item.name for name, item in scope.items() if isinstance(item, Value)},
         scopes={name: frames for name, frames in graph.scopes.items() if frames},
+        shape_ops=graph.shape_ops,
         origin=_origin(path_or_model, data_files),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
+from distir_relax.frontends.shape_ops import is_shape_ops
 from distir_relax.frontends.torch.functionalize import is_in_place
 from distir_relax.frontends.torch.scans import is_linear_scan
 from distir_relax.ir import TensorType, Value, join_location
@@ -76,7 +78,8 @@ class GraphImporter:
 
     `declare` or `bind` must first be called for every placeholder; then `run` returns the graph's results. `builder`
     holds the ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations,
-    `scopes` the modules in which an op's first result is computed. With `training`, dropout is active.
+    `scopes` the modules in which an op's first result is computed, `shape_ops` the counts of annotations. With
+    `training`, dropout is active.
     """
 
     def __init__(self, training: bool = False) -> None:
@@ -86,6 +89,7 @@ class GraphImporter:
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self.scopes: dict[str, tuple[Frame, ...]] = {}
+        self.shape_ops: Counter[str] = Counter()
         self._annotated_at = ""
         # Of the current node: the line of its call, and the path of its module.
         self._line = ""
@@ -180,6 +184,10 @@ class GraphImporter:
             return args[0].tensor.shape[args[1]]
         if is_mark(target):
             return self._annotate(*args)
+        if is_shape_ops(target):
+            value = self.value(args[0], self.builder.hint)
+            self.shape_ops[value.name] += args[1]
+            return value
         if is_linear_scan(target):
             operands = [self.value(x, self.builder.hint) for x in args[:2]]
             return self.builder.emit("linear_scan", *operands, axis=args[2])

@@ -376,6 +376,7 @@ def _finish(
         arguments=signature.arguments,
         constants=signature.constants,
         results=tuple(label for label, _ in outputs),
+        shape_ops=dict(importer.shape_ops),
     )
 
 

@@ -249,6 +249,8 @@ class Cost:
     """The shares of all devices in what a device sends in an ``all_to_all``, in any unit; equal by default."""
     brings_as_gets: bool = False
     """Whether a device sends as many bytes to a collective as it receives, from an operand with larger capacity."""
+    shape_ops: Work | None = None
+    """The ops on shapes that the model's own program runs on its host at this place."""
     weight_gradient: int | None = None
     """The operand, if any, that is a weight gradient: memory reports separate it from activations."""
 
