@@ -10,10 +10,11 @@ zoo): token and position embeddings, the blocks, and the last norm. It has no he
 and values are not kept. All is in float16: weights, activations, gradients and their sums.
 
 That program was exported op by op, and its authors ran it so: a norm is nine kernels, a GELU eight, and attention is
-made of products, a mask that is multiplied and subtracted, and a softmax. So the blocks are written here, as their runtime
-runs them (`dist_ir/backend/torch.py` in their repository): a Gemm multiplies its operand and its weight by alpha and beta
-before the product, though both are 1. Between its ops the program has 156 more in each block, on shapes: what the exporter
-of TorchScript writes for sizes that follow the input. They are counted where it has them (`annotate_shape_ops`).
+made of products, a mask that is multiplied and subtracted, and a softmax. So the blocks are written here, as their
+runtime runs them (`dist_ir/backend/torch.py` in their repository): a Gemm multiplies its operand and its weight by
+alpha and beta before the product, though both are 1. Between its ops the program has 156 more in each block, on shapes:
+what the exporter of TorchScript writes for sizes that follow the input. They are counted where it has them
+(`annotate_shape_ops`).
 """
 
 from __future__ import annotations

@@ -380,6 +380,7 @@ def _steps() -> list[Sample]:
     return [
         ("assign_where", [f32(3, 5), f32(3, 5), of("bool")], {}),
         ("ordered_sum", [f32(3, 5), f32(3, 5), f32(3, 5)], {}),
+        ("shape_ops", [f32(3, 5)], {"count": 2}),
     ]
 
 
