@@ -1,24 +1,27 @@
-"""Formatting of times, sizes and counts with their units."""
+"""Formatting of times, sizes and counts with their units, and reading of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Units of time, in seconds."""
+SIZES = {"PB": 1e15, "TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+"""Units of size, in bytes."""
 
 
 def seconds(value: float) -> str:
     """Format a time in seconds, to four digits: ``42.43 ms``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= scale:
-            return f"{value / scale:.4g} {unit}"
-    return f"{value / 1e-9:.4g} ns"
+    unit, scale = next((item for item in TIMES.items() if value >= item[1]), ("ns", 1e-9))
+    return f"{value / scale:.4g} {unit}"
 
 
 def size(value: float) -> str:
     """Format a number of bytes, to three digits, in powers of 1000: ``1.22 GB``."""
-    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"
+    unit, scale = next((item for item in SIZES.items() if value >= item[1]), ("B", 1.0))
+    return f"{value:.0f} B" if unit == "B" else f"{value / scale:.3g} {unit}"
 
 
 def change(new: float, old: float, unit: Callable[[float], str]) -> str:
@@ -43,3 +46,15 @@ def listed(texts: Sequence[str], most: int) -> str:
 def rate(value: float) -> str:
     """Format a rate per second, to four digits: ``76,800/s``."""
     return f"{float(f'{value:.4g}'):,.0f}/s" if value >= 1000 else f"{value:.4g}/s"
+
+
+def read_quantity(text: str, units: Mapping[str, float]) -> float | None:
+    """Parse a number with one of `units` or none: ``40GB``, ``2.5 us``, ``3e-6``; None for another text."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or (match["unit"] and match["unit"] not in units):
+        return None
+    value = float(match["number"]) * units.get(match["unit"], 1.0)
+    return value if math.isfinite(value) else None
+
+
+_QUANTITY = re.compile(r"(?P<number>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?)\s*(?P<unit>[A-Za-z/]*)", re.ASCII)
