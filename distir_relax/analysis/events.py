@@ -6,10 +6,16 @@ from dataclasses import dataclass
 
 from distir_relax.ir import Op
 
+WAIT = 2
+"""The kind of an event without duration: a device continues when a value that is computed on a stream is ready."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An op that occupies device classes, in femtoseconds from the start of its function."""
+    """An op that occupies device classes, in femtoseconds from the start of its function.
+
+    It starts when the classes `waits` have reached it, and all of its classes are free if it runs on a stream.
+    """
 
     op: Op
     classes: tuple[int, ...]
@@ -17,6 +23,7 @@ class Event:
     duration: int
     kind: int
     stream: int
+    waits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distir_relax.analysis.events import Called, Event
+from distir_relax.analysis.events import WAIT, Called, Event
 from distir_relax.analysis.op_timer import FEMTOSECONDS
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Op
@@ -34,7 +34,8 @@ def task_times(simulation: Simulation) -> list[TaskTime]:
 
     def extent(events: list[Event | Called]) -> tuple[int, int] | None:
         if id(events) not in extents:
-            intervals = [(e.start, e.start + e.duration) for e in events if isinstance(e, Event) and not e.stream]
+            timed = [e for e in events if isinstance(e, Event) and not e.stream and e.kind != WAIT]
+            intervals = [(e.start, e.start + e.duration) for e in timed]
             for called in (e for e in events if isinstance(e, Called)):
                 inner = extent(called.events)
                 if inner is not None:

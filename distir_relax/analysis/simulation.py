@@ -246,15 +246,18 @@ class Simulation:
 
     def events(self) -> Iterator[tuple[Event, int]]:
         """Yield all events in program order, with their start in femtoseconds from the beginning."""
-        return ((event, start) for event, start, _ in _walk_events(self._events, 0, ()))
+        return ((event, start) for event, start, _ in self.events_in_calls())
 
     def events_in_calls(self) -> Iterator[tuple[Event, int, tuple[Op, ...]]]:
         """As `events`, with the path of calls from the entry function to the op."""
-        return _walk_events(self._events, 0, ())
+        return (item for item in _walk_events(self._events, 0, ()) if item[0].kind != WAIT)
 
     @property
     def steps(self) -> list[Event | Called]:
-        """The events of the entry function, in program order; equal calls share one list of events."""
+        """The events of the entry function, those of kind `WAIT` included, in program order.
+
+        Equal calls share one list of events.
+        """
         return self._events
 
     def called(self) -> Iterator[Called]:

@@ -232,7 +232,8 @@ class _Simulator(Domain[Handle]):
                 clocks[c] = start + step.duration
             for c in step.classes:
                 busy[c] += step.duration - step.blocked
-            frame.events.append(Event(op, step.classes, start, step.duration, effect.kind, effect.stream))
+            waits = step.waits[: -len(step.sets)] or step.classes
+            frame.events.append(Event(op, step.classes, start, step.duration, effect.kind, effect.stream, waits))
             if effect.stream:
                 ready = results[0].ready = results[0].ready or {}
                 for c in step.classes:
@@ -241,8 +242,8 @@ class _Simulator(Domain[Handle]):
                         frame.events.append(Event(op, (c,), clocks[c], step.blocked, effect.kind, 0))
                         frame.busy[effect.kind][c] += step.blocked
                         clocks[c] += step.blocked
-        for c in effect.joined_classes:
-            clocks[c] = max(clocks[c], (operands[0].ready or {}).get(c, 0))
+        if effect.joined_classes:
+            frame.join(op, effect.joined_classes, operands[0].ready or {})
 
     def _issued(self, frame: Frame, step: TimedStep, start: int) -> int:
         """Return when a step can start that its devices could start at `start`, and its hosts have just issued."""

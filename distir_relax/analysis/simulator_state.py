@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.copies import Copies
 from distir_relax.analysis.device_classes import Devices
-from distir_relax.analysis.events import Called, Change, Event
+from distir_relax.analysis.events import WAIT, Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
 from distir_relax.analysis.op_timer import Bytes, OpEffect
 from distir_relax.analysis.simulation import Peak
@@ -69,6 +69,13 @@ class Frame:
             self.live[c][category] += sign * size
             self.total[c] += sign * size
             self.changes.append(Change(self.clocks[c], c, sign * size, category))
+
+    def join(self, op: Op, classes: Sequence[int], ready: Mapping[int, int]) -> None:
+        """Let classes continue when the operand of the wait `op` is `ready` on them."""
+        for c in classes:
+            if (time := ready.get(c, 0)) > self.clocks[c]:
+                self.clocks[c] = time
+                self.events.append(Event(op, (c,), time, 0, WAIT, 0))
 
     def note_peak(self, needed: Sequence[tuple[int, int]], op: Op | None, note: str = "the inputs") -> None:
         """Update the peak of each class, given the bytes that `op` needs on it while it runs.
@@ -180,7 +187,8 @@ class _Relocation:
         if isinstance(event, Called):
             return self._called(event)
         classes = tuple([self.class_map[c] for c in event.classes])
-        return Event(event.op, classes, event.start, event.duration, event.kind, event.stream)
+        waits = tuple([self.class_map[c] for c in event.waits])
+        return Event(event.op, classes, event.start, event.duration, event.kind, event.stream, waits)
 
     def _change(self, change: Change | Called) -> Change | Called:
         if isinstance(change, Called):
