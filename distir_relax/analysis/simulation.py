@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.analysis.events import Called, Change, Event
+from distir_relax.analysis.events import WAIT, Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
 from distir_relax.analysis.reserved_memory import reserved_bytes
@@ -75,7 +75,8 @@ class Simulation:
 
     `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is the number
     of samples that the program processes, `strategy` (D/T/P/K) its parallel strategy, if known; if it does not fit,
-    `alternative` is a strategy that does. It prints as a summary of four to six lines.
+    `alternative` is a strategy that does. If figures of the machine are scaled, `scale` says which, and `before` is the
+    simulation on the machine as it is. It prints as a summary of four to seven lines.
     """
 
     module: Module
@@ -93,6 +94,8 @@ class Simulation:
     samples: int | None = None
     strategy: str | None = None
     alternative: Alternative | None = None
+    scale: str | None = None
+    before: Simulation | None = None
     _reserved: dict[int, int | None] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -108,6 +111,7 @@ class Simulation:
         return "\n".join(
             [
                 f"on {self.profile.name}{strategy}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
+                *([] if self.before is None else [_change_text(self.before.makespan, self.makespan)]),
                 *([f"devices   {heterogeneity}"] if (heterogeneity := self.heterogeneity) else []),
                 f"time      compute {self.computing:.1%}, "
                 f"communication {self.communication:.1%}, idle {self.bubble:.1%}{hosted}",
@@ -320,6 +324,11 @@ class Simulation:
     def _by_device(self, by_class: list[int]) -> npt.NDArray[Any]:
         result: npt.NDArray[Any] = (np.array(by_class, dtype=float) / FEMTOSECONDS)[self.class_of]
         return result
+
+
+def _change_text(before: float, after: float) -> str:
+    ratio = f", {after / before:.3f}x" if before else ""
+    return f"before    {seconds(before)} on the machine as it is{ratio}"
 
 
 def _op_text(op: Op) -> str:

@@ -29,7 +29,10 @@ from distir_relax.compiler.options import ImportOptions, LayoutOptions
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax.analysis.sensitivity import Sensitivity
+    from distir_relax.analysis.simulation import Simulation
     from distir_relax.compiler.simulate_generation import GenerationSimulation
+    from distir_relax.cost.profile import Profile
 
 
 _OPTIONS = ("shardings", "mesh", "strategy", "stages", "input_shapes", "precision", "keep")
@@ -57,6 +60,16 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Plot time and memory over --dim to this .svg.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=2x,...", help="Compare with a machine with other figures: network.bandwidth=2x."),
+    ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Print the time with each resource twice, and infinitely, as fast.")
+    ] = False,
+    critical_path: Annotated[
+        bool, typer.Option("--critical-path", help="Print the chain of ops that determines the time.")
+    ] = False,
     prompt: Annotated[
         int | None, typer.Option(min=1, help="Predict generation, after prompts of so many tokens.")
     ] = None,
@@ -73,14 +86,18 @@ def simulate(
     With --prompt and --generate, of generating text with a bundle of distir compile --generate, or with the folder or
     GGUF file of a language model: time to first token, time per token, throughput and memory of states. The options of
     serving are those of distir serve.
+
+    With --scale, the same program on a machine with some figures multiplied, or replaced: families such as
+    device.flops, device.bandwidth, device.memory, network.bandwidth, network.latency, those of a level of links, as in
+    NVSwitch.bandwidth, and single figures by their places in the profile.
     """
     if prompt is not None or generate is not None:
         others = {"--global-batch": global_batch, "--dim": dim, "--plot": plot, "--trace": trace, "--html": html}
+        others |= {"--sensitivity": sensitivity, "--critical-path": critical_path}
         others |= {flag_of(name): value for name, value in options.items() if name not in _FOR_GENERATION}
         workload = *read_workload(prompt, generate, others), requests
         limits = max_requests, round(memory * 1e9), step_tokens, chunk_tokens
-        found = _simulate_generation(model, profile, workload, limits, import_, options)
-        typer.echo(dumps(found.as_json()) if json else str(found))
+        typer.echo(_generation(model, (profile, scale), workload, limits, import_, options, json))
         return
     from distir_relax.compiler.simulate import simulate as predict
     from distir_relax.report.size_study import SizeStudy, write_size_plot
@@ -92,14 +109,23 @@ def simulate(
     ranges = read_size_ranges(dim)
     sizes = {name: values[0] for name, values in ranges.items()}
     varied = [name for name, values in ranges.items() if len(values) > 1]
-    if len(varied) > 1 or (plot is not None and not varied) or (varied and (trace is not None or html is not None)):
+    is_single = trace is not None or html is not None or sensitivity or critical_path
+    if len(varied) > 1 or (plot is not None and not varied) or (varied and is_single):
         raise DistIRError(
-            "expected one --dim with several sizes for a table or a plot, and none for a timeline or a page",
+            "expected one --dim with several sizes for a table or a plot, and none for a timeline, a page, "
+            "--sensitivity or --critical-path",
             hint="for example: --dim sequence=128:4096:2x --plot plot.svg",
         )
     if varied:
         results = [
-            predict(model, profile=profile, global_batch=global_batch, dims={**sizes, varied[0]: size}, **options)
+            predict(
+                model,
+                profile=profile,
+                global_batch=global_batch,
+                dims={**sizes, varied[0]: size},
+                scale=scale,
+                **options,
+            )
             for size in ranges[varied[0]]
         ]
         study = SizeStudy(varied[0], ranges[varied[0]], results)
@@ -107,14 +133,83 @@ def simulate(
             write_size_plot(study, plot)
         typer.echo(dumps(study.as_json()) if json else str(study))
         return
-    simulation = predict(model, profile=profile, global_batch=global_batch, dims=sizes, **options)
+    simulation = predict(model, profile=profile, global_batch=global_batch, dims=sizes, scale=scale, **options)
+    bounds = _sensitivity(simulation) if sensitivity else None
     if trace is not None:
         write_trace(simulation, trace)
     if html is not None:
         from distir_relax.report.page import write_page
 
-        write_page(simulation, html, f"{model} on {simulation.profile.name}", _proof(model))
-    typer.echo(dumps(simulation.as_json()) if json else str(simulation))
+        write_page(simulation, html, f"{model} on {simulation.profile.name}", _proof(model), bounds)
+    typer.echo(
+        dumps(_simulation_json(simulation, bounds, critical_path))
+        if json
+        else _simulation_text(simulation, bounds, critical_path)
+    )
+
+
+def _sensitivity(simulation: Simulation) -> Sensitivity:
+    from distir_relax.analysis.sensitivity import sensitivity
+
+    return sensitivity(simulation)
+
+
+def _simulation_text(simulation: Simulation, limits: Sensitivity | None, with_path: bool) -> str:
+    """Return the summary of a simulation, and the tables that were requested."""
+    from distir_relax.analysis.critical_path import critical_path
+    from distir_relax.report.critical_path import critical_path_text
+    from distir_relax.report.sensitivity import sensitivity_text
+    from distir_relax.report.what_if import compare, what_if_text
+
+    parts = [str(simulation)]
+    if simulation.before is not None and simulation.scale is not None:
+        parts.append(what_if_text(simulation.scale, compare(simulation.before, simulation)))
+    if limits is not None:
+        parts.append(sensitivity_text(limits))
+    if with_path:
+        parts.append(critical_path_text(simulation, critical_path(simulation)))
+    return "\n\n".join(parts)
+
+
+def _simulation_json(simulation: Simulation, limits: Sensitivity | None, with_path: bool) -> dict[str, Any]:
+    from distir_relax.analysis.critical_path import critical_path
+    from distir_relax.report.critical_path import critical_path_json
+    from distir_relax.report.what_if import compare, what_if_json
+
+    plain = simulation.as_json()
+    if (before := simulation.before) is not None and simulation.scale is not None:
+        plain["what_if"] = what_if_json(simulation.scale, before.as_json(), compare(before, simulation))
+    if limits is not None:
+        plain["sensitivity"] = limits.as_json()
+    if with_path:
+        plain["critical_path"] = critical_path_json(simulation, critical_path(simulation))
+    return plain
+
+
+def _generation(
+    model: str,
+    machine: tuple[str, str | None],
+    workload: tuple[int, int, int],
+    limits: tuple[int, int, int, int],
+    files: Sequence[Path] | None,
+    options: Mapping[str, Any],
+    json: bool,
+) -> str:
+    """Return the prediction of generation on a `machine`, a profile and changes of its figures, as text or JSON."""
+    from distir_relax.cost.profile import load_profile
+    from distir_relax.cost.scaling import scale_profile
+    from distir_relax.report.what_if import compare_generation, what_if_json, what_if_text
+
+    profile, scale = load_profile(machine[0]), machine[1]
+    scaled = None if scale is None else scale_profile(profile, scale)
+    found = _simulate_generation(model, profile, workload, limits, files, options)
+    if scaled is None or scale is None:
+        return dumps(found.as_json()) if json else str(found)
+    after = _simulate_generation(model, scaled, workload, limits, files, options)
+    rows = compare_generation(found, after)
+    if json:
+        return dumps({**after.as_json(), "what_if": what_if_json(scale, found.as_json(), rows)})
+    return f"{after}\n\n{what_if_text(scale, rows)}"
 
 
 def _proof(target: str) -> list[str]:
@@ -132,7 +227,7 @@ def _proof(target: str) -> list[str]:
 
 def _simulate_generation(
     model: str,
-    profile: str,
+    profile: Profile,
     workload: tuple[int, int, int],
     limits: tuple[int, int, int, int],
     files: Sequence[Path] | None,

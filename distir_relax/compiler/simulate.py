@@ -28,6 +28,7 @@ from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.source import Source, batch_size
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.cost.profile import Profile, as_profile
+from distir_relax.cost.scaling import scale_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.ir import Module
 from distir_relax.ir.symbols import at_sizes
@@ -47,6 +48,7 @@ def simulate(
     precision: str | None = None,
     keep: Sequence[str] = (),
     dims: Mapping[str, int] | None = None,
+    scale: str | None = None,
     **options: Unpack[LayoutOptions],
 ) -> Simulation:
     """Predict the run of a model on a machine: makespan, throughput, memory, timeline.
@@ -60,9 +62,13 @@ def simulate(
     yet, and `input_shapes` for ONNX files; see `compile`. A `Training` has a `precision` of its own. `dims` are values
     of symbolic sizes by name; others have their typical values.
 
+    `scale` answers what if the machine had other figures: ``network.bandwidth=2x,device.flops=0.5x`` (see
+    `scale_profile`). The program is that for `profile`, and the result's `before` is the simulation on it.
+
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
     machine = as_profile(profile)
+    scaled = None if scale is None else scale_profile(machine, scale)
     strategy = options.pop("strategy", None)
     parameters = {"strategy": strategy, "global_batch": global_batch}
     layout: CompileOptions = {**options, "profile": machine}  # type: ignore[typeddict-item]
@@ -75,6 +81,9 @@ def simulate(
     if loaded.samples is not None or global_batch is not None:
         result.samples = loaded.samples if global_batch is None else global_batch
     result.strategy = None if strategy is None else str(strategy)
+    if scaled is not None:
+        before, result = result, simulate_module(result.module, scaled)
+        result = replace(result, samples=before.samples, strategy=before.strategy, scale=scale, before=before)
     if not result.fits and isinstance(loaded.program, Source):
         result.alternative = _alternative(result, loaded.program)
     return result

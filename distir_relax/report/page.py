@@ -14,13 +14,18 @@ from string import Template
 from typing import Any
 
 from distir_relax.analysis.class_names import class_name
+from distir_relax.analysis.critical_path import critical_path
 from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, FEMTOSECONDS
+from distir_relax.analysis.sensitivity import Sensitivity, sensitivity_within
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.report.communication_matrix import matrix
+from distir_relax.report.critical_path import critical_path_section
 from distir_relax.report.memory import memory_charts
 from distir_relax.report.pipeline_tasks import chart, predicted_rows
+from distir_relax.report.sensitivity import sensitivity_section
 from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
+from distir_relax.report.what_if import what_if_section
 from distir_relax.support.files import write_text
 from distir_relax.support.units import count, seconds, size
 
@@ -32,18 +37,33 @@ MOST_TASKS = 4_000
 
 SCRIPTS = ("common.js", "timeline.js", "memory.js", "matrix.js")
 
+SIMULATION_SECONDS = 0.5
+"""A program whose simulation takes longer is not simulated again for a page: this would take about twenty times."""
+
 LONG = 20
 """Values with more characters are drawn smaller, and over two columns."""
 
 
-def write_page(simulation: Simulation, path: Path, title: str, proof: Sequence[str] = ()) -> None:
+def write_page(
+    simulation: Simulation,
+    path: Path,
+    title: str,
+    proof: Sequence[str] = (),
+    limits: Sensitivity | None = None,
+) -> None:
     """Write `page` to a file. Raise `DistIRError` if it cannot be written."""
-    write_text(path, page(simulation, title, proof))
+    write_text(path, page(simulation, title, proof, limits))
 
 
-def page(simulation: Simulation, title: str, proof: Sequence[str] = ()) -> str:
-    """Return the report as the text of an HTML file, with the statements of the plan's proof, if it has one."""
-    line = timeline(simulation)
+def page(simulation: Simulation, title: str, proof: Sequence[str] = (), limits: Sensitivity | None = None) -> str:
+    """Return the report as the text of an HTML file, with the statements of the plan's proof, if it has one.
+
+    `limits` is the sensitivity to the machine's resources. Without it, it is computed if one simulation takes at most
+    `SIMULATION_SECONDS`.
+    """
+    limits = limits or sensitivity_within(simulation, SIMULATION_SECONDS)
+    path = critical_path(simulation)
+    line = timeline(simulation, path=path)
     makespan = max(simulation.clocks)
     traffic = matrix(simulation)
     charts = memory_charts(simulation)
@@ -57,8 +77,11 @@ def page(simulation: Simulation, title: str, proof: Sequence[str] = ()) -> str:
     return Template((folder / "page.html").read_text()).substitute(
         title=escape(title),
         style=(folder / "page.css").read_text(),
-        headline="".join(figure(*row) for row in _headline(simulation)),
+        headline="".join(figure(*row) for row in _headline(simulation, limits)),
+        what_if=what_if_section(simulation),
         tasks=_tasks(simulation),
+        critical_path=critical_path_section(simulation, path),
+        sensitivity=sensitivity_section(limits),
         timeline_note=escape(timeline_note(simulation, line)),
         memory_note=escape(_memory_note(len(charts), len(simulation.members))),
         ops="".join(op_row(row) for row in top_ops(simulation)[:ROWS]),
@@ -125,7 +148,7 @@ def top_ops(simulation: Simulation) -> list[OpTime]:
     return sorted(rows, key=lambda row: (-row.total, row.name))
 
 
-def _headline(s: Simulation) -> Iterable[tuple[str, str, str, bool]]:
+def _headline(s: Simulation, limits: Sensitivity | None) -> Iterable[tuple[str, str, str, bool]]:
     device = s.fullest
     peak = s.peak(device)
     yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}", False
@@ -142,6 +165,9 @@ def _headline(s: Simulation) -> Iterable[tuple[str, str, str, bool]]:
     note = f"and {seconds(float(s.overlapped.mean()))} a device overlapped" if overlapped else "of all devices' time"
     yield "communication", f"{s.communication:.1%}", note, False
     yield "bubble", f"{s.bubble:.1%}", "waiting, of all devices' time", False
+    if limits is not None and limits.bound_by is not None:
+        saved = 1 - limits.gains[0].twice / limits.seconds
+        yield "bound by", limits.bound_by, f"twice as fast, a step is {saved:.1%} shorter", False
 
 
 def _digits(value: float) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from distir_relax.analysis.class_names import class_name, shown_classes
+from distir_relax.analysis.critical_path import CriticalPath
 from distir_relax.analysis.op_timer import COMPUTE, FEMTOSECONDS
-from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.simulation import Event, Simulation
 from distir_relax.ir import Op
 from distir_relax.report.trace import stream_name
 
@@ -23,7 +24,10 @@ BARS = 40_000
 
 
 class Bar(NamedTuple):
-    """One op, or merged neighbours of which `op` takes the longest; times in femtoseconds."""
+    """One op, or merged neighbours of which `op` takes the longest; times in femtoseconds.
+
+    It is `critical` if some of its ops are on the critical path.
+    """
 
     start: int
     end: int
@@ -33,6 +37,7 @@ class Bar(NamedTuple):
     compute: int
     communicate: int
     ops: int = 1
+    critical: bool = False
 
 
 @dataclass
@@ -46,13 +51,17 @@ class Timeline:
     joined: int = 0
 
 
-def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:
-    """Return the lanes of a simulation, with at most `limit` bars in total, but one in each lane."""
+def timeline(simulation: Simulation, limit: int = BARS, path: CriticalPath | None = None) -> Timeline:
+    """Return the lanes of a simulation, with at most `limit` bars in total, but one in each lane.
+
+    The bars of the steps of `path` are marked.
+    """
     shown = shown_classes(simulation, LANES)
-    collector = _BarCollector(set(shown))
+    steps = () if path is None else path.steps
+    collector = _BarCollector(set(shown), {(step.start, step.stream, step.classes) for step in steps})
     for event, start, calls in simulation.events_in_calls():
         if event.duration:
-            collector.add(event.classes, event.stream, start, start + event.duration, event.kind, event.op, calls)
+            collector.add(event, start, calls)
             collector.streams.setdefault(event.stream, stream_name(event))
     lanes = collector.lanes
     threshold = 0
@@ -74,9 +83,11 @@ def as_data(line: Timeline, makespan: int) -> dict[str, Any]:
     texts = _TextTable()
     lanes = []
     for name, bars in line.lanes:
-        columns: dict[str, list[Any]] = {"gap": [], "length": [], "kind": [], "op": [], "call": [], "joined": []}
+        columns: dict[str, list[Any]] = {
+            "gap": [], "length": [], "kind": [], "op": [], "call": [], "joined": [], "critical": [],
+        }  # fmt: skip
         previous_end = 0
-        for bar in bars:
+        for number, bar in enumerate(bars):
             start, end = bar.start // unit, bar.end // unit
             columns["gap"].append(start - previous_end)
             columns["length"].append(end - start)
@@ -85,6 +96,8 @@ def as_data(line: Timeline, makespan: int) -> dict[str, Any]:
             columns["call"].append(texts.of("call", bar.call, _call_text(line.calls[bar.call])))
             if bar.ops > 1:
                 columns["joined"].append([bar.ops, bar.compute // unit, bar.communicate // unit])
+            if bar.critical:
+                columns["critical"].append(number)
             previous_end = end
         lanes.append({"name": name, **columns})
     return {"unit": unit / FEMTOSECONDS, "span": max(makespan // unit, 1), "lanes": lanes, "texts": texts.texts}
@@ -92,9 +105,13 @@ def as_data(line: Timeline, makespan: int) -> dict[str, Any]:
 
 @dataclass
 class _BarCollector:
-    """Bars of the classes `classes_shown`, one per op, by class and stream."""
+    """Bars of the classes `classes_shown`, one per op, by class and stream.
+
+    `critical` has start, stream and classes of the steps of the critical path.
+    """
 
     classes_shown: set[int]
+    critical: set[tuple[int, int, tuple[int, ...]]]
     lanes: dict[tuple[int, int], list[Bar]] = field(default_factory=dict)
     streams: dict[int, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
@@ -102,21 +119,21 @@ class _BarCollector:
     _op_numbers: dict[int, int] = field(default_factory=dict)
     _call_numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def add(
-        self, classes: tuple[int, ...], stream: int, start: int, end: int, kind: int, op: Op, calls: tuple[Op, ...]
-    ) -> None:
-        number = self._op_numbers.setdefault(id(op), len(self.ops))
+    def add(self, event: Event, start: int, calls: tuple[Op, ...]) -> None:
+        """Add the bars of an event, one for each class."""
+        number = self._op_numbers.setdefault(id(event.op), len(self.ops))
         if number == len(self.ops):
-            self.ops.append(op)
+            self.ops.append(event.op)
         path = self._call_numbers.setdefault(tuple(map(id, calls)), len(self.calls))
         if path == len(self.calls):
             self.calls.append(calls)
-        duration = end - start
-        split = (duration, 0) if kind == COMPUTE else (0, duration)
-        bar = Bar(start, end, number, path, duration, *split)
-        for c in classes:
+        duration = event.duration
+        split = (duration, 0) if event.kind == COMPUTE else (0, duration)
+        is_critical = (start, event.stream, event.classes) in self.critical
+        bar = Bar(start, start + duration, number, path, duration, *split, critical=is_critical)
+        for c in event.classes:
             if c in self.classes_shown:
-                self.lanes.setdefault((c, stream), []).append(bar)
+                self.lanes.setdefault((c, event.stream), []).append(bar)
 
 
 @dataclass
@@ -148,6 +165,7 @@ def _join(bars: list[Bar], threshold: int) -> list[Bar]:
             merged[-1] = Bar(
                 last.start, bar.end, longest.op, longest.call, longest.longest,
                 last.compute + bar.compute, last.communicate + bar.communicate, last.ops + bar.ops,
+                last.critical or bar.critical,
             )  # fmt: skip
         else:
             merged.append(bar)

@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from distir_relax.analysis.class_names import shown_classes
+from distir_relax.analysis.critical_path import critical_path
 from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
+from distir_relax.analysis.sensitivity import sensitivity
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cli import app
 from distir_relax.compiler.simulate import simulate
@@ -25,7 +27,7 @@ from distir_relax.lowering.program_builder import ProgramBuilder
 from distir_relax.report.communication_matrix import CELLS, block_size, matrix
 from distir_relax.report.memory import downsample, memory_charts, peak_time
 from distir_relax.report.page import page, top_ops, write_page
-from distir_relax.report.timeline import LANES, as_data, timeline
+from distir_relax.report.timeline import BARS, LANES, as_data, timeline
 from tests.report.simulations import PROFILE, streams, training, with_locations
 from tests.training import perceptron
 
@@ -91,8 +93,10 @@ def test_a_program_that_does_not_fit_says_so() -> None:
 
 def test_nothing_is_fetched_and_nothing_of_the_users_is_markup() -> None:
     simulation = training("1/1/2/2", 3)
-    hostile = simulate_module(with_locations(simulation.module, HOSTILE), simulation.profile)
-    plain, text = Tags(page(simulation, "title")), Tags(page(hostile, HOSTILE))
+    harmless, hostile = (
+        simulate_module(with_locations(simulation.module, text), simulation.profile) for text in ("m.py:1", HOSTILE)
+    )
+    plain, text = Tags(page(harmless, "title")), Tags(page(hostile, HOSTILE))
     assert text.found == plain.found
     assert text.links[0] == "data:,"
     assert all(link.startswith("data:") for link in text.links)
@@ -156,11 +160,39 @@ def test_a_large_program_is_a_small_page_that_says_what_it_leaves_out() -> None:
     assert len(text) < 4e6
 
 
+@pytest.mark.parametrize("limit", [11, BARS])
+def test_the_bars_of_the_critical_path_are_marked(limit: int) -> None:
+    """As they are in each lane of a step's devices; merged bars that contain one too."""
+    simulation = training("1/1/3/7", 4)
+    path = critical_path(simulation)
+    line = timeline(simulation, limit, path)
+    lanes = as_data(line, max(simulation.clocks))["lanes"]
+    marked = [[bar for bar in bars if bar.critical] for _, bars in line.lanes]
+    assert [len(bars) for bars in marked] == [len(lane["critical"]) for lane in lanes]
+    for step in path.steps:
+        assert any(bar.start <= step.start and step.end <= bar.end for bars in marked for bar in bars)
+    if limit == BARS:
+        assert sum(map(len, marked)) == sum(len(step.classes) for step in path.steps)
+    assert not any(bar.critical for _, bars in timeline(simulation).lanes for bar in bars)
+
+
+def test_limits_of_the_step_are_left_out_of_slow_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = training("1/1/2/2", 3)
+    text = page(simulation, "")
+    assert "<dt>bound by</dt><dd>op overheads</dd>" in text
+    assert "distir simulate --sensitivity" not in text
+    monkeypatch.setattr("distir_relax.report.page.SIMULATION_SECONDS", -1.0)
+    text = page(simulation, "")
+    assert "<dt>bound by</dt>" not in text
+    assert "distir simulate --sensitivity" in text
+    assert "<dt>bound by</dt>" in page(simulation, "", limits=sensitivity(simulation))
+
+
 def test_the_page_tells_of_joined_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = training()
     short = timeline(simulation, 40)
     assert "are merged with" not in page(simulation, "")
-    monkeypatch.setattr("distir_relax.report.page.timeline", lambda _: short)
+    monkeypatch.setattr("distir_relax.report.page.timeline", lambda _, path: short)
     assert f"{short.joined:,} ops shorter than" in page(simulation, "")
 
 

@@ -13,7 +13,8 @@ const lanes = line.lanes.map((lane) => {
     end[i] = at += lane.length[i];
     if (lane.kind[i] === JOINED) extra[i] = joined++;
   }
-  return { ...lane, count, start, end, extra };
+  const critical = new Set(lane.critical);
+  return { ...lane, count, start, end, extra, critical };
 });
 let hovered = null;
 
@@ -101,6 +102,12 @@ function drawLane(pen, lane, top, width, paint) {
     const end = columns.isShared(to) ? Math.floor(to) : Math.round(to);
     drawOp(pen, lane, i, left + begin, end - begin, top, paint);
   }
+  pen.restore();
+  drawCritical(pen, lane, left, top + BAR + 2, width);
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, top, width - left, BAR);
+  pen.clip();
   if (hovered && hovered.lane === lane) {
     pen.strokeStyle = colour("--mark");
     pen.lineWidth = 2;
@@ -108,6 +115,20 @@ function drawLane(pen, lane, top, width, paint) {
     pen.strokeRect(x, top + 1, Math.max(xOf(lane.end[hovered.i]) - x, 2), BAR - 2);
   }
   pen.restore();
+}
+
+// A line below the bars on the critical path; neighbours share one.
+function drawCritical(pen, lane, left, top, width) {
+  pen.fillStyle = colour("--critical");
+  let from = -1, to = -1;
+  const draw = () => { if (to > from) pen.fillRect(Math.max(from, left), top, Math.min(to, width) - Math.max(from, left), 3); };
+  for (const i of lane.critical) {
+    if (lane.end[i] <= view.from || lane.start[i] >= view.to) continue;
+    const begin = Math.floor(xOf(lane.start[i])), end = Math.ceil(Math.max(xOf(lane.end[i]), begin + 1));
+    if (begin > to) { draw(); from = begin; }
+    to = end;
+  }
+  draw();
 }
 
 // What is done within each pixel of a lane, as shares of it; `shared` are those that have bars narrower than two.
@@ -172,7 +193,10 @@ function barText(lane, i) {
   const [op, place] = line.texts[lane.op[i]].split("\n");
   const when = `from ${seconds(lane.start[i] * unit)} for ${seconds(length * unit)}`;
   const calls = line.texts[lane.call[i]];
-  const where = [place && `at ${place}`, calls && `in ${calls.split("\n").join("\nin ")}`].filter(Boolean);
+  const where = [
+    place && `at ${place}`, calls && `in ${calls.split("\n").join("\nin ")}`,
+    lane.critical.has(i) && "on the critical path",
+  ].filter(Boolean);
   if (lane.kind[i] !== JOINED) {
     return [op, `${lane.kind[i] === COMPUTE ? "compute" : "communication"}, ${when}`, ...where].join("\n");
   }
