@@ -65,6 +65,51 @@ def bytes_between(module: Module) -> CommunicationMatrix:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Communication of one kind, along a mesh axis (empty for sends), in a run of a program.
+
+    Its ops run `times` times, each set of devices by itself; `bytes` are those that all devices send together, None if
+    the kind is unknown.
+    """
+
+    name: str
+    axis: str
+    times: int
+    bytes: float | None
+
+
+def traffic_by_kind(module: Module) -> list[Traffic]:
+    """Sum up the communication of one run of a distributed program by op and mesh axis, most bytes first.
+
+    Raises `VerificationError` for a program that lacks types.
+    """
+    counter = _Counter(expand_module(module))
+    times: Counter[tuple[str, str]] = Counter()
+    total: dict[tuple[str, str], float | None] = {}
+    for (number, onto), count in counter.ops_of(counter.module.main, None).items():
+        op = counter.ops[number]
+        key = op.name, str(op.attrs.get("axis", ""))
+        times[key] += count
+        sent = _all_bytes(counter, op, onto)
+        before = total.get(key, 0.0)
+        total[key] = None if sent is None or before is None else before + count * sent
+    rows = [Traffic(*key, times[key], total[key]) for key in times]
+    return sorted(rows, key=lambda row: (-(row.bytes or 0.0), row.name, row.axis))
+
+
+def _all_bytes(counter: _Counter, op: Op, onto: Devices | None) -> float | None:
+    """Return the bytes that all devices of an op send to others; None for an unknown kind of communication."""
+    total = 0.0
+    try:
+        for links, sent in counter.sent(op, onto):
+            source, target = links.pairs()
+            total += float(np.broadcast_to(sent, source.shape)[source != target].sum())
+    except ProfileError:
+        return None
+    return total
+
+
+@dataclass(frozen=True)
 class _Links:
     """Pairs of devices, by form: rows are rings, rows exchange all-to-all, or two rows are paired."""
 

@@ -11,6 +11,7 @@ import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import BundleArgument, JsonOption, SizesOption, Stage, read_sizes
+from distir_relax.errors import DistIRError
 
 
 @app.command()
@@ -45,19 +46,37 @@ def show(
 @app.command()
 def explain(
     bundle: BundleArgument,
-    value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
+    value: Annotated[
+        str | None, typer.Argument(metavar="%VALUE", help="A value of the sharded stage; the whole bundle if omitted.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Machine to predict the time for: a name or a .toml file. Without a value only.")
+    ] = None,
     limit: Annotated[float, typer.Option(min=0, help="Time limit for costing other layouts (seconds).")] = 30,
     dim: SizesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain the layout of a value: its cause, the communication it needs, and that of other layouts.
+    """Explain a bundle: programs of ranks, placements of weights and their causes, communication, memory.
 
-    For a bundle compiled with --auto: the cost of a whole step under each other layout of the value.
+    Of a value: its layout, its cause, the communication it needs, and that of other layouts. For a bundle compiled with
+    --auto: the cost of a whole step under each other layout of the value.
     """
     from distir_relax.bundle import read_bundle
+    from distir_relax.cost.profile import load_profile
     from distir_relax.report.explain import explain as explanation
     from distir_relax.report.explain import explain_json
+    from distir_relax.report.overview import overview
 
+    if value is None:
+        machine = None if profile is None else load_profile(profile)
+        found = overview(read_bundle(bundle, verify_weights=False), machine, read_sizes(dim))
+        typer.echo(json_.dumps(found.as_json()) if json else str(found))
+        return
+    if profile is not None:
+        raise DistIRError(
+            f"expected no --profile with a value, found {value}",
+            hint="distir explain BUNDLE --profile NAME predicts it",
+        )
     opened = read_bundle(bundle, verify_weights=False)
     arguments = opened, value, limit, read_sizes(dim)
     typer.echo(json_.dumps(explain_json(*arguments)) if json else explanation(*arguments))
