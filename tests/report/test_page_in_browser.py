@@ -61,12 +61,12 @@ def tip(chromium: Browser) -> str:
     return found
 
 
-def lane(chromium: Browser) -> list[tuple[int, ...]]:
-    """The colours of the time line's first lane, pixel by pixel, from a copy that is made to be read."""
+def lane(chromium: Browser, below: int = 0) -> list[tuple[int, ...]]:
+    """The colours of the time line's first lane, or some pixels `below`, from a copy that is made to be read."""
     rows: list[list[int]] = chromium.run(
         "const c = document.getElementById('timeline'), copy = new OffscreenCanvas(c.width, c.height);"
         "const pen = copy.getContext('2d', {willReadFrequently: true}); pen.drawImage(c, 0, 0);"
-        "const d = pen.getImageData(0, c.clientWidth < 640 ? 50 : 34, c.width, 1).data;"
+        f"const d = pen.getImageData(0, (c.clientWidth < 640 ? 50 : 34) + {below}, c.width, 1).data;"
         "return Array.from({length: c.width}, (_, i) => Array.from(d.slice(4 * i, 4 * i + 3)));"
     )
     return [tuple(row) for row in rows]
@@ -117,6 +117,25 @@ def test_the_time_line_tells_what_is_under_the_mouse(chromium: Browser, pages: d
     chromium.point(place["x"] + 2, place["y"] - 40)
     assert tip(chromium) == ""
     assert chromium.messages() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_critical_path_is_underlined(chromium: Browser, pages: dict[str, Path], dark: bool) -> None:
+    """Of one device all, of a pipeline's first stage the beginning and the end."""
+    chromium.open(pages["one device"], DESKTOP, dark=dark)
+    colour = css_colour(chromium, "--critical")
+    busy = [pixel == css_colour(chromium, "--compute") for pixel in lane(chromium)]
+    marked = [pixel == colour for pixel in lane(chromium, 13)]
+    first, last = busy.index(True), len(busy) - busy[::-1].index(True)
+    assert all(marked[first:last])
+    assert not any(marked[: first - 2])
+    chromium.open(pages["pipeline"], DESKTOP, dark=dark)
+    marked = [pixel == colour for pixel in lane(chromium, 13)]
+    first = marked.index(True)
+    assert 0.1 < sum(marked) / (len(marked) - first) < 0.9
+    assert marked[-2]
+    chromium.point(box(chromium, "#timeline")["x"] + first + 1, box(chromium, "#timeline")["y"] + 34)
+    assert tip(chromium).split("\n")[-1] == "on the critical path"
 
 
 def test_zooming_in_widens_the_bars_and_whole_brings_them_back(chromium: Browser, pages: dict[str, Path]) -> None:
