@@ -65,6 +65,13 @@ def test_calls_have_the_path_of_the_inlined_program(
     assert any(step.calls for step in called.steps) or not any(step.calls for step in flat.steps)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_devices_that_do_the_same_have_one_path(seed: int) -> None:
+    found = simulate_module(schedule(seed, even=True), HELD)
+    assert len(found.members) == 2
+    assert whole(found).steps
+
+
 Node = int
 
 
