@@ -37,6 +37,7 @@ def scale_profile(profile: Profile, text: str) -> Profile:
         if not equals or not name or not value:
             raise ProfileError(f"expected NAME=FACTORx or NAME=VALUE, found {item!r}", text, "for example: " + _EXAMPLE)
         result = _scale(result, name, value, text)
+    _check(result, text)
     return replace(result, name=f"{profile.name} with {', '.join(items)}")
 
 
@@ -71,20 +72,19 @@ def _scale(profile: Profile, name: str, value: str, where: str) -> Profile:
     factor = _factor(name, value, values, where)
     if factor is None:
         new = _absolute(name, value, where)
-        return _checked(_change(profile, lambda figure, old: new if figure == name else old), where)
+        return _change(profile, lambda figure, old: new if figure == name else old)
     if not any(values[figure] for figure in members):
         raise ProfileError(
             f"{name} of {profile.name} is 0, which no factor changes", where, f"give a value, as in {name}=1e-6"
         )
     # Lines state seconds per byte, the inverse of a bandwidth.
     inverse = name.endswith("bandwidth")
-    scaled = _change(
+    return _change(
         profile,
         lambda figure, old: (
             old if figure not in members else old / factor if inverse and _is_inverse(figure) else old * factor
         ),
     )
-    return _checked(scaled, where)
 
 
 def _unknown(profile: Profile, name: str, known: Mapping[str, object], where: str) -> ProfileError:
@@ -135,13 +135,16 @@ def _kind(name: str) -> tuple[str, Mapping[str, float]]:
     return "a number", {}
 
 
-def _checked(profile: Profile, where: str) -> Profile:
+def _check(profile: Profile, where: str) -> None:
     """Raise `ProfileError` if a figure is outside of the range that a profile's file may have."""
     for name, value in _figures(profile).items():
         low, high = _RANGES.get(name, (SMALLEST, LARGEST))
-        if not low <= value <= high and not (value == 0 and name not in _POSITIVE) and not math.isinf(value):
+        is_allowed = low <= value <= high or math.isinf(value) or (value == 0 and not _POSITIVE.fullmatch(name))
+        if not is_allowed:
             raise ProfileError(f"expected {name} from {low:g} to {high:g}, found {value:g}", where)
-    return profile
+    if profile.cache and not profile.cache_bandwidth:
+        raise ProfileError(f"expected the bandwidth of a cache, which {profile.name} does not have", where,
+                           "give both: device.cache=4MB,device.cache_bandwidth=5TB/s")  # fmt: skip
 
 
 def _names(profile: Profile) -> dict[str, list[str]]:
@@ -254,7 +257,10 @@ _EXAMPLE = "network.bandwidth=2x,device.flops=0.5x,device.memory=40GB"
 _FACTOR = re.compile(r"(?P<factor>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?)\s*x", re.ASCII)
 _OUTSIDE_DEVICE = ("beside", "collective_overhead")
 _RANGES = {"beside": (0.0, 1.0), "device.overlap": (1.0, math.inf)}
-_POSITIVE = ("device.memory", "device.bandwidth", "device.overlap")
+_POSITIVE = re.compile(
+    r"device\.(memory|bandwidth|overlap|(vector|ops)\..*)|group\..*|level\..*\.bandwidth|.*\.(flops|seconds_per_byte)"
+)
+"""Figures that are never 0; others are 0 where they were not measured, or take no time."""
 _FAMILIES = {
     "device.flops": r"device\.(matrix|packed)\..*\.(flops|thin)|device\.(vector|ops)\..*",
     "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed)\..*\.bandwidth)",

@@ -83,6 +83,9 @@ def test_values_have_units_and_take_their_family_along() -> None:
     assert scale_profile(H100, "NVSwitch.bandwidth=25GB/s").levels[0].bandwidth == pytest.approx(25e9)
     assert scale_profile(H100, "device.dispatch=2.5e-6").dispatch == pytest.approx(2.5e-6)
     assert scale_profile(replace(H100, view=0.0), "device.view=1us").view == 1e-6
+    assert scale_profile(H100, "device.overhead=0,beside=0").overhead == 0.0
+    cached = scale_profile(H100, "device.cache=4MB,device.cache_bandwidth=5TB/s")
+    assert (cached.cache, cached.cache_bandwidth) == (4e6, 5e12)
     unlike = replace(H100, groups=(Group(((1, 1),), 1.0, 20e9), Group(((2, 2),), 0.5)))
     halved = scale_profile(unlike, f"device.memory={unlike.memory / 2:.0f}")
     assert halved.groups[0].memory == pytest.approx(10e9)
@@ -159,6 +162,10 @@ def test_faster_divides_times_and_multiplies_rates() -> None:
         ("device.memory=1e400x", "expected a factor from 1e-15 to 1e15"),
         ("device.memory=0x", "expected a factor from 1e-15 to 1e15"),
         ("device.memory=0", "expected device.memory from"),
+        ("NVSwitch.bandwidth=0", "expected level.NVSwitch.bandwidth from"),
+        ("device.vector.float32=0", "expected device.vector.float32 from"),
+        ("device.matrix.float16.flops=1e40", "expected device.matrix.float16.flops from"),
+        ("device.cache=4MB", "expected the bandwidth of a cache"),
         ("beside=2x", "expected beside from 0 to 1, found 2"),
         ("device.view=2x", "is 0, which no factor changes"),
     ],
