@@ -27,7 +27,8 @@ from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
 from distir_relax.support.units import count, listed, size
 
-_MOST_CLASSES, _MOST_ROWS, _MOST_NAMES = 16, 8, 6
+_MOST_CLASSES, _MOST_ROWS, _MOST_GROUPS, _MOST_NAMES = 14, 8, 4, 6
+_CAUSE_WIDTH = 44
 _WIDTH = 116
 _SCALARS = ("name", "model", "kind", "tail", "microbatches", "searched", "results")
 
@@ -164,7 +165,7 @@ class Overview:
         rows = [
             (
                 row.name, str(len(row.values)), row.type, row.placements, size(row.bytes), size(row.rank_bytes),
-                row.cause,
+                textwrap.shorten(row.cause, _CAUSE_WIDTH, placeholder="..."),
             )
             for row in others[:_MOST_CLASSES]
         ]  # fmt: skip
@@ -185,11 +186,11 @@ class Overview:
         if not self.causes:
             return
         yield "splits, by what causes them:"
-        for cause in self.causes[:_MOST_ROWS]:
+        for cause in self.causes[:_MOST_GROUPS]:
             names = [summarize_names(names) for names in by_pattern(cause.values).values()]
             text = f"{cause.annotation} splits {count(len(cause.values), 'value')} along {cause.axis}: "
             yield from _wrapped(text + listed(names, _MOST_NAMES))
-        if rest := self.causes[_MOST_ROWS:]:
+        if rest := self.causes[_MOST_GROUPS:]:
             yield f"  and {count(len(rest), 'more cause')}: --json has all"
 
     def _replicated(self) -> Iterator[str]:
@@ -199,7 +200,8 @@ class Overview:
         yield "not sharded:"
         if weights:
             number, total = sum(len(row.values) for row in weights), sum(row.bytes for row in weights)
-            text = f"{count(number, 'weight')}, {size(total)}: {listed([row.name for row in weights], _MOST_NAMES)}"
+            title = f"{count(number, 'weight')}{' and states' if any(row.role == 'state' for row in weights) else ''}"
+            text = f"{title}, {size(total)}: {listed([row.name for row in weights], _MOST_NAMES)}"
             yield from _wrapped(text)
         if self.replicated:
             patterns = by_pattern(self.replicated)
@@ -232,12 +234,12 @@ class Overview:
             groups.setdefault((pattern(row.value), row.placements, row.op, row.location), []).append(row)
         if groups:
             yield "gathered without a request:"
-        for (_, placements, op, location), rows in list(groups.items())[:_MOST_ROWS]:
+        for (_, placements, op, location), rows in list(groups.items())[:_MOST_GROUPS]:
             names = summarize_names([f"%{row.value}" for row in rows])
             total = sum(row.bytes for row in rows)
             yield from _wrapped(f"{names} ({placements}), {size(total)}, for {op}  # {location}")
-        if len(groups) > _MOST_ROWS:
-            yield f"  and {count(len(groups) - _MOST_ROWS, 'more')}: --json has all"
+        if len(groups) > _MOST_GROUPS:
+            yield f"  and {len(groups) - _MOST_GROUPS} more: --json has all"
 
     def _prediction(self) -> Iterator[str]:
         low, high = size(min(self.rank_bytes)), size(max(self.rank_bytes))

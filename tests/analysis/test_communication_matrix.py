@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from distir_relax.analysis.communication_matrix import bytes_between
+from distir_relax.analysis.communication_matrix import bytes_between, traffic_by_kind
 from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.compiler.simulate import simulate
-from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, PerRank, Value, parse
+from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, PerRank, Value, inline, parse
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, print_placements  # fmt: skip
 from distir_relax.layout.partition import balanced
 from distir_relax.lowering import ToDistIR
 from distir_relax.lowering.program_builder import ProgramBuilder
 from distir_relax.sharding import bytes_sent
+from tests.analysis.schedules import schedule
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "paper" / "pipeline.distir"
 
@@ -141,3 +143,14 @@ def cut(placement: Placement, ranks: int) -> Placement:
     if not isinstance(placement, Shard):
         return placement
     return Shard(placement.dim, Cut.of(*balanced((6, 12, 18)[placement.dim], ranks)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bytes_by_kind_are_those_between_devices(seed: int) -> None:
+    module = schedule(seed)
+    rows = traffic_by_kind(module)
+    assert sum(row.bytes or 0.0 for row in rows) == pytest.approx(bytes_between(module).bytes.sum())
+    counts = Counter((op.name, op.attrs.get("axis", "")) for op in inline(module).main.ops)
+    assert {(row.name, row.axis): row.times for row in rows} == {
+        key: count for key, count in counts.items() if key[0] in ("send", "all_reduce")
+    }
