@@ -16,7 +16,8 @@ from distir_relax.cost.scaling import faster, has
 RESOURCES = {
     "flops": "device.flops",
     "memory bandwidth": "device.bandwidth",
-    "op overheads": "device.overheads",
+    "op overheads": "device.overhead",
+    "host": "runtime.times",
     "network bandwidth": "network.bandwidth",
     "network latency": "network.latency",
 }

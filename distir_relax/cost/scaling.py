@@ -18,9 +18,6 @@ from distir_relax.cost.profile import LARGEST, SMALLEST, Level, Line, Matrix, Pr
 from distir_relax.errors import ProfileError
 from distir_relax.support.units import SIZES, TIMES, read_quantity
 
-OVERHEADS = ("device.overhead", "device.dispatch", "device.view")
-"""Constant times of ops."""
-
 
 def scale_profile(profile: Profile, text: str) -> Profile:
     """Return the machine with figures changed by `text`: ``NAME=FACTORx`` or ``NAME=VALUE``, separated by commas.
@@ -241,7 +238,9 @@ def _line_name(line: Line, key: str) -> str:
 
 
 def _scalar_name(name: str) -> str:
-    return name if name in _OUTSIDE_DEVICE else f"device.{name}"
+    if name in _OUTSIDE_DEVICE:
+        return name
+    return f"{'runtime' if name in _OF_RUNTIME else 'device'}.{name}"
 
 
 def _faster(name: str, value: float, factor: float) -> float:
@@ -256,6 +255,7 @@ _Change = Callable[[str, float], float]
 _EXAMPLE = "network.bandwidth=2x,device.flops=0.5x,device.memory=40GB"
 _FACTOR = re.compile(r"(?P<factor>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?)\s*x", re.ASCII)
 _OUTSIDE_DEVICE = ("beside", "collective_overhead")
+_OF_RUNTIME = ("dispatch", "view", "shape_op")
 _RANGES = {"beside": (0.0, 1.0), "device.overlap": (1.0, math.inf)}
 _POSITIVE = re.compile(
     r"device\.(memory|bandwidth|overlap|(vector|ops)\..*)|group\..*|level\..*\.bandwidth|.*\.(flops|seconds_per_byte)"
@@ -265,7 +265,7 @@ _FAMILIES = {
     "device.flops": r"device\.(matrix|packed)\..*\.(flops|thin)|device\.(vector|ops)\..*",
     "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed)\..*\.bandwidth)",
     "device.memory": r"device\.memory|group\.\d+\.memory",
-    "device.overheads": "|".join(map(re.escape, OVERHEADS)),
+    "runtime.times": r"runtime\.(dispatch|view|shape_op)",
     "network.bandwidth": r"level\..*\.bandwidth|collective\..*\.seconds_per_byte",
     "network.latency": r"level\..*\.latency|collective\..*\.latency|collective_overhead",
 }

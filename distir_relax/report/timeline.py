@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from distir_relax.analysis.class_names import class_name, shown_classes
 from distir_relax.analysis.critical_path import CriticalPath
+from distir_relax.analysis.events import Event
 from distir_relax.analysis.op_timer import COMPUTE, FEMTOSECONDS
-from distir_relax.analysis.simulation import Event, Simulation
+from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Op
 from distir_relax.report.trace import stream_name
 

@@ -214,14 +214,14 @@ def test_the_command_prints_what_the_function_returns(bundle: Path) -> None:
 def test_the_command_compares_with_a_scaled_machine(bundle: Path) -> None:
     workload = (bundle, "--prompt", 5, "--generate", 7, "--requests", 3)
     before, after = (
-        json.loads(simulate(*workload, *more, "--json").output) for more in ((), ("--scale", "device.overheads=4x"))
+        json.loads(simulate(*workload, *more, "--json").output) for more in ((), ("--scale", "device.overhead=4x"))
     )
     assert after["what_if"]["before"] == before
     assert after["what_if"]["ratios"]["first token"] == pytest.approx(
         sum(after["first_token_s"]) / sum(before["first_token_s"])
     )
     assert after["seconds"] > 2 * before["seconds"]
-    text = simulate(*workload, "--scale", "device.overheads=4x").output
+    text = simulate(*workload, "--scale", "device.overhead=4x").output
     assert f"{after['seconds'] / before['seconds']:.3f}x" in text
 
 

@@ -63,8 +63,8 @@ def test_a_family_changes_the_rates_of_one_resource() -> None:
     assert ratios["device.cache_bandwidth"] == pytest.approx(3)
     after = scale_profile(H100, "network.bandwidth=2x")
     assert [new.bandwidth / old.bandwidth for new, old in zip(after.levels, H100.levels, strict=True)] == [2, 2]
-    assert changed(H100, scale_profile(H100, "device.overheads=4x")).keys() <= {
-        "device.overhead", "device.dispatch", "device.view",
+    assert changed(H100, scale_profile(H100, "device.overhead=4x")).keys() <= {
+        "device.overhead", "runtime.dispatch", "runtime.view",
     }  # fmt: skip
 
 
@@ -81,8 +81,8 @@ def test_values_have_units_and_take_their_family_along() -> None:
     assert scale_profile(H100, "device.memory=40GB").memory == 40e9
     assert scale_profile(H100, "NVSwitch.latency = 3us").levels[0].latency == pytest.approx(3e-6)
     assert scale_profile(H100, "NVSwitch.bandwidth=25GB/s").levels[0].bandwidth == pytest.approx(25e9)
-    assert scale_profile(H100, "device.dispatch=2.5e-6").dispatch == pytest.approx(2.5e-6)
-    assert scale_profile(replace(H100, view=0.0), "device.view=1us").view == 1e-6
+    assert scale_profile(H100, "runtime.dispatch=2.5e-6").dispatch == pytest.approx(2.5e-6)
+    assert scale_profile(replace(H100, view=0.0), "runtime.view=1us").view == 1e-6
     assert scale_profile(H100, "device.overhead=0,beside=0").overhead == 0.0
     cached = scale_profile(H100, "device.cache=4MB,device.cache_bandwidth=5TB/s")
     assert (cached.cache, cached.cache_bandwidth) == (4e6, 5e12)
@@ -167,7 +167,7 @@ def test_faster_divides_times_and_multiplies_rates() -> None:
         ("device.matrix.float16.flops=1e40", "expected device.matrix.float16.flops from"),
         ("device.cache=4MB", "expected the bandwidth of a cache"),
         ("beside=2x", "expected beside from 0 to 1, found 2"),
-        ("device.view=2x", "is 0, which no factor changes"),
+        ("runtime.view=2x", "is 0, which no factor changes"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:

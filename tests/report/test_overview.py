@@ -146,7 +146,7 @@ def test_a_training_step_is_two_screens() -> None:
     assert "5 microbatches" in lines[0]
     assert cells(found, "state")[1] == str(sum(len(row.values) for row in found.weights if row.role == "state"))
     assert found.prediction is not None
-    assert found.prediction.limits.bound_by == "op overheads"
+    assert found.prediction.limits.bound_by == "host"
 
 
 def test_the_prediction_is_that_of_the_simulator(tmp_path: Path) -> None:

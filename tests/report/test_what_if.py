@@ -89,7 +89,7 @@ def test_a_range_of_sizes_is_of_the_scaled_machine(tmp_path: Path) -> None:
     plan.save(tmp_path / "model.dist")
     arguments = ["--dim", "rows=128:512:2x", "--json"]
     before = run(*arguments, model=str(tmp_path / "model.dist"))
-    after = run(*arguments, "--scale", "device.overheads=3x", model=str(tmp_path / "model.dist"))
+    after = run(*arguments, "--scale", "device.overhead=3x", model=str(tmp_path / "model.dist"))
     assert [row["rows"] for row in after] == [128, 256, 512]
     assert all(a["makespan_s"] > 1.5 * b["makespan_s"] for a, b in zip(after, before, strict=True))
 
