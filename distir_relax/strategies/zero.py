@@ -17,18 +17,23 @@ The passes only add and change annotations; propagation derives all-gathers and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.ir import Module, Op, Output, TensorType, Value, fresh_name, value_names
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
+from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.factors import is_annotation
 from distir_relax.sharding.named_annotations import Mark, change_annotations
+from distir_relax.strategies.apply import STRATEGY_ROUND
 from distir_relax.strategies.expert_parallel import experts_of
 from distir_relax.strategies.strategy import Strategy
 
 GRADIENT = ".grad"
+GRADIENT_ROUND = 2
+"""Gradients propagate after the batch: in its round, the columns of a weight's gradient would split activations."""
 _SMALL = 64
 
 
@@ -81,7 +86,8 @@ class ShardGradients:
             if placements is not None:
                 data = R if self.strategy.zero == 1 else placements[0]
                 annotated = Value(fresh_name(f"{output.value.name}.part", names), output.value.type)
-                ops.append(_annotation(self.strategy, (data, placements[1])).op(output.value, annotated))
+                annotation = _annotation(self.strategy, (data, placements[1]), GRADIENT_ROUND)
+                ops.append(annotation.op(output.value, annotated))
                 output = replace(output, value=annotated)
             outputs.append(output)
         annotated_main = replace(main, ops=tuple(ops), outputs=tuple(outputs))
@@ -92,7 +98,9 @@ class ShardGradients:
 class GatherParameters:
     """Pass within the global stage: gather sharded parameters where they are used.
 
-    In stages 1 and 2 once, before the first use; in stage 3 before each, so that none is stored for a later use.
+    In stages 1 and 2 once, before the first use; in stage 3 before each, so that none is stored for a later use. An
+    elementwise op of a parameter alone, such as the cast of a master weight, is computed on the shards, and its result
+    is gathered: half the bytes, and no full weight to store in stage 3.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -110,6 +118,12 @@ class GatherParameters:
         for op in main.ops:
             if self.strategy.zero == 3:
                 gathered = {}
+            if _is_computed_on_shards(op, sharded):
+                result, placements = op.results[0], sharded[op.operands[0].name]
+                local = Value(fresh_name(f"{result.name}.part", names), result.type)
+                ops += [replace(op, results=(local,)), _annotation(self.strategy, placements).op(local, result)]
+                sharded[result.name] = placements
+                continue
             for value in op.operands:
                 if value.name in sharded and value.name not in gathered:
                     full = Value(fresh_name(f"{value.name}.whole", names), value.type)
@@ -139,8 +153,17 @@ def _data_placement(tensor: TensorType, other: int | None, ranks: int) -> Placem
     return Shard(max(candidates, key=lambda d: (tensor.shape[d], -d))) if candidates and ranks > 1 else R
 
 
-def _annotation(strategy: Strategy, placements: tuple[Placement, ...]) -> Mark:
-    return Mark(f"strategy {strategy}", print_placements(placements), 1)
+def _is_computed_on_shards(op: Op, sharded: Mapping[str, tuple[Placement, ...]]) -> bool:
+    """Return whether an op maps the elements of one sharded parameter, and to no more bytes."""
+    if len(op.operands) != 1 or op.operands[0].name not in sharded or len(op.results) != 1:
+        return False
+    operand, result = op.operands[0].tensor, op.results[0].tensor
+    is_pointwise = Trait.POINTWISE in lookup(op.name, op.location).traits
+    return is_pointwise and operand.shape == result.shape and result.bytes <= operand.bytes
+
+
+def _annotation(strategy: Strategy, placements: tuple[Placement, ...], round_: int = STRATEGY_ROUND) -> Mark:
+    return Mark(f"strategy {strategy}", print_placements(placements), round_)
 
 
 def _layouts(module: Module) -> dict[str, tuple[Placement, ...]]:

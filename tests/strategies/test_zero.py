@@ -56,6 +56,39 @@ def test_biases_and_norms_are_replicated(zero: int) -> None:
     assert counts["all_reduce"] - len(scalars) <= (12 if zero == 1 else 9)
 
 
+class Block(nn.Module):
+    """A feed-forward net with a residual; its products have biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(127), nn.Linear(127, 509), nn.Linear(509, 127)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def test_master_weights_are_gathered_in_the_dtype_of_the_model() -> None:
+    """Their casts are computed on the shards, and activations stay split by sample, also after a bias."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(3)])
+    batch = torch.randn(15, 127), torch.randn(15, 127)
+    losses = {}
+    for strategy in ("1/1/1/1", "5/1/1/1,zero=3"):
+        step = dr.compile_training(
+            deepcopy(model), nn.functional.mse_loss, optimizer=dr.AdamW(lr=0.01), example_batch=batch,
+            strategy=strategy, precision="bf16",
+        )  # fmt: skip
+        losses[strategy] = [step(*batch) for _ in range(3)]
+    torch.testing.assert_close(*losses.values(), rtol=0.02, atol=0.0)
+    ops = [op for function in step.plan.modules["distributed"].functions for op in function.ops]
+    assert not any(op.name == "all_to_all" for op in ops)
+    gathered = [op.results[0].placed for op in ops if op.name == "all_gather"]
+    matrices = [value.dtype for value in gathered if len(value.local(0).shape) == 2]
+    # Six matrices, for the forward and for the backward, but those of the first product's operand.
+    assert set(matrices) == {"bfloat16"}
+    assert len(matrices) == 12
+
+
 def test_small_parameters_have_a_limit_together() -> None:
     """They are at most a 64th of a rank's shards: with more ranks, fewer are replicated."""
     plan = dr.compile_training(
