@@ -133,6 +133,15 @@ class RepeatedMicrobatches:
         more = (new for new, old in names.items() if old in totals)
         return replace(self, part_of={**self.part_of, **parts}, totals=(*self.totals, *more))
 
+    def replaced(self, names: Mapping[str, str]) -> RepeatedMicrobatches:
+        """Return the record of the values that take the place of others; `names` maps old names to new ones.
+
+        Others are dropped: a later value of that name may be of another part.
+        """
+        parts = {new: self.part_of[old] for old, new in names.items() if old in self.part_of}
+        totals = dict.fromkeys(names[old] for old in self.totals if old in names)
+        return replace(self, part_of=parts, totals=tuple(totals))
+
     def __str__(self) -> str:
         return f"microbatches {' '.join(map(str, self.firsts))} stand for {self.count}"
 

@@ -24,6 +24,7 @@ from distir_relax.ir import (
     Output,
     PerRank,
     PlacedType,
+    RepeatedMicrobatches,
     Size,
     Type,
     Value,
@@ -62,10 +63,13 @@ class ToDistIR:
         program = _Program(
             module, self.tail, {module.main.name}, self.in_time, self.tail == "ragged" and can_pack(module)
         )
-        main = _Lowering(program, module.main, module.main.name).main()
+        lowering = _Lowering(program, module.main, module.main.name)
+        main = lowering.main()
         functions = (main, *(lowered.function for lowered in program.callees.values()))
         assemblies = () if self.in_time else assemble_outputs(module.main, main, module.meshes[0])
-        return Module("distributed", functions, module.meshes, records=(*module.records, *assemblies))
+        names = {name: value.name for name, value in lowering.values.items()}
+        records = (r.replaced(names) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
+        return Module("distributed", functions, module.meshes, records=(*records, *assemblies))
 
 
 PadValues = tuple[float | None, ...]

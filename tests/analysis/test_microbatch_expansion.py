@@ -150,6 +150,12 @@ def test_a_step_of_training_is_simulated_as_if_all_were_written_out(strategy: st
     assert_same(trained(23, strategy, profile), profile)
 
 
+def test_so_is_one_whose_gradients_are_reduced_in_several_steps() -> None:
+    """Shard, all-reduce and all-gather: none of their values is taken for one of a microbatch."""
+    profile = load_profile("dgx2-v100")
+    assert_same(trained(40, "3/2/2/5,schedule=1f1b", profile), profile)
+
+
 @pytest.mark.parametrize("rows", [29, 36])
 @pytest.mark.parametrize("strategy", ["1/1/1/9", "3/1/1/5", "1/1/5/11,schedule=streaming", "2/3/2/4", "1/1/3/12"])
 def test_so_is_a_model_that_runs(strategy: str, rows: int) -> None:
