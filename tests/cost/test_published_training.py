@@ -12,11 +12,8 @@ from benchmarks.published_training.__main__ import Prediction, predict
 from benchmarks.published_training.rows import SOURCES, Row, read_rows
 
 PROFILES = resources.files("distir_relax.cost") / "profiles"
-QUICK = (
-    # Data parallelism, and tensor parallelism.
-    ("GPT 1.7B", "narayanan-1", "full"),
-    ("GPT 22B", "korthikanti-5", "full"),
-)
+# Data parallelism, and tensor parallelism with it.
+QUICK = (("GPT 1.7B", "narayanan-1", "full"), ("GPT 3.6B", "narayanan-1", "full"))
 
 
 def by_name(name: str, source: str, recomputation: str) -> Row:
