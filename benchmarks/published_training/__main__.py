@@ -61,7 +61,7 @@ class Summary:
     mean_absolute: float
     mean: float
     largest: float
-    spearman: float
+    spearman: float | None
 
 
 def summarize(name: str, found: Sequence[Prediction]) -> Summary:
@@ -76,7 +76,7 @@ def summarize(name: str, found: Sequence[Prediction]) -> Summary:
         mean_absolute_percentage_error(predicted, measured),
         sum(errors) / len(errors),
         max(errors, key=abs),
-        spearman(*speeds) if len(found) > 1 else float("nan"),
+        spearman(*speeds) if len(found) > 1 else None,
     )
 
 
@@ -111,7 +111,8 @@ def main() -> int:
     print(f"\n{'':30} {'rows':>4} {'mean absolute':>13} {'mean':>7} {'largest':>8} {'Spearman':>8}")
     errors = summaries(found)
     for one in errors:
-        shown = f"{one.mean_absolute:13.1%} {one.mean:+7.1%} {one.largest:+8.1%} {one.spearman:8.3f}"
+        rank = "" if one.spearman is None else f"{one.spearman:8.3f}"
+        shown = f"{one.mean_absolute:13.1%} {one.mean:+7.1%} {one.largest:+8.1%} {rank}"
         print(f"{one.name:30} {one.rows:4} {shown}")
     if options.json:
         predictions = [
