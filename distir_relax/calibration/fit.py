@@ -17,7 +17,7 @@ from scipy import optimize
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.cost.profile import Line, Matrix, Profile
-from distir_relax.cost.roofline import op_work, work_seconds
+from distir_relax.cost.roofline import op_work, repeated_seconds
 from distir_relax.ops import Trait, lookup
 
 Parameters = dict[str, float]
@@ -25,7 +25,7 @@ Parameters = dict[str, float]
 # Maximum factor between a parameter and its start value.
 _REACH = 1e5
 # The parameters of a device that do not depend on the dtype.
-_SHARED = ("overhead", "bandwidth", "cache_bandwidth", "overlap", "view")
+_SHARED = ("overhead", "dispatch", "bandwidth", "cache_bandwidth", "overlap", "view")
 # The fields of `Matrix`, in order.
 _PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
 
@@ -36,7 +36,7 @@ def fit_device(
     """Fit the device of `start`, whose cache is known, to these times; return it with the median error of each group of
     ops. Only for the first dtype is that fitted which does not depend on the dtype."""
     begin: Parameters = {
-        "overhead": max(1e-7, 0.8 * min(seconds)),
+        **_constant_times(start, seconds),
         "bandwidth": 2e10,
         "cache_bandwidth": 5e10,
         "flops": 1e11,
@@ -62,13 +62,13 @@ def fit_device(
 
     def loss(x: Parameters) -> float:
         profile = _with(start, dtype, x)
-        return sum(math.log(work_seconds(profile, work) / t) ** 2 for work, t in prepared) / len(prepared)
+        return sum(math.log(repeated_seconds(profile, work) / t) ** 2 for work, t in prepared) / len(prepared)
 
     best, _ = coordinate_search(loss, begin)
     profile = _with(start, dtype, best)
     errors: dict[str, list[float]] = {}
     for sample, (work, t) in zip(samples, prepared, strict=True):
-        errors.setdefault(sample.group, []).append(abs(work_seconds(profile, work) / t - 1))
+        errors.setdefault(sample.group, []).append(abs(repeated_seconds(profile, work) / t - 1))
     return profile, {group: median(values) for group, values in errors.items()}
 
 
@@ -152,11 +152,18 @@ def least_squares(
     return parameters_at(result.x), 2 * float(result.cost)
 
 
+def _constant_times(start: Profile, seconds: Sequence[float]) -> Parameters:
+    """Return where the fit of the times of an op without data begins: of a device, and of a host that issues ops."""
+    least = max(1e-7, 0.8 * min(seconds))
+    return {"overhead": least} if start.kind == "cpu" else {"dispatch": least, "overhead": 0.3 * least}
+
+
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
     matrix, packed = Matrix(*(x[key] for key in _PRODUCT)), Matrix(*(x[f"packed {key}"] for key in _PRODUCT))
     return replace(
         start,
         overhead=x.get("overhead", start.overhead),
+        dispatch=x.get("dispatch", start.dispatch),
         bandwidth=x.get("bandwidth", start.bandwidth),
         cache_bandwidth=x.get("cache_bandwidth", start.cache_bandwidth),
         overlap=max(1.0, x.get("overlap", start.overlap)),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.calibration.limits import Limits
 from distir_relax.cost.profile import Profile
-from distir_relax.cost.roofline import op_work, work_seconds
+from distir_relax.cost.roofline import op_work, repeated_seconds
 from distir_relax.ir import Op
 from distir_relax.ir.symbols import specialize_op
 from distir_relax.ops import Trait, lookup
@@ -112,4 +112,4 @@ def _limit(clocked: ClockedOp, sizes: Sizes, profile: Profile, are_cold: bool) -
     work = op_work(entry, operands, op.attrs, results, fixed=True, cold=cold)
     if work.product and any(kind.dtype in ("int8", "uint8") for kind in operands):
         work = replace(work, dtype="int8")
-    return times * work_seconds(profile, work)
+    return times * repeated_seconds(profile, work)

@@ -50,7 +50,8 @@ def fit_programs(
 
 
 def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
-    """Return a machine whose ops take `factor` times as long, plus `overhead` seconds."""
+    """Return a machine whose ops take `factor` times as long, plus `overhead` seconds, of the host if it issues ops."""
+    on_host = overhead if profile.is_asynchronous else 0.0
 
     def products(table: dict[str, Matrix]) -> dict[str, Matrix]:
         return {
@@ -60,7 +61,8 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
 
     return replace(
         profile,
-        overhead=profile.overhead * factor + overhead,
+        overhead=profile.overhead * factor + overhead - on_host,
+        dispatch=profile.dispatch + on_host,
         bandwidth=profile.bandwidth / factor,
         matrix=products(dict(profile.matrix)),
         packed=products(dict(profile.packed)),

@@ -10,15 +10,18 @@ With n devices, a latency of ``a`` seconds and ``b`` seconds per byte, for a ten
     pairwise all-to-all       (n - 1) (a + B b / n)
     send                      a + B b
 
-If the devices are in several units, equally many in each, a hierarchical all-reduce is considered too: reduce-scatter
-within a unit, all-reduce between units, all-gather within. The cost is that of the fastest algorithm.
+If the devices are in several units, equally many in each, hierarchical algorithms are considered too. An all-reduce:
+reduce-scatter within a unit, all-reduce between units, all-gather within. An all-gather: each device gathers the shards
+of its position in all units, then those of its unit; a reduce-scatter the other way around. So every device of a unit
+sends over a link of its own, as NCCL's rings do, of which each crosses units on another NIC. The cost is that of the
+fastest algorithm.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from distir_relax.cost.profile import Level, Profile
 from distir_relax.errors import ProfileError
@@ -55,7 +58,9 @@ def collective_seconds(profile: Profile, name: str | None, members: Sequence[int
     match collective:
         case Collective.SEND:
             seconds = a + payload * b
-        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER | Collective.ALL_TO_ALL:
+        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
+            seconds = min(collective.rounds(count) * (a + part * b), _hierarchical_gather(profile, members, part))
+        case Collective.ALL_TO_ALL:
             seconds = collective.rounds(count) * (a + part * b)
         case Collective.ALL_REDUCE:
             ring = collective.rounds(count) * (a + part * b)
@@ -78,16 +83,30 @@ def level_of(profile: Profile, members: Sequence[int]) -> Level:
     return next((level for level in profile.levels if low // level.size == high // level.size), profile.levels[-1])
 
 
-def _hierarchical(profile: Profile, members: Sequence[int], payload: float) -> float:
-    """Return the seconds of an all-reduce in two levels, infinite if units have unequal numbers of devices."""
-    best = math.inf
+def _two_levels(profile: Profile, members: Sequence[int]) -> Iterator[tuple[Level, Level, int, int]]:
+    """Yield inner and outer level, devices in a unit, and units, where all units have equally many devices."""
     for inner in profile.levels[:-1]:
         units = Counter(member // inner.size for member in members)
         counts = set(units.values())
-        if len(units) < 2 or len(counts) > 1 or counts == {1}:
-            continue
-        n, m = counts.pop(), len(units)
-        outer = level_of(profile, members)
+        if len(units) > 1 and len(counts) == 1 and counts != {1}:
+            yield inner, level_of(profile, members), counts.pop(), len(units)
+
+
+def _hierarchical_gather(profile: Profile, members: Sequence[int], part: float) -> float:
+    """Return the seconds of an all-gather or a reduce-scatter of shards of `part` bytes in two levels, or infinity."""
+    return min(
+        (
+            (m - 1) * (outer.latency + part / outer.bandwidth) + (n - 1) * (inner.latency + m * part / inner.bandwidth)
+            for inner, outer, n, m in _two_levels(profile, members)
+        ),
+        default=math.inf,
+    )
+
+
+def _hierarchical(profile: Profile, members: Sequence[int], payload: float) -> float:
+    """Return the seconds of an all-reduce in two levels, infinite if units have unequal numbers of devices."""
+    best = math.inf
+    for inner, outer, n, m in _two_levels(profile, members):
         within = 2 * (n - 1) * (inner.latency + payload / n / inner.bandwidth)
         part = payload / n
         ring = 2 * (m - 1) * (outer.latency + part / m / outer.bandwidth)

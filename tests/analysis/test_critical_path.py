@@ -27,7 +27,7 @@ from tests import mlp
 from tests.analysis.pipelines import pipeline
 from tests.analysis.schedules import schedule
 from tests.analysis.test_microbatch_expansion import trained
-from tests.analysis.test_simulator import HELD, MACHINES
+from tests.analysis.test_simulator import HELD, MACHINE, MACHINES
 from tests.machines import link
 from tests.machines import machine as made
 
@@ -172,7 +172,7 @@ def on_streams(module: Module) -> Module:
 
 
 @pytest.mark.usefixtures("single_devices")
-@MACHINES
+@pytest.mark.parametrize("profile", [MACHINE, HELD], ids=["beside", "held"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_path_is_a_longest_path_of_the_dependencies(seed: int, profile: Profile) -> None:
     module = on_streams(inline(program(seed)))
