@@ -6,27 +6,24 @@ line of JSON per outcome, written as it completes: a search with the same file r
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
-from distir_relax.errors import DistIRError, RunError
-from distir_relax.ir import print_module
+from distir_relax.errors import RunError
 from distir_relax.strategy_search.evaluate import Draw, Evaluator
 from distir_relax.strategy_search.outcome import Outcome
 from distir_relax.strategy_search.process_workers import run_in_processes
+from distir_relax.strategy_search.results_file import open_results
 from distir_relax.strategy_search.search_space import Candidate, Space
-from distir_relax.support import parse_json, read_text
 
 OutcomeCallback = Callable[[Outcome, int], None]
 """A callback for each outcome as it completes, with the total number of candidates."""
@@ -85,52 +82,6 @@ class Search:
         return {"configurations": len(self.outcomes), "discarded": discarded, "best": best}
 
 
-@dataclass
-class _ResultsFile:
-    """A results file: the outcomes of earlier searches, and new ones as they complete."""
-
-    path: Path
-    key: str
-    outcomes: dict[Candidate, Outcome] = field(default_factory=dict)
-    file: TextIO | None = None
-
-    def open(self) -> None:
-        """Read the file. Raises `DistIRError` for a file of another kind, or one that cannot be written."""
-        if self.path.exists():
-            self._read(read_text(self.path, DistIRError).splitlines())
-        try:
-            # Drop the partial last line of an interrupted search.
-            partial = self.path.with_name(f".{self.path.name}.partial")
-            rows = [{"search": self.key}, *(outcome.as_row() for outcome in self.outcomes.values())]
-            partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-            partial.replace(self.path)
-            self.file = self.path.open("a")
-        except OSError as error:
-            message = f"cannot write the results of a search: {error.strerror}"
-            raise DistIRError(message, str(self.path)) from None
-
-    def _read(self, lines: Sequence[str]) -> None:
-        where = str(self.path)
-        for number, line in enumerate(lines):
-            if number and number == len(lines) - 1 and not line.endswith("}"):
-                break
-            row = parse_json(line, DistIRError, f"{where}:{number + 1}")
-            if not isinstance(row, dict) or (not number and "search" not in row):
-                raise DistIRError("expected the results of a search, found another file", where, "name a new file")
-            if number:
-                outcome = Outcome.from_row(row, f"{where}:{number + 1}")
-                self.outcomes[outcome.candidate] = outcome
-            elif row["search"] != self.key:
-                message = "expected results of this model and machine, found those of another search"
-                raise DistIRError(message, where, "name another file")
-
-    def add(self, outcome: Outcome) -> None:
-        """Append an outcome."""
-        assert self.file is not None
-        self.file.write(json.dumps(outcome.as_row()) + "\n")
-        self.file.flush()
-
-
 def search_grid(
     source: Source,
     profile: Profile,
@@ -152,9 +103,7 @@ def search_grid(
     """
     start = time.perf_counter()
     candidates = space.candidates()
-    results = None if resume is None else _ResultsFile(Path(resume), _key(source, profile))
-    if results is not None:
-        results.open()
+    results = open_results(resume, source, profile)
     outcomes = {c: results.outcomes[c] for c in candidates if results is not None and c in results.outcomes}
     resumed = len(outcomes)
     for outcome in outcomes.values():
@@ -228,9 +177,3 @@ def _group_candidates(candidates: Iterable[Candidate]) -> list[list[list[Candida
         size = _PIECE if group[0].strategy.placements != "auto" else _AUTO_PIECE
         pieces.append([group[i : i + size] for i in range(0, len(group), size)])
     return sorted(pieces, key=lambda g: -sum(c.strategy.microbatches * c.strategy.pipeline for p in g for c in p))
-
-
-def _key(source: Source, profile: Profile) -> str:
-    """Return a hash of everything that results depend on, except for candidates."""
-    text = json.dumps([print_module(source.imported.module), asdict(profile), str(source.training)], default=str)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -6,8 +6,9 @@
 3. Then skipped degrees are tried, the neighbors of the next best degrees, and finally all candidates, until the budget
    is used: many candidates of a small model, few of one whose program is long.
 
-Each outcome is that of `Source.simulate`. If not all are tried, the fastest may be missed: two options may only be good
-together.
+Candidates are chosen in rounds of `ROUND`, whatever the number of workers, so their outcomes do not depend on it, nor
+on whether the search was interrupted. Each outcome is that of `Source.simulate`. If not all are tried, the fastest may
+be missed: two options may only be good together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
@@ -24,10 +27,13 @@ from distir_relax.strategy_search.evaluate import Draw, Evaluator
 from distir_relax.strategy_search.grid_search import OutcomeCallback, Search, outcomes_of
 from distir_relax.strategy_search.lower_bounds import LowerBounds
 from distir_relax.strategy_search.outcome import Outcome
+from distir_relax.strategy_search.results_file import ResultsFile, open_results
 from distir_relax.strategy_search.search_space import Candidate, Space
 
 COMFORTABLE = 0.4
 """Preferred upper limit of weights, gradients and state, as a fraction of a device's memory, for first candidates."""
+ROUND = 4
+"""How many candidates are simulated before the next are chosen."""
 OP_BUDGET = 75_000
 """Budget of ops over all tried programs; beyond it only neighbors of the best are tried."""
 
@@ -38,28 +44,34 @@ def search_locally(
     space: Space,
     *,
     workers: int | None = None,
+    resume: str | Path | None = None,
+    executor: Executor | None = None,
     on_outcome: OutcomeCallback | None = None,
     draw: Draw | None = None,
     op_budget: int = OP_BUDGET,
 ) -> Search:
     """Search as `search_grid` does, but try only some candidates; others are ruled out or left untried.
 
-    Only neighbors of the best are tried after programs of `op_budget` ops in total, as counted in the model.
+    Only neighbors of the best are tried after programs of `op_budget` ops in total, as counted in the model. Raises as
+    `search_grid` does.
     """
     start = time.perf_counter()
-    search = _LocalSearch(source, profile, space, workers or os.cpu_count() or 1, on_outcome, draw)
+    search = _LocalSearch(
+        source, profile, space, workers or os.cpu_count() or 1, open_results(resume, source, profile), executor,
+        on_outcome, draw,
+    )  # fmt: skip
     search.rule_out()
     for tier in search.firsts():
-        while batch := search.promising(tier)[: search.workers]:
-            search.run([*batch, *search.speculative(search.workers - len(batch))])
+        while batch := search.promising(tier)[:ROUND]:
+            search.run([*batch, *search.speculative(ROUND - len(batch))])
         if search.fits:
             break
     ops = sum(len(function.ops) for function in source.imported.module.functions)
-    while batch := search.neighbors_of_best(op_budget // max(1, ops)):
+    while batch := search.neighbors_of_best(op_budget // max(1, ops))[:ROUND]:
         search.run(batch)
     outcomes = tuple(search.outcomes.values())
     untried = sum(candidate not in search.outcomes for group in search.groups.values() for candidate in group)
-    return Search(space, profile, outcomes, 0, time.perf_counter() - start, search.evaluator, untried)
+    return Search(space, profile, outcomes, search.resumed, time.perf_counter() - start, search.evaluator, untried)
 
 
 @dataclass
@@ -68,6 +80,8 @@ class _LocalSearch:
     profile: Profile
     space: Space
     workers: int
+    results: ResultsFile | None
+    executor: Executor | None
     on_outcome: OutcomeCallback | None
     draw: Draw | None
     evaluator: Evaluator = field(init=False)
@@ -75,6 +89,8 @@ class _LocalSearch:
     groups: dict[object, list[Candidate]] = field(default_factory=dict)
     """The candidates that may fit, by D x T x P and batch."""
     outcomes: dict[Candidate, Outcome] = field(default_factory=dict)
+    resumed: int = 0
+    """The number of outcomes that an earlier search left."""
 
     def __post_init__(self) -> None:
         # Few candidates share a form, so each is compiled by itself.
@@ -125,9 +141,18 @@ class _LocalSearch:
         return is_tight, -s.microbatches, *ranks
 
     def run(self, candidates: Sequence[Candidate]) -> None:
-        """Simulate candidates."""
-        for outcome in outcomes_of(self.evaluator, candidates, self.workers, None):
-            self._record(outcome)
+        """Simulate candidates, except those that an earlier search has simulated."""
+        earlier = {} if self.results is None else self.results.outcomes
+        found = {candidate: earlier[candidate] for candidate in candidates if candidate in earlier}
+        self.resumed += len(found)
+        remaining = [candidate for candidate in candidates if candidate not in found]
+        for outcome in outcomes_of(self.evaluator, remaining, self.workers, self.executor):
+            found[outcome.candidate] = outcome
+            if self.results is not None:
+                self.results.add(outcome)
+        # In the order in which they were chosen, not in that in which workers finished.
+        for candidate in candidates:
+            self._record(found[candidate])
 
     def speculative(self, count: int) -> list[Candidate]:
         """Return up to `count` candidates for idle workers: those tried next if the best does not change."""

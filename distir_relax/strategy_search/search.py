@@ -90,20 +90,10 @@ def search(
         )
     space = Space(devices, batches, source.is_training, microbatches, **options)
     draw = compact_timeline if time_lines else None
-    if by_steps:
-        _check_steps(resume)
-        return search_locally(source, machine, space, workers=workers, on_outcome=on_outcome, draw=draw)
     if detect() == "mpi":
-        return search_on_ranks(source, machine, space, resume, on_outcome, draw)
-    return search_grid(source, machine, space, workers=workers, resume=resume, on_outcome=on_outcome, draw=draw)
-
-
-def _check_steps(resume: str | Path | None) -> None:
-    if resume is not None or detect() == "mpi":
-        raise DistIRError(
-            "a search by steps runs on one machine, and has no results file",
-            hint="remove --resume and mpirun, or --by-steps",
-        )
+        return search_on_ranks(source, machine, space, resume, on_outcome, draw, by_steps)
+    run = search_locally if by_steps else search_grid
+    return run(source, machine, space, workers=workers, resume=resume, on_outcome=on_outcome, draw=draw)
 
 
 def execute(

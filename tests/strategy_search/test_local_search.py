@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +15,12 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.profile import load_profile
-from distir_relax.errors import DistIRError
 from distir_relax.report.search import discarded
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search import Outcome, Search, search_locally
-from distir_relax.strategy_search.lower_bounds import TOO_FINE, TOO_LARGE, LowerBounds
+from distir_relax.strategy_search.lower_bounds import RULED_OUT, TOO_FINE, TOO_LARGE, LowerBounds
 from tests import search_models
+from tests.runtime.processes import mpirun
 
 MACHINE = load_profile("dgx2-v100")
 STRATEGIES = [
@@ -103,5 +105,38 @@ def test_what_cannot_fit_is_not_compiled() -> None:
     found = dr.search(search_models.train(12), devices=3, profile=small, workers=1, by_steps=True)
     assert {outcome.refused for outcome in found.outcomes} == {TOO_LARGE}
     assert discarded(found) == [f"{len(found.outcomes)} were ruled out: {TOO_LARGE}"]
-    with pytest.raises(DistIRError, match="no results file"):
-        dr.search(search_models.train(12), devices=3, profile=small, by_steps=True, resume="kept.jsonl")
+
+
+def by_steps(workers: int, resume: Path | None = None) -> Search:
+    options: dict[str, Any] = {**OPTIONS, "workers": workers}
+    return dr.search(search_models.train(120), devices=6, by_steps=True, resume=resume, **options)
+
+
+def test_the_number_of_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
+    """Outcomes are the same, in the same order; what was simulated before an interruption is not simulated again."""
+    alone, kept = by_steps(1), tmp_path / "kept.jsonl"
+    assert by_steps(3, kept).outcomes == alone.outcomes
+    lines = kept.read_text().splitlines()
+    simulated = [o for o in alone.outcomes if o.refused not in RULED_OUT]
+    assert len(lines) == 1 + len(simulated) > 9
+    kept.write_text("\n".join([*lines[:8], lines[8][:20]]))
+    resumed = by_steps(2, kept)
+    assert resumed.outcomes == alone.outcomes
+    assert (resumed.resumed, alone.resumed) == (7, 0)
+    assert len(kept.read_text().splitlines()) == len(lines)
+    assert by_steps(1, kept).resumed == len(simulated)
+
+
+@pytest.mark.mpirun
+def test_ranks_of_a_launch_search_by_steps(tmp_path: Path) -> None:
+    script = tmp_path / "stepping.py"
+    script.write_text(
+        "import distir_relax as dr\n"
+        "from tests import search_models\n"
+        f"options = { ({**OPTIONS, 'profile': MACHINE.name})!r}\n"
+        "found = dr.search(search_models.train(120), devices=6, by_steps=True, **options)\n"
+        "print([(o.strategy, o.samples, o.seconds) for o in found.outcomes])\n"
+    )
+    result = mpirun(3, str(script))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(str([(o.strategy, o.samples, o.seconds) for o in by_steps(1).outcomes])) == 3
