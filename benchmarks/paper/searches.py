@@ -104,9 +104,10 @@ class Found:
         outcome = next(found, None)
         return outcome if outcome is not None and outcome.fits else None
 
-    def best_of(self, strategy: str) -> Outcome | None:
-        """The fastest batch of a strategy, of those that fit."""
-        return next((o for o in self.search.ranked if o.strategy == strategy), None)
+    def best_of(self, strategy: str, most: int) -> Outcome | None:
+        """The fastest batch of a strategy, of those up to `most` that fit; of all strategies if it is empty."""
+        fitting = (o for o in self.search.ranked if o.samples <= most)
+        return next((o for o in fitting if strategy in ("", o.strategy)), None)
 
 
 def code_digest() -> str:

@@ -22,7 +22,7 @@ from distir_relax.frontends.repeated_blocks import find_repeats
 from distir_relax.ir import Function, Module
 from distir_relax.ir.outline import Region, op_users, outline_regions, region_key
 
-MIN_OPS = 2
+MIN_OPS = 4
 """Blocks with fewer ops are not outlined."""
 
 
