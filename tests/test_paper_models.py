@@ -35,11 +35,15 @@ def test_a_block_runs_op_by_op() -> None:
     program = source.with_strategy(Strategy(tensor=3)).distributed()
     (block,) = [function for function in program.functions if function.name != "main"]
     ops = Counter(op.name for op in block.ops)
-    # Two norms of nine ops, a GELU of eight, four products with weights, two of attention, with a softmax.
+    # Two norms of nine ops, a GELU of eight, four Gemms that scale both operands, two products of attention, a softmax.
     norms = Counter({"mean": 2, "subtract": 1, "square": 1, "add": 2, "sqrt": 1, "divide": 1, "multiply": 1})
     gelu = Counter({"power": 1, "multiply": 4, "add": 2, "tanh": 1})
     attention = Counter({"matmul": 2, "divide": 1, "multiply": 1, "subtract": 1, "nn.softmax": 1})
-    residuals_and_biases = Counter({"add": 4})
-    expected = norms + norms + gelu + attention + residuals_and_biases
+    # Those behind a sum of all devices add their bias apart.
+    gemms = Counter({"multiply": 8, "matmul": 2, "matmul_bias": 2, "add": 2})
+    expected = norms + norms + gelu + attention + gemms + Counter({"add": 2})
     assert {name: ops[name] for name in expected} == dict(expected)
-    assert (ops["linear"] + ops["linear_bias"], ops["all_reduce"]) == (4, 2)
+    assert ops["all_reduce"] == 2
+    counted = source.with_shape_ops().imported.module.main.ops
+    counts = sum(int(op.attrs["count"]) for op in counted if op.name == "shape_ops")  # type: ignore[call-overload]
+    assert counts == 3 * (4 * 16 + 3 * 18 + 21 + 17) == 3 * 156
