@@ -16,7 +16,7 @@ from distir_relax.cost.scaling import faster, has
 RESOURCES = {
     "flops": "device.flops",
     "memory bandwidth": "device.bandwidth",
-    "op overheads": "device.overhead",
+    "op overhead": "device.overhead",
     "host": "runtime.times",
     "network bandwidth": "network.bandwidth",
     "network latency": "network.latency",

@@ -127,7 +127,7 @@ def _kind(name: str) -> tuple[str, Mapping[str, float]]:
         return "a rate such as 25GB/s", {f"{unit}/s": scale for unit, scale in SIZES.items()}
     if last in ("memory", "cache"):
         return "a size such as 40GB", SIZES
-    if last in ("latency", "overhead", "dispatch", "view", "collective_overhead"):
+    if last in ("latency", "overhead", "collective_overhead", *_OF_RUNTIME):
         return "a time such as 3us", TIMES
     return "a number", {}
 

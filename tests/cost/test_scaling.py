@@ -84,6 +84,8 @@ def test_values_have_units_and_take_their_family_along() -> None:
     assert scale_profile(H100, "runtime.dispatch=2.5e-6").dispatch == pytest.approx(2.5e-6)
     assert scale_profile(replace(H100, view=0.0), "runtime.view=1us").view == 1e-6
     assert scale_profile(H100, "device.overhead=0,beside=0").overhead == 0.0
+    own = replace(H100, shape_op=4e-6, view=2e-6)
+    assert faster(own, ("runtime.times",), 2.0) == replace(own, dispatch=own.dispatch / 2, view=1e-6, shape_op=2e-6)
     cached = scale_profile(H100, "device.cache=4MB,device.cache_bandwidth=5TB/s")
     assert (cached.cache, cached.cache_bandwidth) == (4e6, 5e12)
     unlike = replace(H100, groups=(Group(((1, 1),), 1.0, 20e9), Group(((2, 2),), 0.5)))

@@ -180,7 +180,7 @@ def test_the_bars_of_the_critical_path_are_marked(limit: int) -> None:
 def test_limits_of_the_step_are_left_out_of_slow_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = training("1/1/2/2", 3)
     text = page(simulation, "")
-    assert "<dt>bound by</dt><dd>op overheads</dd>" in text
+    assert "<dt>bound by</dt><dd>op overhead</dd>" in text
     assert "distir simulate --sensitivity" not in text
     monkeypatch.setattr("distir_relax.report.page.SIMULATION_SECONDS", -1.0)
     text = page(simulation, "")

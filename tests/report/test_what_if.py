@@ -71,9 +71,9 @@ def test_a_program_that_no_longer_fits_says_so() -> None:
 def test_the_limits_of_a_step_are_printed(tmp_path: Path) -> None:
     text, plain = run("--sensitivity"), run("--sensitivity", "--json")
     found = plain["sensitivity"]
-    assert found["bound_by"] == "op overheads"
+    assert found["bound_by"] == "op overhead"
     assert found["makespan_s"] == plain["makespan_s"]
-    assert text.count("bound by op overheads") == 1
+    assert text.count("bound by op overhead") == 1
     for row in found["resources"]:
         assert f"{row['twice_s'] * 1e6:.4g} us" in text
         if row["figure"] in ("device.flops", "network.latency"):
