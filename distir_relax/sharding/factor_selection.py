@@ -36,6 +36,10 @@ class FactorSelector:
     """Operands of grouped products (`expert_routing.grouped_operands`); rows of other values are never sent."""
     _shards: dict[tuple[str, int, Split], Placement] = field(default_factory=dict)
     """Cache of `shard`."""
+    _choices: dict[object, tuple[list[Placed], list[Placed]]] = field(default_factory=dict)
+    """Cache of `choose`: layers repeat, and so do updates of weights."""
+    _requests: dict[str, int] = field(default_factory=dict)
+    """Cache of `_request`."""
     _ids: dict[object, int] = field(default_factory=dict)
     _cut_ids: dict[tuple[Slot, int], int] = field(default_factory=dict)
 
@@ -64,6 +68,20 @@ class FactorSelector:
 
         `available` are further layouts of each operand that exist already, and cost nothing.
         """
+        tensors = (*op.operands, *op.results)
+        key = (
+            op.name, tuple(op.attrs.items()), op.results[0].name in self.grouped, self.factoring.atoms[number],
+            tuple([(v.tensor, self._request(v.name)) for v in tensors]),
+            tuple([v.dtensor.placements for v in operands]), tuple(map(tuple, available)),
+        )  # fmt: skip
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = self._choose(number, op, operands, available)
+        return choice
+
+    def _choose(
+        self, number: int, op: Op, operands: Sequence[Value], available: Sequence[Sequence[Placed]]
+    ) -> tuple[list[Placed], list[Placed]]:
         needs: list[list[Placement]] = [[] for _ in op.operands]
         gives: list[list[Placement]] = [[] for _ in op.results]
         wishes = [self.target_layout(v.name) for v in op.results]
@@ -93,6 +111,20 @@ class FactorSelector:
             for inner in instance.ops
         ]
         return self._ids.setdefault(tuple(parts), len(self._ids))
+
+    def _request(self, name: str) -> int:
+        """Return a number that is equal for values of equal slots, cuts of their classes, and requested layouts."""
+        result = self._requests.get(name)
+        if result is None:
+            slots, classes = self.factoring.slots.get(name, ()), self.factoring.classes
+            names = [classes[name, dim, index] for dim, sizes in enumerate(slots) for index in range(len(sizes))]
+            # A class without a cut is cut into balanced parts of its size.
+            cuts = tuple([units.get(class_) for units in self.targets.units for class_ in names])
+            partial = self.targets.partial
+            partial_along = tuple([partial.get((name, a)) for a in range(len(self.mesh.shape))]) if partial else ()
+            request = (slots, cuts, tuple(self.targets.splits[name]), partial_along)
+            result = self._requests[name] = self._ids.setdefault(("request", *request), len(self._ids))
+        return result
 
     def _cut_id(self, slot: Slot, axis: int) -> int:
         """Return an id of the cut of a slot's class along an axis."""
