@@ -111,5 +111,6 @@ def _levels(profile: Profile, resource: str, name: str) -> Iterator[tuple[str, s
     """Yield the parts of a family of the network, one for each level, if there are several."""
     table, _, figure = name.partition(".")
     if table == "network" and len(profile.levels) > 1:
-        names = [(f"{level.name} {figure}", f"level.{level.name}.{figure}") for level in profile.levels]
+        figures = (figure, "uplink") if figure == "bandwidth" else (figure,)
+        names = [(f"{level.name} {f}", f"level.{level.name}.{f}") for level in profile.levels for f in figures]
         yield from (item for item in names if has(profile, item[1]))

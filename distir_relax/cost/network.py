@@ -10,19 +10,27 @@ With n devices, a latency of ``a`` seconds and ``b`` seconds per byte, for a ten
     pairwise all-to-all       (n - 1) (a + B b / n)
     send                      a + B b
 
-If the devices are in several units, equally many in each, hierarchical algorithms are considered too. An all-reduce:
-reduce-scatter within a unit, all-reduce between units, all-gather within. An all-gather: each device gathers the shards
-of its position in all units, then those of its unit; a reduce-scatter the other way around. So every device of a unit
-sends over a link of its own, as NCCL's rings do, of which each crosses units on another NIC. The cost is that of the
-fastest algorithm.
+Over several levels each step has the latency and bandwidth of its own messages: `cost.network_steps` derives a table of
+steps from where the devices are. If they are in several units, equally many in each, hierarchical algorithms are
+considered too, over two levels and more. An all-reduce: reduce-scatter within a unit, all-reduce between units,
+all-gather within. An all-gather: each device gathers the shards of its position in all units, then those of its unit; a
+reduce-scatter the other way around. An all-to-all: each device gets what its unit has for those at its position in
+other units, then sends it there. So every device of a unit sends over a link of its own, as NCCL's rings do, of which
+each crosses units on another NIC; if a unit has an uplink, they share it. The cost is that of the fastest algorithm.
+
+All groups of an op communicate at the same time, and share uplinks. Each is timed as if the others sent as many bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
+
+from distir_relax.cost.network_steps import Algorithm, algorithms, seconds_of, uplink_seconds
 from distir_relax.cost.profile import Level, Profile
 from distir_relax.errors import ProfileError
 from distir_relax.layout import Collective
@@ -30,15 +38,45 @@ from distir_relax.layout import Collective
 _COLLECTIVES = frozenset(Collective)
 
 
-def collective_seconds(profile: Profile, name: str | None, members: Sequence[int], sizes: Sequence[float]) -> float:
-    """Return the seconds of the collective called `name`.
+@dataclass(frozen=True, slots=True)
+class CollectiveTiming:
+    """The seconds of a collective, and its use of uplinks.
 
-    `members` are the participating devices, `sizes` the bytes of each: the whole tensor for ``all_reduce``,
-    ``reduce_scatter`` and ``all_to_all``, its shard for ``all_gather``, the message for ``send``. Raises `ProfileError`
+    `uplinks` has for each level with an uplink that it crosses the level's number, the seconds for which all groups of
+    the op occupy the most loaded uplink at its full bandwidth, and the seconds in which the group's bytes cross it.
+    """
+
+    seconds: float
+    uplinks: tuple[tuple[int, float, float], ...] = ()
+
+
+def collective_seconds(
+    profile: Profile,
+    name: str | None,
+    members: Sequence[int],
+    sizes: Sequence[float],
+    groups: npt.NDArray[Any] | None = None,
+) -> float:
+    """Return the seconds of the collective called `name`. Arguments and errors are those of `collective_timing`."""
+    return collective_timing(profile, name, members, sizes, groups).seconds
+
+
+def collective_timing(
+    profile: Profile,
+    name: str | None,
+    members: Sequence[int],
+    sizes: Sequence[float],
+    groups: npt.NDArray[Any] | None = None,
+) -> CollectiveTiming:
+    """Return the time of the collective called `name` on the devices `members`.
+
+    `sizes` are the bytes of each: the whole tensor for ``all_reduce``, ``reduce_scatter`` and ``all_to_all``, its shard
+    for ``all_gather``, the message for ``send``, whose members are sender and receiver. `groups` are all groups that
+    communicate at the same time, `members` among them, one per row; None if it is the only one. Raises `ProfileError`
     for a communication without a model, or devices that the machine does not have.
     """
     if len(members) < 2:
-        return 0.0
+        return CollectiveTiming(0.0)
     if name not in _COLLECTIVES:
         raise ProfileError(f"there is no model of the communication {name!r}")
     collective = Collective(name)
@@ -47,28 +85,17 @@ def collective_seconds(profile: Profile, name: str | None, members: Sequence[int
             f"the program uses device {max(members)}, the profile {profile.name} has {profile.devices}",
             hint="give a profile of more devices or nodes",
         )
-    count = len(members)
-    payload = sum(sizes) if collective is Collective.ALL_GATHER else max(sizes)
-    measured = _measured(profile, collective, count, payload)
+    is_gather = collective is Collective.ALL_GATHER
+    measured = _measured(profile, collective, len(members), sum(sizes) if is_gather else max(sizes))
     if measured is not None:
-        return measured
-    level = level_of(profile, members)
-    a, b = level.latency, 1.0 / level.bandwidth
-    part = max(sizes) if collective is Collective.ALL_GATHER else payload / count
-    match collective:
-        case Collective.SEND:
-            seconds = a + payload * b
-        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
-            seconds = min(collective.rounds(count) * (a + part * b), _hierarchical_gather(profile, members, part))
-        case Collective.ALL_TO_ALL:
-            seconds = collective.rounds(count) * (a + part * b)
-        case Collective.ALL_REDUCE:
-            ring = collective.rounds(count) * (a + part * b)
-            rounds = math.ceil(math.log2(count))
-            doubling = rounds * (a + payload * b)
-            tree = 2 * (rounds * a + payload * b)
-            seconds = min(ring, doubling, tree, _hierarchical(profile, members, payload))
-    return profile.collective_overhead + seconds
+        return CollectiveTiming(measured)
+
+    size = max(sizes)
+    ordered = members if collective is Collective.SEND else sorted(members)
+    choices = algorithms(profile.levels, collective, ordered, groups)
+    fastest = min(choices, key=lambda algorithm: seconds_of(algorithm, size))
+    seconds = profile.collective_overhead + seconds_of(fastest, size)
+    return CollectiveTiming(seconds, _uplinks(profile.levels, fastest, size))
 
 
 def min_seconds_per_byte(profile: Profile) -> float:
@@ -83,36 +110,10 @@ def level_of(profile: Profile, members: Sequence[int]) -> Level:
     return next((level for level in profile.levels if low // level.size == high // level.size), profile.levels[-1])
 
 
-def _two_levels(profile: Profile, members: Sequence[int]) -> Iterator[tuple[Level, Level, int, int]]:
-    """Yield inner and outer level, devices in a unit, and units, where all units have equally many devices."""
-    for inner in profile.levels[:-1]:
-        units = Counter(member // inner.size for member in members)
-        counts = set(units.values())
-        if len(units) > 1 and len(counts) == 1 and counts != {1}:
-            yield inner, level_of(profile, members), counts.pop(), len(units)
-
-
-def _hierarchical_gather(profile: Profile, members: Sequence[int], part: float) -> float:
-    """Return the seconds of an all-gather or a reduce-scatter of shards of `part` bytes in two levels, or infinity."""
-    return min(
-        (
-            (m - 1) * (outer.latency + part / outer.bandwidth) + (n - 1) * (inner.latency + m * part / inner.bandwidth)
-            for inner, outer, n, m in _two_levels(profile, members)
-        ),
-        default=math.inf,
-    )
-
-
-def _hierarchical(profile: Profile, members: Sequence[int], payload: float) -> float:
-    """Return the seconds of an all-reduce in two levels, infinite if units have unequal numbers of devices."""
-    best = math.inf
-    for inner, outer, n, m in _two_levels(profile, members):
-        within = 2 * (n - 1) * (inner.latency + payload / n / inner.bandwidth)
-        part = payload / n
-        ring = 2 * (m - 1) * (outer.latency + part / m / outer.bandwidth)
-        doubling = math.ceil(math.log2(m)) * (outer.latency + part / outer.bandwidth)
-        best = min(best, within + min(ring, doubling))
-    return best
+def _uplinks(levels: Sequence[Level], algorithm: Algorithm, size: float) -> tuple[tuple[int, float, float], ...]:
+    numbers = [number for number, level in enumerate(levels) if level.uplink]
+    used = [(number, *uplink_seconds(algorithm, size, number)) for number in numbers]
+    return tuple(entry for entry in used if entry[1])
 
 
 def _measured(profile: Profile, collective: Collective, count: int, payload: float) -> float | None:

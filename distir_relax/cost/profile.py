@@ -69,6 +69,9 @@ class Matrix:
 class Level:
     """A topology level: units of `size` devices whose links have this latency and bandwidth, per device.
 
+    `uplink` is the bandwidth that all devices of a unit share to leave it, in each direction, such as that of the only
+    NIC of a node, or of the uplinks of a switch in a tapered fat tree. If it is 0, nothing is shared.
+
     Collectives on a stream overlap with computation unless `overlaps` is false, as where ranks that share memory reduce
     with the processors that compute.
     """
@@ -78,6 +81,7 @@ class Level:
     latency: float
     bandwidth: float
     overlaps: bool = True
+    uplink: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,7 @@ def read_profile(text: str, where: str = "") -> Profile:
             reader.number(row, "latency", "level", least=0.0),
             reader.number(row, "bandwidth", "level"),
             reader.flag(row, "overlaps", True),
+            reader.number(row, "uplink", "level") if "uplink" in row else 0.0,
         )
         for row in reader.rows(data, "level")
     )
@@ -286,6 +291,7 @@ def read_profile(text: str, where: str = "") -> Profile:
     }
     if not levels:
         raise ProfileError("a profile has at least one [[level]] of links", where)
+    check_uplinks(levels, where)
     cache = reader.number(device, "cache", "device", 0.0, least=0.0)
     return Profile(
         name=reader.text(data, "name", where),
@@ -314,6 +320,15 @@ def read_profile(text: str, where: str = "") -> Profile:
         groups=reader.groups(data),
         kind=reader.one_of(device, "kind", KINDS),
     )
+
+
+def check_uplinks(levels: Sequence[Level], where: str) -> None:
+    """Raise `ProfileError` if the outermost level has an uplink: nothing is outside of it."""
+    if levels[-1].uplink:
+        raise ProfileError(
+            f"expected no 'uplink' in the outermost level {levels[-1].name!r}", where,
+            "an uplink leaves a unit: give it to the level inside, and order levels from the innermost",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     for level in profile.levels:
         lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
         lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
+        lines += [f"uplink = {level.uplink:.6g}"] if level.uplink else []
         lines += [] if level.overlaps else ["overlaps = false"]
     for line in profile.lines:
         lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from distir_relax.cost.heterogeneous import Group
-from distir_relax.cost.profile import LARGEST, SMALLEST, Level, Line, Matrix, Profile
+from distir_relax.cost.profile import LARGEST, SMALLEST, Level, Line, Matrix, Profile, check_uplinks
 from distir_relax.errors import ProfileError
 from distir_relax.support.units import SIZES, TIMES, read_quantity
 
@@ -123,7 +123,7 @@ def _absolute(name: str, value: str, where: str) -> float:
 def _kind(name: str) -> tuple[str, Mapping[str, float]]:
     """Return the kind of a figure in words, and its units."""
     last = name.rpartition(".")[2]
-    if last in ("bandwidth", "bandwidth_alone", "cache_bandwidth"):
+    if last in ("bandwidth", "bandwidth_alone", "cache_bandwidth", "uplink"):
         return "a rate such as 25GB/s", {f"{unit}/s": scale for unit, scale in SIZES.items()}
     if last in ("memory", "cache"):
         return "a size such as 40GB", SIZES
@@ -139,6 +139,7 @@ def _check(profile: Profile, where: str) -> None:
         is_allowed = low <= value <= high or math.isinf(value) or (value == 0 and not _POSITIVE.fullmatch(name))
         if not is_allowed:
             raise ProfileError(f"expected {name} from {low:g} to {high:g}, found {value:g}", where)
+    check_uplinks(profile.levels, where)
     if profile.cache and not profile.cache_bandwidth:
         raise ProfileError(f"expected the bandwidth of a cache, which {profile.name} does not have", where,
                            "give both: device.cache=4MB,device.cache_bandwidth=5TB/s")  # fmt: skip
@@ -210,10 +211,9 @@ def _products(table: Mapping[str, Matrix], above: str, new: _Change) -> dict[str
 
 
 def _level(level: Level, new: _Change) -> Level:
-    above = f"level.{level.name}"
-    return replace(
-        level, latency=new(f"{above}.latency", level.latency), bandwidth=new(f"{above}.bandwidth", level.bandwidth)
-    )
+    figures = [item.name for item in fields(Level) if item.type == "float"]
+    changed: dict[str, Any] = {key: new(f"level.{level.name}.{key}", getattr(level, key)) for key in figures}
+    return replace(level, **changed)
 
 
 def _group(number: int, group: Group, new: _Change) -> Group:
@@ -266,7 +266,7 @@ _FAMILIES = {
     "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed)\..*\.bandwidth)",
     "device.memory": r"device\.memory|group\.\d+\.memory",
     "runtime.times": r"runtime\.(dispatch|view|shape_op)",
-    "network.bandwidth": r"level\..*\.bandwidth|collective\..*\.seconds_per_byte",
+    "network.bandwidth": r"level\..*\.(bandwidth|uplink)|collective\..*\.seconds_per_byte",
     "network.latency": r"level\..*\.latency|collective\..*\.latency|collective_overhead",
 }
 """Families of figures, as patterns of their names."""
