@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.analysis.memory_categories import assembled_outputs
-from distir_relax.cost.profile import Profile
+from distir_relax.cost.profile import Level, Profile
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, PerRank, PlacedType
 from distir_relax.layout import DeviceMesh
@@ -29,12 +29,16 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class DeviceClasses:
-    """Device classes of a module: `of[d]` is the class of device `d`, `members[c]` are the devices of class c."""
+    """Device classes of a module: `of[d]` is the class of device `d`, `members[c]` are the devices of class c.
+
+    `uplinks` has for each level with an uplink, by its number, the first class in the unit of each class.
+    """
 
     module: Module
     profile: Profile
     of: Array = field(init=False)
     members: list[Array] = field(init=False)
+    uplinks: dict[int, list[int]] = field(default_factory=dict)
     _map_cache: dict[tuple[int, int], Devices] = field(default_factory=dict)
     _interned: dict[Devices, Devices] = field(default_factory=dict)
     _alive: dict[int, Devices] = field(default_factory=dict)
@@ -46,6 +50,11 @@ class DeviceClasses:
         self._refine(features)
         order = np.argsort(self.of, kind="stable")
         self.members = np.split(order, np.flatnonzero(np.diff(self.of[order])) + 1)
+        firsts = [int(members[0]) for members in self.members]
+        for level in shared_levels(self.profile):
+            units = [slice(d // level.size * level.size, (d // level.size + 1) * level.size) for d in firsts]
+            number = self.profile.levels.index(level)
+            self.uplinks[number] = [int(self.of[unit].min()) for unit in units]
 
     @property
     def count(self) -> int:
@@ -133,7 +142,7 @@ class DeviceClasses:
             self._split(mark)
         rows = [(self.groups(axis, devices), devices) for (axis, _), devices in features.collectives.items()]
         for groups, _ in rows:
-            self._split(self._mark_groups(groups, self._level_units(groups)))
+            self._split(self._mark_groups(groups, self._topology(groups)))
         pairs = [(np.array(a), np.array(b)) for a, b in features.transfers.values()]
         previous_count = -1
         while previous_count != (count := int(self.of.max()) + 1):
@@ -141,11 +150,13 @@ class DeviceClasses:
             for groups, _ in rows:
                 self._split(self._mark_groups(groups, np.sort(self.of[groups], axis=1)))
             for a, b in pairs:
-                distances = self._level_units(np.stack([a, b], axis=1))
+                distances = self._topology(np.stack([a, b], axis=1))
                 for side, other in ((a, b), (b, a)):
                     mark = np.full(len(self.of), -1, dtype=np.int64)
                     mark[side] = _row_ids(np.column_stack([self.of[other], distances]))
                     self._split(mark)
+            for level in shared_levels(self.profile):
+                self._split(self._mark_units(level.size))
 
     def _split(self, mark: Array) -> None:
         """Split classes whose devices have different marks."""
@@ -157,12 +168,25 @@ class DeviceClasses:
         mark[groups] = _row_ids(rows)[:, None]
         return mark
 
-    def _level_units(self, groups: Array) -> Array:
-        """Return the position of each group in the topology: the number of units that it spans at each level."""
+    def _mark_units(self, size: int) -> Array:
+        """Return a mark per device: the id of the classes of its unit, whose devices share an uplink."""
+        padded = np.full(-(-len(self.of) // size) * size, -1, dtype=np.int64)
+        padded[: len(self.of)] = self.of
+        marks: Array = _row_ids(np.sort(padded.reshape(-1, size), axis=1)).repeat(size)
+        return marks[: len(self.of)]
+
+    def _topology(self, groups: Array) -> Array:
+        """Return the position of each group in the topology, on which the time of its communication depends.
+
+        That is the members at which a unit of a level begins, and of each unit with an uplink the parts of all groups
+        that are in it.
+        """
         columns = []
         for level in self.profile.levels:
-            units = np.sort(groups // level.size, axis=1)
-            columns.append(1 + (np.diff(units, axis=1) != 0).sum(axis=1))
+            units = groups // level.size
+            begins = np.packbits(np.diff(units, axis=1, prepend=-1) != 0, axis=1)
+            columns.append(begins.astype(np.int64))
+        columns += [_unit_parts(groups, level.size) for level in shared_levels(self.profile)]
         return np.column_stack(columns)
 
 
@@ -198,6 +222,29 @@ def axis_groups(mesh: DeviceMesh, axis: str, devices: Devices) -> Array:
         raise VerificationError(f"a communication along {axis} has only some of the devices of a group: {devices}")
     groups: Array = rows[membership.all(axis=1)]
     return groups
+
+
+def shared_levels(profile: Profile) -> list[Level]:
+    """Return the levels of a machine whose units have an uplink that their devices share."""
+    return [level for level in profile.levels[:-1] if level.uplink]
+
+
+def _unit_parts(groups: Array, size: int) -> Array:
+    """Return an id for each group: of the parts of groups that are in the units of its members, by first and number."""
+    units, n = groups // size, groups.shape[1]
+    keys = np.arange(len(groups))[:, None] * (int(units.max()) + 1) + units
+    _, first, index, members = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    part = _row_ids(np.column_stack([first % n, members]))
+    unit = units.reshape(-1)[first]
+    order = np.lexsort([part, unit])
+    starts = np.flatnonzero(np.diff(unit[order], prepend=-1))
+    parts = np.full((len(starts), int(np.diff(starts, append=len(order)).max())), -1, dtype=np.int64)
+    number = np.cumsum(np.isin(np.arange(len(order)), starts)) - 1
+    parts[number, np.arange(len(order)) - starts[number]] = part[order]
+    unit_ids = np.empty(len(order), dtype=np.int64)
+    unit_ids[order] = _row_ids(parts)[number]
+    ids: Array = _row_ids(unit_ids[index.reshape(groups.shape)])
+    return ids
 
 
 def _row_ids(rows: Array) -> Array:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from distir_relax.analysis.copies import NO_COPIES, Copies
-from distir_relax.analysis.device_classes import DeviceClasses, Devices
-from distir_relax.cost.network import collective_seconds, level_of
+from distir_relax.analysis.device_classes import Array, DeviceClasses, Devices
+from distir_relax.analysis.shared_links import LinkUse
+from distir_relax.cost.network import CollectiveTiming, collective_timing, level_of
 from distir_relax.cost.profile import SHAPE_OP, Profile
 from distir_relax.cost.roofline import host_seconds, op_work, work_seconds
 from distir_relax.ir import Op, PlacedType, TensorType, Value
@@ -33,7 +34,8 @@ class TimedStep:
     """An interval on clocks: it starts when the clocks in `waits` and `hosts` are reached, and advances those in
     `sets`. `hosts` are clocks of hosts.
 
-    If it is on a stream, each of its classes also loses `blocked` of its own time.
+    If it is on a stream, each of its classes also loses `blocked` of its own time. `links` are the uplinks that it
+    uses, which may be shared with other communications.
     """
 
     classes: tuple[int, ...]
@@ -42,6 +44,12 @@ class TimedStep:
     duration: int
     blocked: int = 0
     hosts: tuple[int, ...] = ()
+    links: tuple[LinkUse, ...] = ()
+
+    def repeated(self, count: int) -> TimedStep:
+        """Return `count` equal steps in turn as one."""
+        links = tuple([use.repeated(count) for use in self.links])
+        return replace(self, duration=count * self.duration, blocked=count * self.blocked, links=links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,9 @@ class OpEffect:
 
     def repeated(self, count: int) -> OpEffect:
         """Return the effect of `count` equal ops in turn, with the results of one."""
-        steps = (replace(s, duration=count * s.duration, blocked=count * s.blocked) for s in self.steps)
+        steps = tuple([step.repeated(count) for step in self.steps])
         issues = tuple((clock, count * duration) for clock, duration in self.issues)
-        return replace(self, steps=tuple(steps), devices=count * self.devices, issues=issues)
+        return replace(self, steps=steps, devices=count * self.devices, issues=issues)
 
 
 @dataclass
@@ -91,10 +99,11 @@ class OpTimer:
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
     _splits: dict[tuple[Bytes, int], tuple[Bytes, Bytes]] = field(default_factory=dict)
     _present_classes: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    _times: dict[object, int] = field(default_factory=dict)
+    _times: dict[object, CollectiveTiming] = field(default_factory=dict)
     _work_times: dict[object, tuple[int, int]] = field(default_factory=dict)
     """The time of an op on its device, and on its host."""
     _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
+    _links: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     _speeds: list[float] = field(init=False)
     """Speed by class."""
     _effects: dict[object, OpEffect] = field(default_factory=dict)
@@ -253,26 +262,61 @@ class OpTimer:
         operand = (op.results if entry.cost.brings_as_gets else op.operands)[0].placed
         source = self.classes.map_devices(operand.devices, onto)
         index = self.classes.index(source)
+        concurrent: Array | None = None
         if Trait.TRANSFER in entry.traits:
             groups = [
                 ((source[i], devices[i]), (operand.local(i).bytes,))
                 for _, i in (*self._representatives(source), *self._representatives(devices))
             ]
+            if self.classes.uplinks:
+                concurrent = np.column_stack([source, devices])
         else:
-            groups = [
-                (members, _sizes(operand, members, index)) for members in self._groups(str(op.attrs["axis"]), devices)
-            ]
+            axis = str(op.attrs["axis"])
+            groups = [(members, _sizes(operand, members, index)) for members in self._groups(axis, devices)]
+            if self.classes.uplinks:
+                concurrent = self.classes.groups(axis, devices)
         for members, shard_bytes in groups:
             classes = self.classes_of(members)
             if classes not in steps:
                 self.classes.index(members)
                 key = (collective, id(members), shard_bytes if len(set(shard_bytes)) > 1 else shard_bytes[0])
                 if key not in self._times:
-                    self._times[key] = femtoseconds(collective_seconds(self.profile, collective, members, shard_bytes))
+                    self._times[key] = collective_timing(self.profile, collective, members, shard_bytes, concurrent)
+                timing = self._times[key]
                 sender = self.classes_of(members[:1]) if Trait.TRANSFER in entry.traits else classes
+                receiver = self.classes_of(members[1:]) if Trait.TRANSFER in entry.traits else classes
                 blocks = collective is not None and str(collective) in self.profile.waits
-                steps[classes] = self._step(classes, stream, self._times[key], sender, blocks)
+                step = self._step(classes, stream, femtoseconds(timing.seconds), sender, blocks)
+                links = self._link_uses(timing, sender, receiver) if timing.uplinks else ()
+                steps[classes] = replace(step, links=links) if links else step
         return tuple(steps.values())
+
+    def _link_uses(
+        self, timing: CollectiveTiming, senders: Sequence[int], receivers: Sequence[int]
+    ) -> tuple[LinkUse, ...]:
+        """Return the uses of the uplinks that `senders` leave their units by, and `receivers` enter theirs by."""
+        result = []
+        for level, occupied, crossing in timing.uplinks:
+            first_classes = self.classes.uplinks[level]
+            for direction, ends in enumerate((senders, receivers)):
+                for first in sorted({first_classes[c] for c in ends}):
+                    link = link_id(level, first, direction, self.classes.count)
+                    result.append(LinkUse(link, femtoseconds(occupied), femtoseconds(crossing)))
+        return tuple(result)
+
+    def links_of(self, devices: Devices) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the uplinks of the units of a device set, and for each class and level the first one's position."""
+        result = self._links.get(id(devices))
+        if result is None:
+            positions: dict[int, int] = {}
+            pattern = []
+            for level, first_classes in self.classes.uplinks.items():
+                for c in self.classes_of(devices):
+                    for direction in (0, 1):
+                        link = link_id(level, first_classes[c], direction, self.classes.count)
+                        pattern.append(positions.setdefault(link, len(positions)))
+            result = self._links[id(devices)] = tuple(positions), tuple(pattern)
+        return result
 
     def _groups(self, axis: str, devices: Devices) -> list[Devices]:
         """Return for each class of a device set the group of its first device along a mesh axis."""
@@ -330,6 +374,11 @@ class OpTimer:
         """Return for each class of a device set the position of its first device; classes are never split."""
         index = self.classes.index(devices)
         return [(c, index[int(self.classes.members[c][0])]) for c in self.classes_of(devices)]
+
+
+def link_id(level: int, first: int, direction: int, count: int) -> int:
+    """Return the number of the uplink of a unit with this `first` class of `count`: direction 0 is out, 1 in."""
+    return (level * count + first) * 2 + direction
 
 
 def femtoseconds(seconds: float) -> int:

@@ -2,9 +2,10 @@
 
 A domain of the abstract interpreter (section 3.3 of the DistIR paper). Equivalent devices are one class. Calls are
 memoized: a function called again in the same state is not simulated again; its summary (effect on clocks, memory and
-timeline) is reused. The state of a call consists of the clocks of its devices relative to the earliest, the storage
-shared between operands, and which storage the call is the last to use. A summary also applies to other device sets at
-an equivalent position in the topology (`SimulationPlan.topology_key`), with classes renamed.
+timeline) is reused. The state of a call consists of the clocks of its devices relative to the earliest, communications
+in flight on their uplinks, the storage shared between operands, and which storage the call is the last to use. A
+summary also applies to other device sets at an equivalent position in the topology (`SimulationPlan.topology_key`),
+with classes renamed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from distir_relax.analysis.memory_categories import (
     joined_outputs,
 )
 from distir_relax.analysis.op_timer import Bytes, OpEffect, OpTimer, TimedStep, femtoseconds
+from distir_relax.analysis.shared_links import InFlight, LinkState, absolute, delay, relative, with_transfer
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
@@ -75,6 +77,7 @@ class _CallState:
     callee: Function
     devices: Devices
     clocks: tuple[int, ...]
+    links: tuple[LinkState, ...]
     state: _State
     outputs: tuple[bool, ...]
     run: Callable[[Sequence[Handle]], list[Handle]]
@@ -224,10 +227,14 @@ class _Simulator(Domain[Handle]):
             frame.synchronized.add(host)
         for host, duration in effect.issues:
             clocks[host] += duration
+        started: list[tuple[TimedStep, int]] = []
         for step in effect.steps:
             start = max([clocks[c] for c in step.waits])
             if step.hosts:
                 start = self._issued(frame, step, start)
+            if step.links:
+                started.append((step, start))
+                step = self._slowed(frame, step, start)
             for c in step.sets:
                 clocks[c] = start + step.duration
             for c in step.classes:
@@ -242,8 +249,28 @@ class _Simulator(Domain[Handle]):
                         frame.events.append(Event(op, (c,), clocks[c], step.blocked, effect.kind, 0))
                         frame.busy[effect.kind][c] += step.blocked
                         clocks[c] += step.blocked
+        if started:
+            self._occupy(frame, started)
         if effect.joined_classes:
             frame.join(op, effect.joined_classes, operands[0].ready or {})
+
+    def _slowed(self, frame: Frame, step: TimedStep, start: int) -> TimedStep:
+        """Return a step that starts at a time, with the delay due to other communications on its uplinks."""
+        extra = delay(step.links, frame.links, start)
+        if not extra:
+            return step
+        duration = step.duration + extra
+        return replace(step, duration=duration, blocked=round(step.blocked * duration / step.duration))
+
+    def _occupy(self, frame: Frame, started: Sequence[tuple[TimedStep, int]]) -> None:
+        """Note that an op occupies uplinks: once, though several of its groups use one, whose times account for it."""
+        uses: dict[int, tuple[int, int]] = {}
+        for step, start in started:
+            for use in step.links:
+                first, occupied = uses.get(use.link, (start, 0))
+                uses[use.link] = min(first, start), max(occupied, use.occupied)
+        for link, (start, occupied) in uses.items():
+            frame.links[link] = with_transfer(frame.links.get(link), start, occupied)
 
     def _issued(self, frame: Frame, step: TimedStep, start: int) -> int:
         """Return when a step can start that its devices could start at `start`, and its hosts have just issued."""
@@ -275,7 +302,8 @@ class _Simulator(Domain[Handle]):
         clocks, base = self._relative(frame, devices, callee)
         outputs = tuple([v.name in frame.gradients for v in op.results])
         state = self._state(operands, last, devices)
-        summary = self._summary(_CallState(callee, devices, clocks, state, outputs, run))
+        links = self._links(frame, devices, base)
+        summary = self._summary(_CallState(callee, devices, clocks, links, state, outputs, run))
         return self._resume(frame, op, summary, operands, range(len(operands)), base)
 
     def _entry_call(
@@ -296,12 +324,13 @@ class _Simulator(Domain[Handle]):
         pairs = zip(computed, call.computed_last, strict=True)
         signature = tuple([(id(h.bytes), h.category, g, h.users) if h.freeable else h.category for h, g in pairs])
         is_simple = call.key >= 0 and len({id(h) for h in computed if h.number not in call.inputs}) == len(computed)
-        key = (call.key, id(devices), clocks, signature)
+        links = self._links(frame, devices, base)
+        key = (call.key, id(devices), clocks, links, signature)
         summary = self._simple_summaries.get(key) if is_simple else None
         if summary is None:
             operands: list[Handle] = [slots[i] for i in step.operands]  # type: ignore[misc]
             state = self._state(operands, step.last, devices)
-            summary = self._summary(_CallState(callee, devices, clocks, state, call.outputs, run))
+            summary = self._summary(_CallState(callee, devices, clocks, links, state, call.outputs, run))
             if is_simple:
                 self._simple_summaries[key] = summary
         return self._resume(frame, op, summary, slots, step.operands, base)
@@ -344,6 +373,13 @@ class _Simulator(Domain[Handle]):
             result += [max(clocks[c + hosts], clocks[c] - ahead) - base for c in classes]
         return tuple(result), base
 
+    def _links(self, frame: Frame, devices: Devices, base: int) -> tuple[LinkState, ...]:
+        """Return the states of the uplinks of a call's devices relative to its base, empty if all are idle."""
+        if not frame.links:
+            return ()
+        states = tuple([relative(frame.links.get(link), base) for link in self.timer.links_of(devices)[0]])
+        return states if any(states) else ()
+
     def _issue_time(self, function: Function) -> int:
         """Return an upper bound of the time in which a host issues all ops of a function."""
         result = self._issue_times.get(function.name)
@@ -361,7 +397,7 @@ class _Simulator(Domain[Handle]):
         return result
 
     def _summary(self, call: _CallState) -> Summary:
-        key = (call.callee.name, id(call.devices), call.clocks, call.state, call.outputs)
+        key = (call.callee.name, id(call.devices), call.clocks, call.links, call.state, call.outputs)
         summary = self._summaries.get(key)
         if summary is None:
             summary = self._summaries[key] = self._equivalent_summary(call)
@@ -376,7 +412,8 @@ class _Simulator(Domain[Handle]):
         )
         uncached = tuple([c in self.timer.uncached for c in classes])
         topology = self.plan.topology_key(call.devices, classes)
-        key = (call.callee.name, topology, uncached, call.clocks, storage, call.outputs)
+        pattern = self.timer.links_of(call.devices)[1]
+        key = (call.callee.name, topology, uncached, call.clocks, call.links, pattern, storage, call.outputs)
         summary = self._summaries_by_key.get(key)
         if summary is None:
             summary = self._summaries_by_key[key] = self._simulate(call)
@@ -396,6 +433,9 @@ class _Simulator(Domain[Handle]):
         for index, clock in zip(indices, clocks, strict=True):
             initial[index] = clock
         frame = self.enter(call.callee, devices, list(initial), call.outputs)
+        links = self.timer.links_of(devices)[0]
+        in_flight = {link: absolute(s, 0) for link, s in zip(links, call.links, strict=False) if s}
+        frame.links.update(in_flight)
         handles: list[Handle] = []
         for i, (first, category, own_bytes) in enumerate(call.state):
             if first != i:
@@ -425,13 +465,15 @@ class _Simulator(Domain[Handle]):
             synchronized=frozenset(frame.synchronized),
             freed=tuple(number for number in frame.freed if number >= 0),
             class_totals=totals,
+            links_after=_changed_links(links, in_flight, frame.links),
         )  # fmt: skip
 
     def _resume(
         self, frame: Frame, op: Op, summary: Summary, slots: Sequence[Handle | None], slot_of: Sequence[int], base: int
     ) -> list[Handle]:
         """Resume the caller after a call; operand i of the call is in slot ``slot_of[i]``."""
-        frame.apply_summary(op, summary, base)
+        links = self.timer.links_of(summary.devices)[0] if summary.links_after else ()
+        frame.apply_summary(op, summary, base, links)
         for number in summary.freed:
             handle: Handle = slots[slot_of[number]]  # type: ignore[assignment]
             handle.freeable = False
@@ -446,3 +488,11 @@ class _Simulator(Domain[Handle]):
             result.users += 1
             results.append(result)
         return results
+
+
+def _changed_links(
+    links: Sequence[int], before: Mapping[int, InFlight], after: Mapping[int, InFlight]
+) -> tuple[tuple[int, LinkState], ...]:
+    """Return the positions among `links` of those that a call has used, with their states at its end."""
+    changed = [(number, after[link]) for number, link in enumerate(links) if after.get(link) != before.get(link)]
+    return tuple([(number, (time, *left)) for number, (time, left) in changed])

@@ -10,6 +10,7 @@ from distir_relax.analysis.device_classes import Devices
 from distir_relax.analysis.events import WAIT, Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
 from distir_relax.analysis.op_timer import Bytes, OpEffect
+from distir_relax.analysis.shared_links import InFlight, LinkState, absolute
 from distir_relax.analysis.simulation import Peak
 from distir_relax.ir import Op
 
@@ -53,6 +54,8 @@ class Frame:
     """The clocks of hosts that have waited for their device."""
     events: list[Event | Called] = field(default_factory=list)
     changes: list[Change | Called] = field(default_factory=list)
+    links: dict[int, InFlight] = field(default_factory=dict)
+    """Communications in flight on uplinks."""
     freed: set[int] = field(default_factory=set)
     device_ops: int = 0
 
@@ -88,8 +91,8 @@ class Frame:
                 split[WORKSPACE] += extra
                 self.peaks[c] = Peak(self.total[c] + extra, tuple(split), (op,) if op else (), note)
 
-    def apply_summary(self, op: Op, summary: Summary, base: int) -> None:
-        """Apply a call's effect on clocks, memory and busy times; the call started at `base`."""
+    def apply_summary(self, op: Op, summary: Summary, base: int, links: Sequence[int] = ()) -> None:
+        """Apply a call's effect on clocks, memory and busy times; it started at `base`, and may use these uplinks."""
         called = Called(op, summary.events, summary.changes, base)
         self.events.append(called)
         self.changes.append(called)
@@ -98,6 +101,8 @@ class Frame:
         for index, advance in summary.hosts_ahead:
             self.clocks[index] += advance
         self.synchronized |= summary.synchronized
+        for number, state in summary.links_after:
+            self.links[links[number]] = absolute(state, base)
         compute, communication = self.busy
         for c, peak, live, total, streamed, hosted, busy, communicating in summary.class_totals:
             if self.total[c] + peak.bytes > self.peaks[c].bytes:
@@ -124,7 +129,8 @@ class Summary:
     in `allocations`, each with bytes and category. `clocks_after` are the clocks that it advances, but those of hosts
     that do not wait: `hosts_ahead` has by how much. `freed` are the inputs whose storage it frees. `class_totals` has
     for each class its peak, and its contribution to the caller's live bytes by category (None if zero), their sum, and
-    busy times.
+    busy times. `links_after` are the states of the uplinks that it uses, by their position among those of its devices
+    (`OpTimer.links_of`).
     """
 
     devices: Devices
@@ -138,6 +144,7 @@ class Summary:
     synchronized: frozenset[int]
     freed: tuple[int, ...]
     class_totals: tuple[_ClassTotals, ...]
+    links_after: tuple[tuple[int, LinkState], ...] = ()
 
     def relocate(self, devices: Devices, classes: Mapping[int, int], count: int, cache: dict[Bytes, Bytes]) -> Summary:
         """Return the summary for equivalent devices: `classes` maps each class to theirs, of `count` classes.

@@ -31,8 +31,15 @@ ISSUED = replace(MACHINE, dispatch=1.3e-6, view=4e-7)
 """The same where a host issues the ops of each device, which now one and now the other waits for."""
 BLOCKED = replace(HELD, dispatch=7e-7, waits=frozenset({"send", "all_reduce"}))
 """The same where hosts wait for what they send and sum."""
+SHARED = replace(HELD, levels=(Level("row", 3, 1e-6, 4e9, uplink=7e8), LEVELS[1]))
+"""The same where devices of a row share the link out of it, so that communications slow each other."""
+SHARED_AND_ISSUED = replace(SHARED, dispatch=1.3e-6, view=4e-7)
+TREE = replace(ISSUED, levels=(replace(LEVELS[0], uplink=4e8), Level("four", 4, 2e-6, 2e9, uplink=7e8), LEVELS[1]))
+"""The same where rows are spread over units of two levels, and no two devices are alike."""
 MACHINES = pytest.mark.parametrize(
-    "machine", [MACHINE, HELD, ISSUED, BLOCKED], ids=["beside", "held", "issued", "blocked"]
+    "machine",
+    [MACHINE, HELD, ISSUED, BLOCKED, SHARED, SHARED_AND_ISSUED, TREE],
+    ids=["beside", "held", "issued", "blocked", "shared", "shared, issued", "tree"],
 )
 
 
@@ -152,7 +159,7 @@ def test_classes_of_devices_give_what_single_devices_give(
 ) -> None:
     module = schedule(seed, even)
     classes = simulate_module(module, machine)
-    assert len(classes.members) == (2 if even else 6)
+    assert len(classes.members) == (2 if even and machine is not TREE else 6)
 
     def apart(self: DeviceClasses, facts: object) -> None:
         self.of = np.arange(len(self.of))
