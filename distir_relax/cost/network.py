@@ -15,8 +15,10 @@ steps from where the devices are. If they are in several units, equally many in 
 considered too, over two levels and more. An all-reduce: reduce-scatter within a unit, all-reduce between units,
 all-gather within. An all-gather: each device gathers the shards of its position in all units, then those of its unit; a
 reduce-scatter the other way around. An all-to-all: each device gets what its unit has for those at its position in
-other units, then sends it there. So every device of a unit sends over a link of its own, as NCCL's rings do, of which
-each crosses units on another NIC; if a unit has an uplink, they share it. The cost is that of the fastest algorithm.
+other units, then sends it there. And rings in parallel, as NCCL has them: as many as a unit has devices, each through
+all devices, crossing units on another device's link, with a part of each message. They take more steps, but links
+within and between units work at the same time. In all of these every device of a unit sends over its own link; if the
+unit has an uplink, they share it. The cost is that of the fastest algorithm.
 
 All groups of an op communicate at the same time, and share uplinks. Each is timed as if the others sent as many bytes.
 """

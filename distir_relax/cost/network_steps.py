@@ -10,8 +10,9 @@ Most steps are *shifts*: member i of a group of n sends to member ``i + r`` modu
 ``max(0, k - r) + max(0, k - n + r)`` leave it. So a table of all n - 1 shifts costs no more than its distinct units.
 
 If the units of a group have equally many members, its positions are a grid, ``n = n_0 n_1 ... n_T``, with n_0 members
-in a unit of the innermost chosen level. A hierarchical algorithm takes the axes of the grid in turn. The other groups
-of the op do the same by position.
+in a unit of the innermost chosen level. A hierarchical algorithm takes the axes of the grid in turn. Parallel rings use
+both axes of a grid of two in each step, as NCCL's rings do, of which each crosses units on another NIC. The other
+groups of the op do the same by position.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from distir_relax.cost.profile import Level
 from distir_relax.layout import Collective
 
 Array = npt.NDArray[Any]
+
+
+_EVERYWHERE = 1 << 62
+"""The size of a unit that contains all devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def _cached(
     network = _Network(levels, groups, own)
     match collective:
         case Collective.SEND:
-            return ((network.sends(1, 1, 1, np.array([0]), np.array([1])),),)
+            return ((network.exchange(1, 1, 1, (np.array([0]), np.array([1]), 1.0)),),)
         case Collective.ALL_TO_ALL:
             return tuple(_all_to_all(network))
         case Collective.ALL_GATHER:
@@ -124,6 +129,8 @@ def _gather(network: _Network, scale: int) -> Iterator[Algorithm]:
             steps += phase.shifts(phase.size - 1, gathered, network.size, (1,))
             gathered *= phase.size
         yield tuple(steps)
+        if len(shape) == 2:
+            yield (network.rings(shape[0], network.size - 1, scale, network.size),)
 
 
 def _all_reduce(network: _Network) -> Iterator[Algorithm]:
@@ -138,6 +145,8 @@ def _all_reduce(network: _Network) -> Iterator[Algorithm]:
         outer = network.along(shape, len(shape) - 1)
         yield (*within, *outer.shifts(2 * (outer.size - 1), 1, parts * outer.size, (1,)))
         yield (*within, *outer.doubling(parts))
+        if len(shape) == 2:
+            yield (network.rings(shape[0], 2 * (network.size - 1), 1, network.size),)
 
 
 @dataclass(frozen=True)
@@ -221,29 +230,53 @@ class _Network:
         most: Array = np.where(used, loads, 0).max(axis=0)
         return most
 
-    def sends(self, times: int, pieces: int, of: int, source: Array, target: Array) -> Step:
-        """Return the step in which members at positions `source` send to those at `target`, each to one."""
+    def exchange(self, times: int, pieces: int, of: int, *patterns: tuple[Array, Array, float]) -> Step:
+        """Return the step in which members at some positions send to those at others, each to one.
+
+        Of several `patterns` (sources, targets, share of a message) at the same time, a device's messages of each use
+        links of another level.
+        """
         latency = per_byte = 0.0
         uplinks = [0.0] * len(self.levels)
-        a, b = self.own[:, source], self.own[:, target]
-        remaining = np.ones(a.shape, dtype=bool)
+        edges = [(self.own[:, source], self.own[:, target], share) for source, target, share in patterns]
+        remaining = [np.ones(source.shape, dtype=bool) for source, _, _ in edges]
         for number, level in enumerate(self.levels):
-            is_last = number == len(self.levels) - 1
-            leaving = np.zeros_like(remaining) if is_last else a // level.size != b // level.size
-            if (remaining & ~leaving).any():
-                latency, per_byte = max(latency, level.latency), max(per_byte, 1.0 / level.bandwidth)
-            if level.uplink and leaving.any():
-                ends = ((source, target), (target, source))
-                loads = [self._load(level.size, x, y, leaving) for x, y in ends]
-                uplinks[number] = max(loads) / level.uplink
+            size = level.size if number < len(self.levels) - 1 else _EVERYWHERE
+            leaving = [a // size != b // size for a, b, _ in edges]
+            for before, after, (_, _, share) in zip(remaining, leaving, edges, strict=True):
+                if (before & ~after).any():
+                    latency, per_byte = max(latency, level.latency), max(per_byte, share / level.bandwidth)
+            if level.uplink and any(part.any() for part in leaving):
+                uplinks[number] = self._exchange_load(level.size, patterns) / level.uplink
             remaining = leaving
         return Step(times, pieces, of, latency, max(per_byte, *uplinks), tuple(uplinks))
 
-    def _load(self, size: int, at: Array, to: Array, leaving: Array) -> int:
-        """Return the most messages between units over the link of a unit of `size` at positions `at` of own groups."""
-        units, others = self.groups[:, at] // size, self.groups[:, to] // size
-        loads = np.bincount(units[units != others])
-        return int(loads[(self.own[:, at] // size)[leaving]].max())
+    def _exchange_load(self, size: int, patterns: Sequence[tuple[Array, Array, float]]) -> float:
+        """Return the most messages over the uplink of a unit of `size` that own groups leave or enter."""
+        units = int(self.groups.max()) // size + 1
+        out, into, uses = np.zeros(units), np.zeros(units), np.zeros((2, units), dtype=bool)
+        for source, target, share in patterns:
+            for rows, is_own in ((self.groups, False), (self.own, True)):
+                a, b = rows[:, source] // size, rows[:, target] // size
+                a, b = a[a != b], b[a != b]
+                if is_own:
+                    uses[0, a] = uses[1, b] = True
+                else:
+                    out += share * np.bincount(a, minlength=units)
+                    into += share * np.bincount(b, minlength=units)
+        return float(max(out[uses[0]].max(), into[uses[1]].max()))
+
+    def rings(self, each: int, times: int, pieces: int, of: int) -> Step:
+        """Return the step of rings at the same time through all units of `each` members, one for each member.
+
+        Ring r leaves a unit at its member r and enters the next at member r + 1, so it passes from each of the others
+        to the one after it in the unit. A message is divided among the rings.
+        """
+        p = np.arange(self.size)
+        unit, after = p // each, (p + 1) % each
+        within = (p, unit * each + after, (each - 1) / each)
+        between = (p, (unit + 1) * each % self.size + after, 1 / each)
+        return self.exchange(times, pieces, of, within, between)
 
     def doubling(self, of: int) -> Iterator[Step]:
         """Yield the steps of recursive doubling; by dissemination for a number of members that is no power of two."""
@@ -252,7 +285,7 @@ class _Network:
             if self.size & (self.size - 1):
                 yield from self.shifts(1, 1, of, (1 << number,))
             else:
-                yield self.sends(1, 1, of, positions, positions ^ (1 << number))
+                yield self.exchange(1, 1, of, (positions, positions ^ (1 << number), 1.0))
 
     def tree(self) -> Iterator[Step]:
         """Yield the steps of a reduction up a tree and a broadcast down, pipelined: latencies, then all bytes.

@@ -133,6 +133,21 @@ def all_gather(shape: Sequence[int], shard: float) -> Rounds:
     return rounds
 
 
+def parallel_rings(each: int, size: float, times: int) -> Rounds:
+    """As many rings as a unit has devices, each with a part of a message: ring r leaves units at their device r."""
+
+    def rounds(group: Sequence[int]) -> Iterator[Round]:
+        units = [group[i : i + each] for i in range(0, len(group), each)]
+        for _ in range(times):
+            messages: Round = []
+            for r in range(each):
+                order = [unit[(r + 1 + k) % each] for unit in units for k in range(each)]
+                messages += next(ring(order, size / each, 1))
+            yield messages
+
+    return rounds
+
+
 def all_to_all(shape: Sequence[int], size: float) -> Rounds:
     """Along each axis, from the innermost: to each other device of the line its part of everything."""
 

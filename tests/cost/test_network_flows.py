@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.cost import network_flows as flows
 from tests.machines import machine
 
 SEEDS = range(40)
+Timed = Callable[[flows.Rounds], float]
 
 
 def topology(draw: random.Random) -> tuple[Level, ...]:
@@ -51,13 +53,24 @@ def test_collectives_take_as_long_as_their_messages(seed: int) -> None:
                 return flows.seconds(levels, groups, own, rounds)
 
             grids = flows.shapes(levels, group)
+
+            def rings(size: float, times: int, grids: list[list[int]] = grids, timed: Timed = timed) -> list[float]:
+                return [timed(flows.parallel_rings(grid[0], size, times)) for grid in grids if len(grid) == 2]
+
+            def gathers(shard: float, grids: list[list[int]] = grids, timed: Timed = timed, n: int = n) -> list[float]:
+                return [*(timed(flows.all_gather(shape, shard)) for shape in grids), *rings(shard, n - 1)]
+
             expected = {
                 "all_to_all": [timed(flows.all_to_all(shape, size)) for shape in grids],
-                "all_gather": [timed(flows.all_gather(shape, size)) for shape in grids],
-                "reduce_scatter": [timed(flows.all_gather(shape, size / n)) for shape in grids],
+                "all_gather": [*(timed(flows.all_gather(shape, size)) for shape in grids), *rings(size, n - 1)],
+                "reduce_scatter": [
+                    *(timed(flows.all_gather(shape, size / n)) for shape in grids),
+                    *rings(size / n, n - 1),
+                ],
                 "all_reduce": [
                     flows.tree_seconds(levels, groups, own, size),
                     *(timed(flows.all_reduce(shape, size, last)) for shape in grids for last in ("ring", "doubling")),
+                    *rings(size / n, 2 * (n - 1)),
                 ],
             }
             for name, times in expected.items():

@@ -105,8 +105,10 @@ THREE = [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
         (TAPERED, one(12), "reduce_scatter", 768, (10 + 64 * 6 / 12) + 2 * (4 + 128 / 8) + (1 + 384 / 64)),
         (TAPERED, one(12), "all_reduce", 192, 2 * (1 + 96 / 64) + 4 * (4 + 32 / 8) + 10 + 32 * 6 / 12),
         (TAPERED, one(12), "all_to_all", 192, (1 + 96 / 64) + 2 * (4 + 64 / 8) + 10 + 96 * 6 / 12),
-        # Large shards go around all nodes at once, two rings over an uplink of the leaf.
-        (TAPERED, one(12), "all_gather", 6400, 5 * (10 + 6400 * 2 / 12) + (1 + 6 * 6400 / 64)),
+        # Large tensors go round in parallel rings: in a step a unit sends one message, each device of it a part.
+        (TAPERED, one(12), "all_gather", 6400, 11 * (10 + 6400 / 12)),
+        (OWN, one(15), "all_gather", 6400, 14 * (10 + 6400 / 3 / 8)),
+        (OWN, one(15), "all_reduce", 96000, 28 * (10 + 6400 / 3 / 8)),
     ],
 )  # fmt: skip
 def test_closed_forms(levels: tuple[Level, ...], groups: Groups, name: str, size: float, expected: float) -> None:
