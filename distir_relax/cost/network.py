@@ -101,9 +101,12 @@ def collective_timing(
 
 
 def min_seconds_per_byte(profile: Profile) -> float:
-    """Return a lower bound of the seconds per byte received, over all collectives: that of the fastest link."""
-    rates = [1.0 / level.bandwidth for level in profile.levels]
-    return max(0.0, min(*rates, *(line.min_seconds_per_byte for line in profile.lines), math.inf))
+    """Return a lower bound of the seconds per byte received, over all collectives: that of the fastest links.
+
+    Parallel rings use a device's links of two levels at once.
+    """
+    bandwidth = sum(sorted(level.bandwidth for level in profile.levels)[-2:])
+    return max(0.0, min(1.0 / bandwidth, *(line.min_seconds_per_byte for line in profile.lines), math.inf))
 
 
 def level_of(profile: Profile, members: Sequence[int]) -> Level:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from distir_relax.analysis.device_classes import axis_groups
-from distir_relax.cost.network import collective_seconds
+from distir_relax.cost.network import collective_seconds, min_seconds_per_byte
 from distir_relax.cost.profile import Level
 from distir_relax.layout import DeviceMesh
 from tests.cost import network_flows as flows
@@ -89,3 +90,21 @@ def test_sends_of_one_op_share_uplinks(seed: int) -> None:
         expected = flows.seconds(levels, pairs, own, lambda pair: iter([[(pair[0], pair[1], 4567.0)]]))
         found = collective_seconds(machine(64, levels), "send", pair, [4567.0], np.array(pairs))
         assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_collective_is_faster_than_the_links_of_a_device(seed: int) -> None:
+    draw = random.Random(2000 + seed)
+    levels, group = topology(draw), placement(draw)[0]
+    # Levels of equal bandwidth, without latency, are the best case for algorithms that use two at once.
+    levels = tuple(replace(level, latency=0.0, bandwidth=1e9 if seed % 2 else level.bandwidth) for level in levels)
+    profile, n, size = machine(64, levels), len(group), 1e6
+    received = {
+        "all_gather": (n - 1) * size, "reduce_scatter": (n - 1) / n * size,
+        "all_to_all": (n - 1) / n * size, "all_reduce": 2 * (n - 1) / n * size,
+    }  # fmt: skip
+    for name, count in received.items():
+        # Doubling moves the whole tensor of two devices once.
+        least = size if name == "all_reduce" and n == 2 else count
+        found = collective_seconds(profile, name, group, [size] * n)
+        assert found >= least * min_seconds_per_byte(profile) * (1 - 1e-12), name
