@@ -15,7 +15,9 @@ from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
 from distir_relax.analysis.reserved_memory import reserved_bytes
 from distir_relax.cost.profile import Profile
+from distir_relax.cost.roofline import error_kind
 from distir_relax.ir import Module, Op
+from distir_relax.ops import lookup
 from distir_relax.support.units import count, seconds, size
 
 TIGHT = 0.6
@@ -111,6 +113,7 @@ class Simulation:
         return "\n".join(
             [
                 f"on {self.profile.name}{strategy}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
+                *([] if (ends := self.interval) is None else [f"90 %      {interval_text(ends)}"]),
                 *([] if self.before is None else [_change_text(self.before.makespan, self.makespan)]),
                 *([f"devices   {heterogeneity}"] if (heterogeneity := self.heterogeneity) else []),
                 f"time      compute {self.computing:.1%}, "
@@ -126,6 +129,30 @@ class Simulation:
     def makespan(self) -> float:
         """The time from the start to the end of the last op on any device."""
         return max(self.clocks) / FEMTOSECONDS
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The seconds between which the makespan is with a probability of 90 %; None if the profile has no
+        uncertainties.
+
+        Its errors are propagated over the seconds of each kind of op on the busiest device.
+        """
+        errors = self.profile.uncertainty
+        return None if errors is None else errors.interval(self.makespan, self.seconds_by_kind())
+
+    def seconds_by_kind(self) -> dict[str, float]:
+        """Return the busy seconds of the busiest device by kind of op, those of `OP_KINDS`, streams left out."""
+        busiest = max(range(len(self.members)), key=lambda c: self.busy[COMPUTE][c] + self.busy[COMMUNICATION][c])
+        kinds: dict[str, str] = {}
+        totals: dict[str, int] = {}
+        for event, _ in self.events():
+            if busiest in event.classes and not event.stream:
+                name = event.op.name
+                kind = kinds.get(name)
+                if kind is None:
+                    kind = kinds[name] = error_kind(self.profile, lookup(name))
+                totals[kind] = totals.get(kind, 0) + event.duration
+        return {kind: total / FEMTOSECONDS for kind, total in totals.items()}
 
     @property
     def throughput(self) -> float | None:
@@ -291,6 +318,7 @@ class Simulation:
         """Return the result as plain numbers and lists, for JSON."""
         return {
             "makespan_s": self.makespan,
+            "interval_s": None if (ends := self.interval) is None else list(ends),
             "throughput": self.throughput,
             "samples": self.samples,
             "peak_memory_bytes": self.peak_memory.tolist(),
@@ -324,6 +352,11 @@ class Simulation:
     def _by_device(self, by_class: list[int]) -> npt.NDArray[Any]:
         result: npt.NDArray[Any] = (np.array(by_class, dtype=float) / FEMTOSECONDS)[self.class_of]
         return result
+
+
+def interval_text(ends: tuple[float, float]) -> str:
+    """Return an interval of seconds as text."""
+    return f"{seconds(ends[0])} to {seconds(ends[1])}"
 
 
 def _change_text(before: float, after: float) -> str:

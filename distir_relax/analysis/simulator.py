@@ -32,6 +32,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
 from distir_relax.cost.profile import Profile
+from distir_relax.cost.scaling import faster
 from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, gc_disabled
 from distir_relax.ops import lookup, reused_operands
@@ -56,6 +57,8 @@ def simulate_module(
         devices = len(plan.classes.of)
         if devices == 1 and profile.bandwidth_alone:
             profile = replace(profile, bandwidth=profile.bandwidth_alone)
+        if profile.cores and devices > profile.cores:
+            profile = replace(faster(profile, _CORE, profile.cores / devices), cores=0)
         if devices > profile.devices:
             raise ProfileError(
                 f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
@@ -63,6 +66,9 @@ def simulate_module(
             )
         return _Simulator(module, profile, plan, repeats or {}).run()
 
+
+_CORE = ("device.flops", "device.bandwidth", "device.overhead", "runtime.times")
+"""The figures of a device that its cores have, and that it shares with the other devices on them."""
 
 ASSEMBLY_NOTE = "the outputs, assembled on rank 0"
 

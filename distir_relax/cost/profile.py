@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from distir_relax.cost.heterogeneous import Group, check_groups, read_ranges
+from distir_relax.cost.uncertainty import Uncertainty
 from distir_relax.errors import ProfileError
 from distir_relax.layout import Collective
 from distir_relax.support import is_finite, parse_toml, read_text, shown
@@ -27,6 +28,10 @@ SMALLEST, LARGEST = 1e-30, 1e30
 """Range of all times, sizes and speeds: their products are finite."""
 MAX_DEVICES = 1 << 20
 """Maximum number of devices of a machine."""
+
+
+MAX_DEVIATION = 10.0
+"""Maximum relative standard deviation of an error: more says nothing."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,10 @@ class Profile:
     `kind` is ``gpu``, or ``cpu`` if devices are cores of a host: they use torch's CPU kernels, and rank 0 assembles
     outputs in the same memory.
 
+    Of a calibrated CPU, `processor` is the name and `instructions` the widest instruction sets, as `instruction_sets`
+    returns them. Its devices share `cores` cores: more devices than cores compute in turns; 0 if each has its own.
+    `uncertainty` are the errors of the fit.
+
     `levels` are ordered from the innermost to the outermost; devices are numbered so that neighbors share a unit.
     `groups` are devices that differ in speed or memory.
     """
@@ -174,6 +183,10 @@ class Profile:
     beside: float = 1.0
     groups: tuple[Group, ...] = ()
     kind: str = "gpu"
+    processor: str = ""
+    instructions: str = ""
+    cores: int = 0
+    uncertainty: Uncertainty | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -319,6 +332,10 @@ def read_profile(text: str, where: str = "") -> Profile:
         beside=reader.share(data, "beside", 1.0),
         groups=reader.groups(data),
         kind=reader.one_of(device, "kind", KINDS),
+        processor=reader.text(device, "processor", ""),
+        instructions=reader.text(device, "instructions", ""),
+        cores=reader.whole(device, "cores", "device") if "cores" in device else 0,
+        uncertainty=reader.uncertainty(data) if "uncertainty" in data else None,
     )
 
 
@@ -344,12 +361,18 @@ class _Reader:
     def device(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         value = self.table(data, "device")
         figures = ("memory", "bandwidth", "bandwidth_alone", "cache", "cache_bandwidth", "overhead", "overlap")
-        return self._known(value, "device", ("kind", *figures, "matrix", "packed", "vector", "ops"))
+        machine = ("kind", "processor", "instructions", "cores")
+        return self._known(value, "device", (*machine, *figures, "matrix", "packed", "vector", "ops"))
 
     def runtime(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         value = self.table(data, "runtime") if "runtime" in data else {}
         keys = ("dispatch", "view", SHAPE_OP, "waits", "in_place", "caching_allocator")
         return self._known(value, "runtime", keys)
+
+    def uncertainty(self, data: Mapping[str, Any]) -> Uncertainty:
+        names = tuple(f.name for f in fields(Uncertainty))
+        table = self._known(self.table(data, "uncertainty"), "uncertainty", names)
+        return Uncertainty(**{name: self.share(table, name, 0.0, MAX_DEVIATION) for name in table})
 
     def waits(self, runtime: Mapping[str, Any]) -> frozenset[str]:
         value = runtime.get("waits", [])
@@ -434,11 +457,11 @@ class _Reader:
             )
         return int(value)
 
-    def share(self, data: Mapping[str, Any], key: str, default: float) -> float:
-        """Return a number from 0 to 1; `default` if missing."""
+    def share(self, data: Mapping[str, Any], key: str, default: float, most: float = 1.0) -> float:
+        """Return a number from 0 to `most`; `default` if missing."""
         value = data.get(key, default)
-        if not is_finite(value) or not 0 <= value <= 1:
-            raise ProfileError(f"expected a number from 0 to 1 {key!r}, found {shown(value)}", self.where)
+        if not is_finite(value) or not 0 <= value <= most:
+            raise ProfileError(f"expected a number from 0 to {most:g} {key!r}, found {shown(value)}", self.where)
         return float(value)
 
     def number(

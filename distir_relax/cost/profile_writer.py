@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from json import dumps
+
 from distir_relax.cost.profile import KINDS, SHAPE_OP, Profile
 
 
@@ -14,6 +17,9 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     if profile.beside != 1.0:
         lines.append(f"beside = {profile.beside:.6g}")
     lines += ["", "[device]", *([f'kind = "{profile.kind}"'] if profile.kind != KINDS[0] else [])]
+    names = ("processor", "instructions")
+    lines += [f"{name} = {dumps(value)}" for name in names if (value := getattr(profile, name))]
+    lines += [f"cores = {profile.cores}"] if profile.cores else []
     lines += [f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
     if profile.bandwidth_alone:
@@ -35,6 +41,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
     for dtype, rates in profile.ops.items():
         lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
+    if (errors := profile.uncertainty) is not None:
+        lines += ["", "[uncertainty]", *(f"{f.name} = {getattr(errors, f.name):.6g}" for f in fields(errors))]
     for group in profile.groups:
         lines += ["", "[[group]]", f'devices = "{group}"', f"speed = {group.speed:.6g}"]
         lines += [] if group.memory is None else [f"memory = {group.memory:.6g}"]

@@ -28,6 +28,8 @@ class OpWork:
     """Floating-point operations."""
     product: tuple[int, int, int, int] | None = None
     """(batch, rows, columns, inner) of a matrix product."""
+    weights: str = ""
+    """The dtype of the product's second operand: products of 8-bit weights have rates of their own."""
     can_be_packed: bool = False
     """Whether a backend may pack the op's constant weight once."""
     moved: float = 0.0
@@ -73,6 +75,7 @@ def op_work(
         operands[0].dtype if operands else results[0].dtype,
         _flops(entry, operands, attrs, results),
         cost.product(operands, attrs, results) if cost.product else None,
+        operands[1].dtype if cost.product and len(operands) > 1 else "",
         fixed and bool(entry.code.packed),
         moved,
         moved * cold_bytes / sum(t.bytes for t in tensors) if cold_bytes else 0.0,
@@ -108,8 +111,7 @@ def work_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
     if rate:
         compute = work.flops / rate
     elif work.product:
-        packed = work.can_be_packed and work.dtype in profile.packed
-        matrix: Matrix = profile.packed[work.dtype] if packed else profile.rate(profile.matrix, work.dtype)
+        matrix = _products(profile, work)
         compute = matrix.seconds(*work.product)
         bandwidth = matrix.bandwidth or bandwidth
     else:
@@ -117,6 +119,29 @@ def work_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
     cached = work.moved - work.uncached
     memory = work.uncached / bandwidth + cached / memory_bandwidth(profile, cached)
     return profile.overhead + _combine(compute, memory, profile.overlap) / speed
+
+
+def _products(profile: Profile, work: OpWork) -> Matrix:
+    """Return the rates of an op's products: those of its weights' dtype if they were measured, else of its input's."""
+    for dtype in (work.weights, work.dtype):
+        if work.can_be_packed and dtype in profile.packed:
+            return profile.packed[dtype]
+        if dtype in profile.matrix:
+            return profile.matrix[dtype]
+    rate: Matrix = profile.rate(profile.matrix, work.dtype)
+    return rate
+
+
+def error_kind(profile: Profile, entry: OpDef) -> str:
+    """Return the kind of an op's error, one of `OP_KINDS`."""
+    if Trait.COMMUNICATES in entry.traits:
+        return "collectives"
+    if Trait.VIEW in entry.traits:
+        return "views"
+    # Of products, attention has a rate of its own.
+    if entry.cost.product and not any(entry.name in rates for rates in profile.ops.values()):
+        return "products"
+    return "elementwise" if Trait.POINTWISE in entry.traits or entry.code.in_place else "rows"
 
 
 def host_seconds(profile: Profile, work: OpWork) -> float:

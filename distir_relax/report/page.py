@@ -18,7 +18,7 @@ from distir_relax.analysis.critical_path import critical_path
 from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, FEMTOSECONDS
 from distir_relax.analysis.sensitivity import Sensitivity, sensitivity_within
-from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.simulation import Simulation, interval_text
 from distir_relax.report.communication_matrix import matrix
 from distir_relax.report.critical_path import critical_path_section
 from distir_relax.report.memory import memory_charts
@@ -151,7 +151,8 @@ def top_ops(simulation: Simulation) -> list[OpTime]:
 def _headline(s: Simulation, limits: Sensitivity | None) -> Iterable[tuple[str, str, str, bool]]:
     device = s.fullest
     peak = s.peak(device)
-    yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}", False
+    between = "" if s.interval is None else f"; 90 %: {interval_text(s.interval)}"
+    yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}{between}", False
     if s.strategy is not None:
         yield "strategy", s.strategy, "D/T/P/K: data, tensor, pipeline, microbatches", False
     if s.heterogeneity:
