@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import tempfile
 from collections.abc import Mapping
@@ -10,12 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distir_relax.calibration.budget import Budget
-from distir_relax.calibration.fit import fit_device, fit_links
-from distir_relax.calibration.measurements import Measurements, measure_pass, merge_passes
-from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
+from distir_relax.calibration.fit import fit_device, fit_links, fit_quantized
+from distir_relax.calibration.measurements import Measurements, Times, measure_pass, merge_passes, with_collectives
+from distir_relax.calibration.microbenchmarks import QUANTIZED, dtypes_of, op_samples, scale_of
 from distir_relax.calibration.program_overhead import fit_programs
-from distir_relax.calibration.programs import programs, write_programs
+from distir_relax.calibration.programs import ProgramSample, programs, write_programs
+from distir_relax.calibration.residuals import (
+    Residuals,
+    collective_residuals,
+    fit_uncertainty,
+    merged,
+    op_residuals,
+)
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.cost.profile import Level, Profile, load_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import RunError
@@ -39,6 +48,8 @@ tens of percent: a profile with a median error of 50 % cannot order them.
 
 # Seconds reserved for the fit, and for starting the ranks.
 _FIT = 15.0
+# The share of the time of a measurement for the collectives of one number of ranks that have no cores of their own.
+_CROWDED_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -96,30 +107,49 @@ def calibrate(
 def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> Measurements:
     """Measure `ranks` devices of this machine with mpirun. Raises RunError as `calibrate` does.
 
-    Of the `budget`, in seconds, the time of a fit is reserved; 0 is no limit.
+    Ranks of a CPU that have no core of their own compute in turns: ops and programs are measured on as many ranks as
+    there are cores, and only the collectives on more. Of the `budget`, in seconds, the time of a fit is reserved; 0 is
+    no limit.
     """
     deadline = Budget(budget)
+    together = min(ranks, len(os.sched_getaffinity(0))) if device == "cpu" else ranks
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "measured.json"
         # What programs add to their ops does not depend on the dtype.
-        write_programs(Path(folder), dtypes_of(device)[0], scale_of(device), ranks)
+        write_programs(Path(folder), dtypes_of(device)[0], scale_of(device), together)
         # Measure for at least one second, even if the budget is spent.
         seconds = max(1.0, deadline.left - _FIT) if budget else 0.0
-        options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
-        if ranks == 1:
-            measure(file, device, passes, Path(folder), None, seconds)
-        elif launch(ranks, ["measure", str(file), folder, *options]) != 0:
-            raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
-        return Measurements.of(json.loads(file.read_text()))
+        crowded = range(together + 1, ranks + 1)
+        share = _CROWDED_SHARE * seconds
+        seconds = max(1.0, seconds - share * len(crowded)) if budget else 0.0
+        measured = _launch_measurement(together, device, passes, Path(folder), seconds)
+        of_more = [_launch_measurement(n, device, passes, Path(folder), share, crowded=True) for n in crowded]
+    return with_collectives(measured, of_more)
 
 
-def measure(output: Path, device: str, passes: int, folder: Path, world: World | None, seconds: float = 0.0) -> None:
+def _launch_measurement(
+    ranks: int, device: str, passes: int, folder: Path, seconds: float, crowded: bool = False
+) -> Measurements:
+    file = folder / "measured.json"
+    options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
+    options += ["--crowded"] if crowded else []
+    if ranks == 1:
+        measure(file, device, passes, folder, None, seconds)
+    elif launch(ranks, ["measure", str(file), str(folder), *options]) != 0:
+        raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
+    return Measurements.of(json.loads(file.read_text()))
+
+
+def measure(
+    output: Path, device: str, passes: int, folder: Path, world: World | None, seconds: float = 0.0,
+    crowded: bool = False,
+) -> None:  # fmt: skip
     """Run the microbenchmarks, and the programs in `folder`, as one rank of a launch, or alone; rank 0 writes the times
-    to `output` as JSON. At least one pass, and up to `passes` within `seconds` (0: all of them)."""
+    to `output` as JSON. At least one pass, and up to `passes` within `seconds` (0: all of them). Ranks that are
+    `crowded` have no cores of their own: only collectives over all of them are measured."""
     budget = Budget(seconds, world)
     limit_threads(world.local_size if world else 1)
     retain_freed_memory()
-    measurements = merge_passes(budget.passes(passes, lambda: measure_pass(device, folder, world, budget)))
+    measurements = merge_passes(budget.passes(passes, lambda: measure_pass(device, folder, world, budget, crowded)))
     if world is None or world.rank == 0:
         output.write_text(json.dumps(measurements.plain()))
 
@@ -134,8 +164,12 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
     memory, cache = machine.memory / share, machine.cache / share
     name = name or f"{platform.node()}-{measured.device}"
     kind = "cpu" if measured.device == "cpu" else "gpu"
-    profile = Profile(name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels, cache=cache, kind=kind)
+    profile = Profile(
+        name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels, cache=cache, kind=kind,
+        processor=machine.name, instructions=machine.instructions, cores=machine.cores,
+    )  # fmt: skip
     errors: dict[str, float] = {}
+    residuals: list[Residuals] = []
 
     def add_errors(group_errors: Mapping[str, float], dtype: str) -> None:
         suffix = "" if len(measured.ops) == 1 else f" {dtype}"
@@ -144,15 +178,28 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
     for dtype, times in measured.ops.items():
         seconds = [undisturbed(row) for row in times]
         samples = op_samples(dtype, measured.scale)
-        profile, group_errors = fit_device(profile, dtype, samples, seconds, is_first=not profile.matrix)
+        if dtype in QUANTIZED:
+            profile, group_errors = fit_quantized(profile, dtype, samples, seconds)
+        else:
+            profile, group_errors = fit_device(profile, dtype, samples, seconds, is_first=not profile.matrix)
+        residuals.append(op_residuals(profile, samples, seconds))
         add_errors(group_errors, dtype)
     if measured.collectives:
         rows = zip(measured.collectives, measured.collective_times, strict=True)
-        profile, group_errors = fit_links(profile, [(kind, undisturbed(times)) for kind, times in rows])
+        collective_seconds = [(kind, undisturbed(times)) for kind, times in rows]
+        profile, group_errors = fit_links(profile, collective_seconds)
+        residuals.append(collective_residuals(collective_seconds))
         errors.update(group_errors)
-    profile = replace(profile, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio())
+    groups = unlike_ranks(measured.rank_seconds, [n / share for n in measured.rank_memory])
+    profile = replace(profile, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio(), groups=groups)
+    samples_of_programs: list[ProgramSample] = []
+    program_times: Times = []
     for dtype, times in measured.programs.items():
-        seconds = [undisturbed(row) for row in times]
-        profile, group_errors = fit_programs(profile, programs(dtype, measured.scale, ranks), seconds)
+        samples_of_dtype = programs(dtype, measured.scale, measured.together)
+        profile, group_errors = fit_programs(profile, samples_of_dtype, [undisturbed(row) for row in times])
+        samples_of_programs += samples_of_dtype
+        program_times += times
         add_errors(group_errors, dtype)
+    uncertainty = fit_uncertainty(profile, merged(residuals), samples_of_programs, program_times)
+    profile = replace(profile, uncertainty=uncertainty)
     return Calibration(profile, errors, f"{measured.device} on {machine.name}, {ranks} ranks, torch {machine.torch}")

@@ -3,29 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.compiler.compile import Plan, program_bundle
+from distir_relax.compiler.generation import Generation
 from distir_relax.compiler.inputs import Program, classify_input
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.training import TrainingStep
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.ir import Module
+from distir_relax.lowering.request_steps import Chunk, RequestSteps
 from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.user_function import call_function, find_function
 
 
 @dataclass(frozen=True)
+class GenerationStep:
+    """A step of a language model in which each of `requests` computes `new` tokens after `past` earlier ones.
+
+    One `new` token after many is a decoding step, many after none read a prompt.
+    """
+
+    generation: Generation
+    requests: int
+    new: int
+    past: int = 0
+
+
+@dataclass(frozen=True)
 class Configuration:
-    """A program as its ranks run it, and its bundle; `group` is as in `Outcome`."""
+    """A program as its ranks run it, and its bundle; `repeats` is as for `simulate_module`, `group` as in `Outcome`.
+
+    `kind` is ``training``, ``inference``, ``prefill`` or ``decode``, `dtype` that of the weights if they are quantized,
+    else of the computation, and `strategy` the degrees of parallelism. `step` are the `requests`, `new` and `past`
+    tokens of a step of text generation, None for other programs.
+    """
 
     name: str
     module: Module
     bundle: Bundle
     group: str = ""
+    kind: str = "inference"
+    strategy: str = ""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    step: tuple[int, int, int] | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.bundle.manifest.mesh.size
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of quantized weights, else that of the computation: the narrowest of the program's results."""
+        stored = {tensor.dtype for tensor in self.bundle.manifest.weights}
+        quantized = next((name for dtype, name in _QUANTIZED.items() if dtype in stored), None)
+        if quantized is not None:
+            return quantized
+        results = {v.placed.dtype for f in self.module.functions for op in f.ops for v in op.results}
+        return next((dtype for dtype in ("bfloat16", "float16") if dtype in results), "float32")
+
+
+_QUANTIZED = {"uint8": "int4", "int8": "int8"}
 
 
 def read_configurations(
@@ -51,7 +93,9 @@ def read_configurations(
 def _read(target: str, compared: Sequence[str], key: Path | None) -> list[Configuration]:
     if Path(target).is_dir():
         bundle = read_bundle(Path(target), require_signature=key)
-        return [Configuration(bundle.manifest.name, fuse_for_ranks(read_stage(bundle, "distributed")), bundle)]
+        kind = "training" if bundle.manifest.training is not None else "inference"
+        module = fuse_for_ranks(read_stage(bundle, "distributed"))
+        return [Configuration(bundle.manifest.name, module, bundle, kind=kind)]
     entries = call_function(find_function(target), target, {})
     if not isinstance(entries, Mapping):
         raise ImportModelError(
@@ -63,18 +107,45 @@ def _read(target: str, compared: Sequence[str], key: Path | None) -> list[Config
 def _configuration(name: str, entry: object, target: str, compared: Sequence[str]) -> Configuration:
     if isinstance(entry, TrainingStep):
         return _of_plan(name, entry.plan, entry.bundle(("torch",)), compared)
+    if isinstance(entry, GenerationStep):
+        return _of_generation(name, entry)
     value = classify_input(entry, f"{target}, {name!r}")
     if isinstance(value, Plan):
         return _of_plan(name, value, value.bundle(("torch",)), compared)
     if isinstance(value, Program) and value.tensors is not None:
         return Configuration(name, fuse_for_ranks(value.module), program_bundle(name, value.module, value.tensors))
     raise ImportModelError(
-        f"expected a plan, a step of training or (module, tensors) for {name!r}, found {type(entry).__name__}", target
+        f"expected a plan, a step of training or of generation, or (module, tensors) for {name!r}, found "
+        f"{type(entry).__name__}",
+        target,
     )
 
 
 def _of_plan(name: str, plan: Plan, bundle: Bundle, compared: Sequence[str]) -> Configuration:
-    return Configuration(name, fuse_for_ranks(plan.modules["distributed"]), bundle, _group(plan, compared))
+    kind = "training" if bundle.manifest.training is not None else "inference"
+    module = fuse_for_ranks(plan.modules["distributed"])
+    return Configuration(name, module, bundle, _group(plan, compared), kind, _degrees(plan))
+
+
+def _of_generation(name: str, entry: GenerationStep) -> Configuration:
+    plan = entry.generation.plan
+    bundle = plan.bundle(("torch",))
+    states = {state.tensor.name: state.output for state in bundle.manifest.states}
+    steps = RequestSteps(fuse_for_ranks(plan.modules["distributed"]), states)
+    program = steps.program({Chunk(entry.past, entry.new, 1): entry.requests})
+    return Configuration(
+        name, program.module, bundle, kind="decode" if entry.new == 1 else "prefill", strategy=_degrees(plan),
+        repeats=program.repeats, step=(entry.requests, entry.new, entry.past),
+    )  # fmt: skip
+
+
+def _degrees(plan: Plan) -> str:
+    """Return the degrees of parallelism above 1 of a plan's strategy: ``data 2``; empty without a strategy."""
+    strategy = plan.source.strategy
+    if strategy is None:
+        return ""
+    degrees = {"data": strategy.data, "tensor": strategy.tensor, "pipeline": strategy.pipeline}
+    return ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
 
 
 def _group(plan: Plan, compared: Sequence[str]) -> str:

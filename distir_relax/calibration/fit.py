@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -17,10 +18,11 @@ from scipy import optimize
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.cost.profile import Line, Matrix, Profile
-from distir_relax.cost.roofline import op_work, repeated_seconds
+from distir_relax.cost.roofline import OpWork, op_work, repeated_seconds
 from distir_relax.ops import Trait, lookup
 
 Parameters = dict[str, float]
+_Timed = list[tuple[OpWork, float]]
 
 # Maximum factor between a parameter and its start value.
 _REACH = 1e5
@@ -55,21 +57,25 @@ def fit_device(
     )
     begin.update((f"op {name}", 5e9) for name in ops_with_rates)
     begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
-    prepared = [
-        (op_work(lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.uncached), t)
-        for s, t in zip(samples, seconds, strict=True)
-    ]
-
-    def loss(x: Parameters) -> float:
-        profile = _with(start, dtype, x)
-        return sum(math.log(repeated_seconds(profile, work) / t) ** 2 for work, t in prepared) / len(prepared)
-
-    best, _ = coordinate_search(loss, begin)
+    prepared = _prepare(samples, seconds)
+    best, _ = coordinate_search(partial(_loss, partial(_with, start, dtype), prepared), begin)
     profile = _with(start, dtype, best)
-    errors: dict[str, list[float]] = {}
-    for sample, (work, t) in zip(samples, prepared, strict=True):
-        errors.setdefault(sample.group, []).append(abs(repeated_seconds(profile, work) / t - 1))
-    return profile, {group: median(values) for group, values in errors.items()}
+    return profile, _group_errors(profile, samples, prepared)
+
+
+def fit_quantized(
+    start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
+) -> tuple[Profile, dict[str, float]]:
+    """Fit the products of weights in `dtype`, that of quantized values, to these times; return the profile with them,
+    and the median error of each group. A backend packs such weights, as all that are constant."""
+    begin: Parameters = dict(zip(_PRODUCT, (2e11, 2.0, 8.0, 8.0, 3e10, 2e10), strict=True))
+    prepared = _prepare(samples, seconds)
+
+    def machine(x: Parameters) -> Profile:
+        return replace(start, packed={**start.packed, dtype: Matrix(*(x[key] for key in _PRODUCT))})
+
+    best, _ = coordinate_search(partial(_loss, machine, prepared), begin)
+    return machine(best), _group_errors(machine(best), samples, prepared)
 
 
 def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -> tuple[Profile, dict[str, float]]:
@@ -150,6 +156,25 @@ def least_squares(
         lambda x: np.array(residuals(parameters_at(x))), np.ones(len(keys)), diff_step=0.02, ftol=1e-4, max_nfev=rounds
     )
     return parameters_at(result.x), 2 * float(result.cost)
+
+
+def _prepare(samples: Sequence[OpSample], seconds: Sequence[float]) -> _Timed:
+    return [
+        (op_work(lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.uncached), t)
+        for s, t in zip(samples, seconds, strict=True)
+    ]
+
+
+def _loss(machine: Callable[[Parameters], Profile], prepared: _Timed, x: Parameters) -> float:
+    profile = machine(x)
+    return sum(math.log(repeated_seconds(profile, work) / t) ** 2 for work, t in prepared) / len(prepared)
+
+
+def _group_errors(profile: Profile, samples: Sequence[OpSample], prepared: _Timed) -> dict[str, float]:
+    errors: dict[str, list[float]] = {}
+    for sample, (work, t) in zip(samples, prepared, strict=True):
+        errors.setdefault(sample.group, []).append(abs(repeated_seconds(profile, work) / t - 1))
+    return {group: median(values) for group, values in errors.items()}
 
 
 def _constant_times(start: Profile, seconds: Sequence[float]) -> Parameters:

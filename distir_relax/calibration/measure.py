@@ -18,6 +18,7 @@ from distir_relax.bundle import Manifest
 from distir_relax.calibration.microbenchmarks import OpSample, payloads
 from distir_relax.ir import Op, Value
 from distir_relax.kernels.packing import pack_joined, pack_linear
+from distir_relax.kernels.quantized.linear import pack_quantized
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing, torch_scope
 from distir_relax.runtime.rank_session import RankSession
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
 # Minimum time of a benchmark in seconds, well above the resolution of the clock.
 _MIN_SECONDS = 4e-3
 _ROUNDS = 2
-WARM_UP = 2
-"""Untimed steps before the timed ones of a program."""
+WARM_UP = 5
+"""Untimed steps before the timed ones of a program: those in which it runs op by op (`runtime.backends.bound_calls`),
+and one more."""
 # Operands that a program reads once are cycled through this many bytes, more than caches hold.
 _COLD_BYTES = 96e6
 _MAX_COPIES = 800
+# The side of the matrices in the work by which ranks are compared, how often it is repeated, and measured.
+_RANK_SIDE, _RANK_REPEATS, _RANK_ROUNDS = 256, 20, 7
 # Elements of the tensor that ranks update between two communications.
 _BETWEEN = 1 << 20
 
@@ -67,7 +71,8 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
             for i in uncached:
                 variants[-1][i] = variants[0][i].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
-    scope = torch_scope() | {"pack_linear": pack_linear, "pack_joined": pack_joined}
+    packing = {"pack_linear": pack_linear, "pack_joined": pack_joined, "pack_quantized": pack_quantized}
+    scope = torch_scope() | packing
     values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
     results = tuple(Value(f"y{i}", kind) for i, kind in enumerate(sample.results))
     op = Op(sample.op, values, results, sample.attrs)
@@ -110,15 +115,38 @@ def time_ops(
     return [time_op(sample, device, wait, limit) for sample in samples]
 
 
+def time_ranks(world: World, device: str) -> list[list[float]]:
+    """Return the seconds of equal work on each rank, several times, all ranks at once. All ranks call this together."""
+    seconds = []
+    for _ in range(_RANK_ROUNDS + 1):
+        _barrier(world)
+        seconds.append(time_rank_work(device))
+    # The first is a warm-up.
+    return world.exchange(seconds[1:])
+
+
+def time_rank_work(device: str) -> float:
+    """Return the seconds of a few milliseconds of products and sums on this rank."""
+    import torch
+
+    x = torch.full((_RANK_SIDE, _RANK_SIDE), 1.0 / _RANK_SIDE, device=device)
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(_RANK_REPEATS):
+        x = torch.tanh(x @ x + x)
+    synchronize(device)
+    return time.perf_counter() - start
+
+
 def time_collectives(
-    world: World, device: str, scale: int, limit: float = math.inf
+    world: World, device: str, scale: int, limit: float = math.inf, parts: bool = True
 ) -> list[tuple[CollectiveSample, list[float]]]:
-    """Time all collectives over all ranks of a launch, and over parts of it, several times each.
+    """Time all collectives over all ranks of a launch, with `parts` over parts of it too, several times each.
 
     Collective: all ranks call this together, with the same `limit`, the seconds for one of them.
     """
     results = []
-    for count in (n for n in range(2, world.size + 1) if world.size % n == 0):
+    for count in (n for n in range(2 if parts else world.size, world.size + 1) if world.size % n == 0):
         comm = world.communicator(DeviceMesh((world.size // count, count), ("apart", "together")), device)
         for elements in payloads(scale):
             for collective, payload, messages, run in _collectives(comm, count, elements, device):

@@ -10,17 +10,17 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from distir_relax.calibration.budget import Budget
-from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops
+from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops, time_ranks
 from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.statistics import undisturbed
-from distir_relax.kernels.processor import processor_field
+from distir_relax.kernels.processor import instruction_sets, processor_field, processor_flags
 from distir_relax.runtime.world import World
 
 # The shares of a collective and of a program in the time of a pass, relative to an op; and the approximate number of
@@ -33,12 +33,17 @@ Times = list[list[float]]
 
 @dataclass(frozen=True)
 class Machine:
-    """Properties of a machine: its name, and the bytes of a device's memory and last-level cache."""
+    """Properties of a machine: its name, and the bytes of a device's memory and last-level cache.
+
+    Of a CPU, also its `instructions` (`instruction_sets`) and the number of ranks that have `cores` of their own.
+    """
 
     name: str
     torch: str
     memory: float
     cache: float
+    instructions: str = ""
+    cores: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Measurements:
     """Times of ops, of programs (by dtype, in the order of `op_samples` and `programs`) and of collectives.
 
     `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is the factor of larger sizes.
+    `rank_seconds` are times of equal work by rank, at the same moments, and `rank_memory` the bytes of each device.
     """
 
     ranks: int
@@ -57,6 +63,13 @@ class Measurements:
     alone: Times
     collectives: Sequence[CollectiveSample]
     collective_times: Times
+    rank_seconds: Times = field(default_factory=list)
+    rank_memory: Sequence[float] = field(default_factory=list)
+
+    @property
+    def together(self) -> int:
+        """The number of ranks on which ops and programs were measured: as many as have cores of their own."""
+        return min(self.ranks, self.machine.cores) if self.machine.cores else self.ranks
 
     def plain(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
@@ -78,16 +91,21 @@ class Measurements:
         return max(1.0, median(undisturbed(a) / undisturbed(b) for a, b in zip(concurrent, self.alone, strict=True)))
 
 
-def measure_pass(device: str, programs: Path, world: World | None, budget: Budget | None = None) -> Measurements:
+def measure_pass(
+    device: str, programs: Path, world: World | None, budget: Budget | None = None, crowded: bool = False
+) -> Measurements:
     """Measure everything once, as one rank of a launch or alone. All ranks call this together; rank 0 has the result.
 
-    `programs` is a folder that `write_programs` filled. A measurement takes at most its share of the `budget`.
+    `programs` is a folder that `write_programs` filled. A measurement takes at most its share of the `budget`. Of ranks
+    that are `crowded`, only the collectives over all of them are measured.
     """
     scale, dtypes = scale_of(device), dtypes_of(device)
+    if crowded:
+        return _measure_crowded(device, world, budget)
     cold = cold_samples(scale)
     unit = math.inf
     if budget is not None:
-        count = len(cold) + len(dtypes) * len(op_samples("float32", scale)) + _COLLECTIVE * _COLLECTIVES
+        count = len(cold) + sum(len(op_samples(d, scale)) for d in dtypes) + _COLLECTIVE * _COLLECTIVES
         unit = budget.share(count + _PROGRAM * len([*programs.glob("*.dist")]))
     alone: Times = []
     launch = world if world is not None and world.size > 1 else None
@@ -97,16 +115,38 @@ def measure_pass(device: str, programs: Path, world: World | None, budget: Budge
             alone = time_ops([samples[i] for i in cold], device, None, unit)
         launch.exchange(0)
     collectives = time_collectives(launch, device, scale, _COLLECTIVE * unit) if launch else []
+    machine = device_machine(device)
     return Measurements(
         ranks=world.size if world else 1,
         device=device,
         scale=scale,
-        machine=device_machine(device),
+        machine=machine,
         ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world, unit), world) for d in dtypes},
         programs={dtypes[0]: time_programs(programs, dtypes[0], device, world, _PROGRAM * unit)},
         alone=alone,
         collectives=[kind for kind, _ in collectives],
         collective_times=[times for _, times in collectives],
+        rank_seconds=time_ranks(launch, device) if launch else [],
+        rank_memory=launch.exchange(machine.memory) if launch else [],
+    )
+
+
+def _measure_crowded(device: str, world: World | None, budget: Budget | None) -> Measurements:
+    assert world is not None, "several ranks are a launch"
+    scale, machine = scale_of(device), device_machine(device)
+    limit = math.inf if budget is None else budget.share(_COLLECTIVES)
+    found = time_collectives(world, device, scale, limit, parts=False)
+    kinds, times = [kind for kind, _ in found], [seconds for _, seconds in found]
+    return Measurements(world.size, device, scale, machine, {}, {}, [], kinds, times)
+
+
+def with_collectives(first: Measurements, others: Sequence[Measurements]) -> Measurements:
+    """Return measurements with the collectives of `others`, on more ranks."""
+    return replace(
+        first,
+        ranks=max(m.ranks for m in (first, *others)),
+        collectives=[kind for m in (first, *others) for kind in m.collectives],
+        collective_times=[times for m in (first, *others) for times in m.collective_times],
     )
 
 
@@ -127,6 +167,8 @@ def merge_passes(passes: Sequence[Measurements]) -> Measurements:
         alone=merge([p.alone for p in passes]),
         collectives=first.collectives,
         collective_times=merge([p.collective_times for p in passes]),
+        rank_seconds=merge([p.rank_seconds for p in passes]),
+        rank_memory=first.rank_memory,
     )
 
 
@@ -136,10 +178,11 @@ def cold_samples(scale: int) -> list[int]:
 
 
 def _over_ranks(times: Times, world: World | None) -> Times:
-    """Return the median over ranks of each time; ranks measure at the same moment."""
+    """Return the lower median over ranks of each time, as of the reference of `unlike_ranks`; ranks measure at the same
+    moment."""
     if world is None or world.size == 1:
         return times
-    return [[median(at) for at in zip(*column, strict=True)] for column in zip(*world.exchange(times), strict=True)]
+    return [[median_low(at) for at in zip(*column, strict=True)] for column in zip(*world.exchange(times), strict=True)]
 
 
 def device_machine(device: str) -> Machine:
@@ -147,7 +190,9 @@ def device_machine(device: str) -> Machine:
     import torch
 
     if device == "cpu":
-        return Machine(_processor(), torch.__version__, _host_memory(), _host_cache())
+        cores = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
+        instructions = instruction_sets(processor_flags())
+        return Machine(_processor(), torch.__version__, _host_memory(), _host_cache(), instructions, cores)
     card = torch.cuda.get_device_properties(0)
     return Machine(card.name, torch.__version__, card.total_memory, card.L2_cache_size)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.kernels.processor import processor_flags
+from distir_relax.kernels.quantized.weights import GROUP
 from distir_relax.ops import infer, lookup
 
 
@@ -49,11 +50,17 @@ class OpSample:
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
+QUANTIZED = ("int8", "uint8")
+"""The dtypes of values of quantized weights, of 8 and 4 bits, whose products are measured alone."""
+
+
 def dtypes_of(device: str) -> tuple[str, ...]:
-    """Return the dtypes that are measured on a kind of device: on CPUs, bfloat16 if there are instructions for it."""
+    """Return the dtypes that are measured on a kind of device: on CPUs those of quantized weights, and bfloat16 if
+    there are instructions for it."""
     if device != "cpu":
         return ("float32", "float16", "bfloat16")
-    return ("float32", "bfloat16") if {"avx512_bf16", "amx_bf16"} & processor_flags() else ("float32",)
+    has_bfloat16 = bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
+    return ("float32", *(("bfloat16",) if has_bfloat16 else ()), *QUANTIZED)
 
 
 def scale_of(device: str) -> int:
@@ -63,6 +70,8 @@ def scale_of(device: str) -> int:
 
 def op_samples(dtype: str, scale: int) -> list[OpSample]:
     """Return the ops to measure. `scale` multiplies the larger sizes."""
+    if dtype in QUANTIZED:
+        return list(_quantized_products(dtype))
     return [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
 
 
@@ -92,6 +101,20 @@ def _products(dtype: str, scale: int) -> Iterator[OpSample]:
     for inner, columns in scaled[2:]:
         for rows in (3, 14, 58, 230):
             yield OpSample("products", "matmul", (TensorType((inner, rows), dtype), TensorType((rows, columns), dtype)))
+
+
+def _quantized_products(dtype: str) -> Iterator[OpSample]:
+    """Return products of float32 with weights of 8 bits, or of 4, two in a byte of ``uint8``, in groups."""
+    numbers = 1 if dtype == "int8" else 2
+    for inner, columns in ((96, 352), (352, 96), (352, 1408), (704, 704), (1408, 352), (1408, 1408)):
+        groups = inner // GROUP
+        values = TensorType((columns, groups, GROUP // numbers), dtype)
+        weight = (values, *[TensorType((columns, groups, 1), "float16")] * numbers)
+        for rows in (1, 3, 14, 58, 230):
+            operands = (TensorType((rows, inner), "float32"), *weight)
+            yield OpSample("products", "quantized_linear", operands, weight=1, fixed=True)
+            if rows in (1, 14, 58):
+                yield OpSample("products, cold", "quantized_linear", operands, weight=1, fixed=True, cold=True)
 
 
 def _elementwise(dtype: str, scale: int) -> Iterator[OpSample]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.bundle import read_bundle, write_bundle
+from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
 from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.calibration.configurations import Configuration, read_configurations
-from distir_relax.calibration.measure import random_inputs, time_steps
+from distir_relax.calibration.machine_check import warn_of_mismatch
+from distir_relax.calibration.measure import WARM_UP, random_inputs, time_steps
 from distir_relax.calibration.measurements import merge_passes
 from distir_relax.calibration.memory_peak import step_peak
 from distir_relax.calibration.statistics import undisturbed
@@ -23,8 +25,11 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.requests import RankRequests, Slot
+from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.world import World
 
+_TOKEN = 1
 COMPARED = ("schedule", "chunks")
 """Default fields of strategies; configurations that differ only in these are compared for their order."""
 
@@ -47,8 +52,10 @@ def validate(
     if a launch fails, and what `read_configurations` raises.
     """
     configurations = read_configurations(targets, compared, require_signature)
+    if profile is not None:
+        warn_of_mismatch(profile)
     runs_by_configuration = [_Runs(c) for c in configurations]
-    ranks = [runs.ranks for runs in runs_by_configuration]
+    ranks = [c.ranks for c in configurations]
     measured = []
     with tempfile.TemporaryDirectory() as folder:
         paths = [
@@ -59,7 +66,9 @@ def validate(
                 measured.append(measure_ranks(max(ranks), "cpu", 1))
             for count in sorted(set(ranks)):
                 chosen = [i for i, n in enumerate(ranks) if n == count]
-                bundles = [(str(paths[i]), str(configurations[i].bundle.key or "")) for i in chosen]
+                bundles = [
+                    (str(paths[i]), str(configurations[i].bundle.key or ""), configurations[i].step) for i in chosen
+                ]
                 request = {"bundles": bundles, "steps": steps, "peaks": number == 0}
                 for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder)), strict=True):
                     runs_by_configuration[i].take(answer)
@@ -72,25 +81,24 @@ def validate(
 
 @dataclass
 class _Runs:
-    """Measurements of a configuration."""
+    """Measurements of a configuration: the seconds of the steps of each pass, and the peaks of each rank."""
 
     configuration: Configuration
-    seconds: list[float] = field(default_factory=list)
+    passes: list[list[float]] = field(default_factory=list)
     peaks: tuple[int, ...] = ()
 
-    @property
-    def ranks(self) -> int:
-        return self.configuration.bundle.manifest.mesh.size
-
     def take(self, answer: dict[str, Any]) -> None:
-        self.seconds += answer["seconds"]
+        self.passes.append(answer["seconds"])
         self.peaks = self.peaks or tuple(answer["peaks"])
 
     def outcome(self, machine: Profile) -> Outcome:
-        predicted = simulate_module(self.configuration.module, machine)
-        peaks = tuple(int(n) for n in predicted.peak_memory)
-        name, group = self.configuration.name, self.configuration.group
-        return Outcome(name, self.ranks, predicted.makespan, undisturbed(self.seconds), peaks, self.peaks, group)
+        c = self.configuration
+        predicted = simulate_module(c.module, machine, repeats=c.repeats)
+        peaks = tuple(int(n) for n in predicted.peak_memory) if self.peaks else ()
+        return Outcome(
+            c.name, c.ranks, predicted.makespan, undisturbed([t for times in self.passes for t in times]), peaks,
+            self.peaks, c.group, c.kind, c.dtype, c.strategy, tuple(map(undisturbed, self.passes)), predicted.interval,
+        )  # fmt: skip
 
 
 def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path) -> list[dict[str, Any]]:
@@ -105,16 +113,45 @@ def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path) -> 
 
 def time_bundles(request: Path, answer: Path, world: World) -> None:
     """As one rank of a launch, time the bundles that `request` lists; rank 0 writes the seconds of steps of each, as on
-    the slowest rank, and the memory peak on each rank if requested."""
+    the slowest rank, and the memory peak on each rank if requested. That of text generation is not measured."""
     limit_threads(world.local_size)
     retain_freed_memory()
     options = json.loads(request.read_text())
     results = []
-    for path, key in options["bundles"]:
-        session = RankSession(world, read_bundle(Path(path), verify_weights=False, require_signature=key or None))
-        seconds = time_steps(world, session, options["steps"])
-        inputs = random_inputs(session.bundle.manifest)
-        peaks = world.exchange(step_peak(session, inputs, outputs=())) if options["peaks"] else []
+    for path, key, step in options["bundles"]:
+        bundle = read_bundle(Path(path), verify_weights=False, require_signature=key or None)
+        peaks: list[int] = []
+        if step is not None:
+            seconds = _time_requests(world, bundle, options["steps"], *step)
+        else:
+            session = RankSession(world, bundle)
+            if options["peaks"]:
+                # Before calls are bound: a bound step's memory is taken once.
+                inputs, updated = random_inputs(bundle.manifest), set(bundle.manifest.updates.values())
+                outputs = [tensor.name for tensor in bundle.manifest.outputs if tensor.name not in updated]
+                peaks = world.exchange(step_peak(session, inputs, outputs))
+            seconds = time_steps(world, session, options["steps"])
         results.append({"seconds": seconds, "peaks": peaks})
     if world.rank == 0:
         answer.write_text(json.dumps(results))
+
+
+def _time_requests(world: World, bundle: Bundle, steps: int, requests: int, new: int, past: int) -> list[float]:
+    """Return the seconds of steps of text generation, as on the slowest rank.
+
+    Each of `requests` computes `new` tokens after `past`.
+
+    A step is taken back by the next one, which has as many tokens before it.
+    """
+    ranks = RankRequests(bundle, emit_request_programs(bundle), world.communicator(bundle.manifest.mesh, "cpu"))
+    slots = [Slot(number, past, [_TOKEN] * new, 1, past + new) for number in range(requests)]
+    if past:
+        for number in range(requests):
+            ranks.step([Slot(number, 0, [_TOKEN] * past, 1, past + new)])
+    seconds = []
+    for _ in range(WARM_UP + steps):
+        world.exchange(0)
+        start = time.perf_counter()
+        ranks.step(slots)
+        seconds.append(time.perf_counter() - start)
+    return [max(column) for column in zip(*world.exchange(seconds), strict=True)][WARM_UP:]

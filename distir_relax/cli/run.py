@@ -181,6 +181,7 @@ def _trace_writer(
     if backend is not Backend.torch:
         raise DistIRError("only the torch backend records task times", hint="remove --trace or --backend")
     from distir_relax.bundle import read_bundle
+    from distir_relax.calibration.machine_check import warn_of_mismatch
     from distir_relax.compiler.simulate import simulate
     from distir_relax.cost.profile import load_profile
     from distir_relax.report.pipeline_tasks import Row, predicted_rows, write_chart
@@ -188,7 +189,9 @@ def _trace_writer(
 
     check_writable(path)
     devices = read_bundle(bundle, verify_weights=False, require_signature=key).manifest.mesh.size
-    predicted = predicted_rows(simulate(bundle, profile=load_profile(profile).with_devices(devices)))
+    machine = load_profile(profile)
+    warn_of_mismatch(machine)
+    predicted = predicted_rows(simulate(bundle, profile=machine.with_devices(devices)))
     if not predicted:
         raise DistIRError("the program is not a pipeline: it has no tasks to draw", str(bundle), "remove --trace")
 

@@ -274,14 +274,15 @@ def calibrate(
 
 @app.command(hidden=True)
 def measure(
-    output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1, seconds: float = 0.0
-) -> None:
+    output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1, seconds: float = 0.0,
+    crowded: bool = False,
+) -> None:  # fmt: skip
     """Run one rank of `distir calibrate`."""
     from distir_relax.calibration.calibrate import measure as run_benchmarks
     from distir_relax.runtime.join import joined_world
 
     with joined_world() as world:
-        run_benchmarks(output, device.value, passes, programs, world, seconds)
+        run_benchmarks(output, device.value, passes, programs, world, seconds, crowded)
         if world is not None:
             world.close()
 

@@ -61,6 +61,7 @@ def plot(validation: Validation) -> str:
             [dot for o in outcomes for dot in _peaks(o)],
         ),
     ]  # fmt: skip
+    panels = [panel for panel in panels if panel.dots]
     width = _PANEL_WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} 510" font-family="sans-serif" '

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.simulation import Simulation
+from distir_relax.calibration.machine_check import warn_of_mismatch
 from distir_relax.compiler.simulate import simulate
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.report.run_record import RunRecord
@@ -35,6 +36,7 @@ class RunReport(Callback):
         """See `Callback`."""
         # Predicted before the run, which an error then does not end.
         if self._model is not None and self._profile is not None:
+            warn_of_mismatch(self._profile)
             self._predicted = simulate(self._model, profile=self._profile)
         self._record = RunRecord(run)
 

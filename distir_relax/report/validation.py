@@ -24,6 +24,14 @@ def summary(validation: Validation) -> list[str]:
         f"{configurations}: Spearman {validation.spearman:.3f}, MAPE {validation.mape:.1%}; "
         f"largest error of a memory peak {abs(validation.peak_error):.1%}"
     ]
+    if validation.covered is not None:
+        lines[0] += f"; {validation.covered} of {len(validation.outcomes)} within their 90 % interval"
+    if (noise := validation.repeatability) is not None:
+        lines.append(
+            f"repeatability: halves of the passes differ by {noise.difference:.1%}, Spearman {noise.spearman:.3f}; "
+            f"root mean square error {noise.error:.1%}, {noise.own_error:.1%} without the noise of {noise.noise:.1%}"
+        )
+    lines += _parts(validation)
     pairs = validation.pairs
     if pairs:
         wrong = [pair for pair in pairs if not pair.is_predicted]
@@ -41,6 +49,16 @@ def summary(validation: Validation) -> list[str]:
     return lines
 
 
+def _parts(validation: Validation) -> list[str]:
+    """Return a table of the errors by property; nothing if there is none in which configurations differ."""
+    parts = validation.parts
+    if not parts:
+        return []
+    width = max(len(part.value) for part in parts)
+    rows = [f"{p.name:9} {p.value:{width}}  {p.count:6}  {p.mape:6.1%}  {p.bias:+z6.1%}" for p in parts]
+    return [f"{'':9} {'':{width}}  number   error    bias", *rows]
+
+
 def json_text(validation: Validation) -> str:
     """Return the result as JSON text."""
     return json.dumps(validation.as_json())
@@ -48,6 +66,8 @@ def json_text(validation: Validation) -> str:
 
 def _line(o: Outcome, width: int) -> str:
     times = f"{o.measured * 1e3:6.2f} ms  {o.predicted * 1e3:6.2f} ms  {o.error:+z6.1%}"
+    if not o.measured_peaks:
+        return f"{o.name:{width}}  {o.ranks:5}  {times}"
     # Print the rank with the largest peak error.
     ranks = zip(o.predicted_peaks, o.measured_peaks, strict=True)
     predicted, measured = max(ranks, key=lambda pair: abs(pair[0] / pair[1] - 1))

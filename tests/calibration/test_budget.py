@@ -114,7 +114,7 @@ def test_steps_of_a_program_end_in_time(limit: float, steps: int) -> None:
 def test_measuring_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int) -> None:
     shares: list[float] = []
 
-    def measure_pass(device: str, folder: Path, world: World | None, budget: Budget) -> Measurements:
+    def measure_pass(device: str, folder: Path, world: World | None, budget: Budget, crowded: bool) -> Measurements:
         shares.append(budget.share(1))
         return FIRST
 

@@ -10,7 +10,14 @@ from functools import cache
 import pytest
 
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.calibration.fit import coordinate_search, fit_device, fit_line, fit_links, least_squares
+from distir_relax.calibration.fit import (
+    coordinate_search,
+    fit_device,
+    fit_line,
+    fit_links,
+    fit_quantized,
+    least_squares,
+)
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample, op_samples, payloads
 from distir_relax.calibration.program_overhead import fit_programs, scale_communication, scale_ops
@@ -65,6 +72,18 @@ def test_a_made_up_device_is_found_again(fitted: tuple[Profile, dict[str, float]
     assert found.ops["float32"]["tanh"] == pytest.approx(2e9, rel=0.05)
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.05)
     assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
+
+
+def test_products_of_weights_of_8_bits_are_found_again(fitted: tuple[Profile, dict[str, float]]) -> None:
+    samples = op_samples("int8", 1)
+    true = replace(TRUE, packed={**TRUE.packed, "int8": Matrix(5e11, 3.0, 15.0, 7.0, 2e11, 1.5e10)})
+    times = [seconds(true, sample) for sample in samples]
+    assert times[9] != seconds(TRUE, samples[9]), "weights have rates of their own"
+    found, errors = fit_quantized(TRUE, "int8", samples, times)
+    assert max(errors.values()) < 0.02
+    assert found.packed["int8"].flops == pytest.approx(5e11, rel=0.05)
+    assert found.packed["int8"].bandwidth == pytest.approx(1.5e10, rel=0.1)
+    assert (found.packed["float32"], found.matrix) == (TRUE.packed["float32"], TRUE.matrix)
 
 
 def test_a_second_dtype_keeps_what_does_not_depend_on_it(fitted: tuple[Profile, dict[str, float]]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,15 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
-from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, merge_passes
+from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, merge_passes, with_collectives
 from distir_relax.calibration.microbenchmarks import op_samples, payloads
 from distir_relax.calibration.programs import ProgramSample, program_makers
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.network import collective_seconds
-from distir_relax.cost.profile import load_profile
+from distir_relax.cost.profile import load_profile, read_profile
+from distir_relax.cost.profile_writer import print_profile
 from distir_relax.ir import parse
 from tests.calibration import test_fit
 from tests.calibration.measure_main import few
@@ -80,6 +84,9 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     assert len(found.programs["float32"]) == 6
     kinds = {(kind.collective, kind.bytes) for kind in found.collectives}
     assert kinds >= {("all_reduce", 12), ("all_reduce", 12_400), ("send", 12_400), ("all_gather", 12)}
+    (slow,) = unlike_ranks(found.rank_seconds, found.rank_memory)
+    assert str(slow) == "1"
+    assert 0.15 < slow.speed < 0.6
     for times in (*found.ops["float32"], *found.alone, *found.programs["float32"], *found.collective_times):
         assert len(times) >= 4, "two passes"
         assert all(0 < t < 10 for t in times)
@@ -139,6 +146,42 @@ def made_up(ranks: int) -> Measurements:
         collectives=kinds,
         collective_times=[[collective_seconds(TRUE, k.collective, (0, 1), [k.bytes] * 2)] for k in kinds],
     )
+
+
+def test_a_fit_says_how_sure_it_is_and_of_which_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times with random errors of 10 % leave about as large residuals; the second rank takes twice as long."""
+    draw = random.Random(11)
+    found = made_up(2)
+    machine = replace(found.machine, instructions="AVX2 FMA", cores=2)
+    ops = {"float32": [[t * math.exp(draw.gauss(0, 0.1)) for t in row] for row in found.ops["float32"]]}
+    moments = [1e-3 * draw.uniform(1, 2) for _ in range(21)]
+    programs = {"float32": [[t, t] for (t,) in found.programs["float32"]]}
+    ranks = [moments, [2 * t * draw.uniform(0.98, 1.02) for t in moments]]
+    monkeypatch.setattr(calibrate, "programs", few_programs)
+    measured = replace(found, machine=machine, ops=ops, programs=programs, rank_seconds=ranks, rank_memory=[8e9, 8e9])
+    profile = calibrate.fit(measured).profile
+    assert (profile.processor, profile.instructions, profile.cores) == ("one", "AVX2 FMA", 2)
+    assert [str(group) for group in profile.groups] == ["1"]
+    assert profile.groups[0].speed == pytest.approx(0.5, rel=0.02)
+    errors = profile.uncertainty
+    assert errors is not None
+    assert errors.repeatability == 0.0
+    residuals = calibrate.op_residuals(profile, op_samples("float32", 1), [t for (t,) in ops["float32"]])
+    assert set(residuals) == {"products", "elementwise", "views", "rows"}
+    assert 0.0 < errors.products < 0.2
+    load = read_profile(print_profile(profile))
+    assert load.uncertainty is not None
+    assert load.uncertainty.products == pytest.approx(errors.products, rel=1e-4)
+
+
+def test_collectives_of_more_ranks_than_cores_are_added() -> None:
+    kinds = [CollectiveSample("send", 2, 12), CollectiveSample("all_reduce", 3, 40)]
+    of_three = replace(FIRST, ranks=3, ops={}, programs={}, collectives=kinds[1:], collective_times=[[4.0]])
+    found = with_collectives(replace(FIRST, machine=replace(FIRST.machine, cores=2)), [of_three])
+    assert (found.ranks, found.together) == (3, 2)
+    assert found.collectives == kinds
+    assert found.collective_times == [[7.0, 8.0], [4.0]]
+    assert found.ops == FIRST.ops
 
 
 def test_validate_wants_one_source_of_a_profile(tmp_path: Path) -> None:
