@@ -55,8 +55,8 @@ def simulate_module(
     with gc_disabled():
         plan = plan or SimulationPlan(module, profile)
         devices = len(plan.classes.of)
-        if devices == 1 and profile.bandwidth_alone:
-            profile = replace(profile, bandwidth=profile.bandwidth_alone)
+        if devices == 1:
+            profile = profile.of_one_device()
         if profile.cores and devices > profile.cores:
             profile = replace(faster(profile, _CORE, profile.cores / devices), cores=0)
         if devices > profile.devices:

@@ -191,7 +191,7 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         residuals.append(collective_residuals(collective_seconds))
         errors.update(group_errors)
     groups = unlike_ranks(measured.rank_seconds, [n / share for n in measured.rank_memory])
-    profile = replace(profile, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio(), groups=groups)
+    profile = replace(profile, groups=groups)
     samples_of_programs: list[ProgramSample] = []
     program_times: Times = []
     for dtype, times in measured.programs.items():
@@ -201,5 +201,8 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         program_times += times
         add_errors(group_errors, dtype)
     uncertainty = fit_uncertainty(profile, merged(residuals), samples_of_programs, program_times)
-    profile = replace(profile, uncertainty=uncertainty)
+    # Ranks run programs of one device at the same time: they do not have the memory alone.
+    profile = replace(
+        profile, uncertainty=uncertainty, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio()
+    )
     return Calibration(profile, errors, f"{measured.device} on {machine.name}, {ranks} ranks, torch {machine.torch}")

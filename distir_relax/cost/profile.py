@@ -219,6 +219,20 @@ class Profile:
             return 1.0, self.memory
         return group.speed, self.memory if group.memory is None else group.memory
 
+    def of_one_device(self) -> Profile:
+        """Return the machine for a program of one device, which does not share its memory with others."""
+        if not self.bandwidth_alone:
+            return self
+        ratio = self.bandwidth_alone / self.bandwidth
+
+        def products(table: Mapping[str, Matrix]) -> dict[str, Matrix]:
+            return {dtype: replace(m, bandwidth=m.bandwidth * ratio) for dtype, m in table.items()}
+
+        return replace(
+            self, bandwidth=self.bandwidth_alone, matrix=products(self.matrix), packed=products(self.packed),
+            bandwidth_alone=0.0,
+        )  # fmt: skip
+
     def with_nodes(self, nodes: int) -> Profile:
         """Return the machine with `nodes` units of its second outermost level: 32 devices for 4 of ``dgx-h100``."""
         inner = self.levels[-2].size if len(self.levels) > 1 else self.levels[-1].size

@@ -122,3 +122,17 @@ def test_devices_without_cores_of_their_own_share_them() -> None:
     assert shared.compute == pytest.approx(2 * own.compute)
     assert shared.communicate == pytest.approx(own.communicate, rel=0.2)
     assert simulate_module(module, shared.profile).makespan == shared.makespan, "once"
+
+
+def test_a_program_of_one_device_has_the_memory_alone() -> None:
+    shared = replace(
+        CPU, bandwidth_alone=3 * CPU.bandwidth,
+        packed={"float32": replace(CPU.packed["float32"], bandwidth=2e9)},
+    )  # fmt: skip
+    alone = shared.of_one_device()
+    assert alone.bandwidth == 3 * CPU.bandwidth
+    assert alone.packed["float32"].bandwidth == pytest.approx(6e9)
+    assert alone.matrix["float32"].bandwidth == CPU.matrix["float32"].bandwidth == 0.0
+    assert alone.of_one_device() == alone
+    module = some_programs("float32", 1, 2)[0].module
+    assert simulate_module(module, shared).makespan == simulate_module(module, alone).makespan
