@@ -94,8 +94,8 @@ class OpTimer:
     """
     fixed: bool = False
     """Whether the program does not modify its weights."""
-    uncached: frozenset[int] = frozenset()
-    """The classes whose weights exceed the cache."""
+    uncached: Mapping[int, float] = field(default_factory=dict)
+    """For classes whose weights exceed the cache, the share of them that is outside of it."""
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
     _splits: dict[tuple[Bytes, int], tuple[Bytes, Bytes]] = field(default_factory=dict)
     _present_classes: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -227,14 +227,16 @@ class OpTimer:
             operands = [type_ for type_, _ in local_operands]
             attrs = local_attrs(op.attrs, i)
             results = [v.placed.local(i) for v in op.results]
-            fixed, uncached = self.fixed and any(resident), tuple(resident) if c in self.uncached else ()
+            share = self.uncached.get(c, 0.0)
+            fixed, uncached = self.fixed and any(resident), tuple(resident) if share else ()
             if uncached and len(local_operands) < len(op.operands):
                 uncached = (*(resident[number] for _, number in local_operands), *resident[len(op.operands) :])
             speed = self._speeds[c]
-            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, uncached, speed)
+            local = (tuple(operands), tuple(map(str, attrs.items())), tuple(results))
+            key = (op.name, *local, fixed, uncached, share, speed)
             times = self._work_times.get(key)
             if times is None:
-                work = op_work(entry, operands, attrs, results, fixed, uncached)
+                work = op_work(entry, operands, attrs, results, fixed, uncached, share)
                 on_device = femtoseconds(work_seconds(self.profile, work, speed))
                 on_host = femtoseconds(host_seconds(self.profile, work)) if self.profile.is_asynchronous else 0
                 times = self._work_times[key] = on_device, on_host

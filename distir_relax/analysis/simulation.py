@@ -78,7 +78,7 @@ class Simulation:
     `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is the number
     of samples that the program processes, `strategy` (D/T/P/K) its parallel strategy, if known; if it does not fit,
     `alternative` is a strategy that does. If figures of the machine are scaled, `scale` says which, and `before` is the
-    simulation on the machine as it is. It prints as a summary of four to seven lines.
+    simulation on the machine as it is. It prints as a summary of four to eight lines.
     """
 
     module: Module

@@ -32,6 +32,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
 from distir_relax.cost.profile import Profile
+from distir_relax.cost.roofline import uncached_share
 from distir_relax.cost.scaling import faster
 from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, gc_disabled
@@ -126,7 +127,8 @@ class _Simulator(Domain[Handle]):
         # A step with updates also touches the gradients of weights, and about as much other data.
         factor = 4 if plan.in_place else 2
         if self.profile.cache:
-            self.timer.uncached = frozenset(c for c, size in enumerate(weights) if factor * size > self.profile.cache)
+            shares = {c: uncached_share(factor * size, self.profile.cache) for c, size in enumerate(weights)}
+            self.timer.uncached = {c: share for c, share in shares.items() if share}
         self.uses_residency = self.timer.fixed or bool(self.timer.uncached)
 
     def run(self) -> Simulation:
@@ -416,7 +418,7 @@ class _Simulator(Domain[Handle]):
         storage = tuple(
             [(i, k, None if b is None else tuple([(position[c], size) for c, size in b])) for i, k, b in call.state]
         )
-        uncached = tuple([c in self.timer.uncached for c in classes])
+        uncached = tuple([self.timer.uncached.get(c, 0.0) for c in classes])
         topology = self.plan.topology_key(call.devices, classes)
         pattern = self.timer.links_of(call.devices)[1]
         key = (call.callee.name, topology, uncached, call.clocks, call.links, pattern, storage, call.outputs)
