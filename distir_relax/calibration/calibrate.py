@@ -202,7 +202,5 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         add_errors(group_errors, dtype)
     uncertainty = fit_uncertainty(profile, merged(residuals), samples_of_programs, program_times)
     # Ranks run programs of one device at the same time: they do not have the memory alone.
-    profile = replace(
-        profile, uncertainty=uncertainty, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio()
-    )
+    profile = replace(profile, uncertainty=uncertainty, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio())
     return Calibration(profile, errors, f"{measured.device} on {machine.name}, {ranks} ranks, torch {machine.torch}")

@@ -4,6 +4,9 @@ Each measured op leaves a residual, and those of a kind have a standard deviatio
 are off in different directions, so in a program their errors average out in part: the deviations of all kinds are
 multiplied by one factor of at most 1, with which they explain the residuals of whole programs. If they explain too
 little, the rest is the deviation of programs. The noise of the programs' times is left out of both.
+
+Deviations are those that 68 % of the residuals do not exceed: residuals have long tails, which roots of mean squares
+follow.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from distir_relax.ops import lookup
 Residuals = dict[str, list[float]]
 """By kind of op (`OP_KINDS`), the logarithms of predicted over measured times."""
 
+_WITHIN_ONE = 0.6827
 _FITTED = 5
 """Parameters that are fitted to programs: degrees of freedom that their residuals lack."""
 
@@ -52,29 +56,36 @@ def collective_residuals(times: Sequence[tuple[CollectiveSample, float]]) -> Res
     return {"collectives": found} if found else {}
 
 
+def deviation(residuals: Sequence[float]) -> float:
+    """Return the standard deviation around 0, as that which 68 % of normally distributed residuals do not exceed."""
+    ordered = sorted(map(abs, residuals))
+    return ordered[min(len(ordered) - 1, int(_WITHIN_ONE * len(ordered)))]
+
+
 def repeatability(times: Sequence[Sequence[float]]) -> float:
     """Return the relative standard deviation of undisturbed times that were each measured several times.
 
-    As in `calibration.comparison`, from halves of the times: half of the root mean square of their differences.
+    As in `calibration.comparison`, from halves of the times: half of the deviation of their differences.
     """
     pairs = [(undisturbed(row[::2]), undisturbed(row[1::2])) for row in times if len(row) > 1]
-    return 0.5 * math.sqrt(fmean(math.log(a / b) ** 2 for a, b in pairs)) if pairs else 0.0
+    return 0.5 * deviation([math.log(a / b) for a, b in pairs]) if pairs else 0.0
 
 
 def fit_uncertainty(
     profile: Profile, residuals: Residuals, programs: Sequence[ProgramSample], times: Sequence[Sequence[float]]
 ) -> Uncertainty:
     """Return the uncertainties of a fitted profile from the residuals of its ops, and the `times` of `programs`."""
-    kinds = Uncertainty(**{kind: math.sqrt(fmean(r * r for r in values)) for kind, values in residuals.items()})
+    kinds = Uncertainty(**{kind: deviation(values) for kind, values in residuals.items()})
     noise = repeatability(times)
     if not programs:
         return replace(kinds, repeatability=noise)
-    squares, variances = [], []
+    of_programs, variances = [], []
     for sample, row in zip(programs, times, strict=True):
         found = simulate_module(sample.module, profile)
-        squares.append(math.log(found.makespan / undisturbed(row)) ** 2)
+        of_programs.append(math.log(found.makespan / undisturbed(row)))
         variances.append(kinds.of_kinds(found.seconds_by_kind()) ** 2)
-    squared = sum(squares) / max(1, len(squares) - _FITTED)
+    count = len(of_programs)
+    squared = deviation(of_programs) ** 2 * count / max(1, count - _FITTED)
     own, explained = max(0.0, squared - noise**2), fmean(variances)
     factor = math.sqrt(min(1.0, own / explained)) if explained else 1.0
     scaled = Uncertainty(**{kind: factor * getattr(kinds, kind) for kind in residuals})

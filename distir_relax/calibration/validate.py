@@ -30,6 +30,8 @@ from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.world import World
 
 _TOKEN = 1
+# Seconds of a pass of the calibration: on an idle machine it takes less than half of them.
+_PASS_BUDGET = 60.0
 COMPARED = ("schedule", "chunks")
 """Default fields of strategies; configurations that differ only in these are compared for their order."""
 
@@ -63,7 +65,7 @@ def validate(
         ]
         for number in range(passes):
             if profile is None:
-                measured.append(measure_ranks(max(ranks), "cpu", 1))
+                measured.append(measure_ranks(max(ranks), "cpu", 1, _PASS_BUDGET))
             for count in sorted(set(ranks)):
                 chosen = [i for i, n in enumerate(ranks) if n == count]
                 bundles = [

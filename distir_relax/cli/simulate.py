@@ -269,7 +269,11 @@ def calibrate(
     calibration = measure_and_fit(output, n, device.value, name, links, passes, budget, max_error)
     for group, error in calibration.errors.items():
         typer.echo(f"{group:16} median error of the fit {error:.1%}")
-    typer.echo(f"wrote {output}")
+    profile = calibration.profile
+    for ranks in profile.groups:
+        memory = "" if ranks.memory is None else f", {ranks.memory / 1e9:.1f} GB"
+        typer.echo(f"unlike the others: rank {ranks}, speed {ranks.speed:g}{memory}")
+    typer.echo(f"wrote {output}" + f": {profile.processor}, {profile.instructions}" * bool(profile.instructions))
 
 
 @app.command(hidden=True)

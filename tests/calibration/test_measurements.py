@@ -110,7 +110,7 @@ def test_validate_calibrates_in_turn_with_the_runs(
     """The runs are real; the measurements are those of a made-up machine."""
     taken = []
 
-    def measured(ranks: int, device: str, passes: int) -> Measurements:
+    def measured(ranks: int, device: str, passes: int, budget: float) -> Measurements:
         taken.append((ranks, device, passes))
         return made_up(ranks)
 
