@@ -59,7 +59,7 @@ def simulate_module(
         if devices == 1:
             profile = profile.of_one_device()
         if profile.cores and devices > profile.cores:
-            profile = replace(faster(profile, _CORE, profile.cores / devices), cores=0)
+            profile = _on_shared_cores(profile, profile.cores / devices)
         if devices > profile.devices:
             raise ProfileError(
                 f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
@@ -72,6 +72,12 @@ _CORE = ("device.flops", "device.bandwidth", "device.overhead", "runtime.times")
 """The figures of a device that its cores have, and that it shares with the other devices on them."""
 
 ASSEMBLY_NOTE = "the outputs, assembled on rank 0"
+
+
+def _on_shared_cores(profile: Profile, share: float) -> Profile:
+    """Return the machine whose devices each have a `share` of a core, and of its part of the last cache."""
+    return replace(faster(profile, _CORE, share), cores=0, cache=profile.cache * share)
+
 
 _State = tuple[tuple[int, int, Bytes | None], ...]
 """For each operand: the first with the same storage, its category, and the bytes that the callee frees, or None."""

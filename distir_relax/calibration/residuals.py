@@ -30,6 +30,7 @@ Residuals = dict[str, list[float]]
 """By kind of op (`OP_KINDS`), the logarithms of predicted over measured times."""
 
 _WITHIN_ONE = 0.6827
+"""The share of a normal distribution within one standard deviation."""
 _FITTED = 5
 """Parameters that are fitted to programs: degrees of freedom that their residuals lack."""
 

@@ -30,8 +30,8 @@ from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.world import World
 
 _TOKEN = 1
-# Seconds of a pass of the calibration: on an idle machine it takes less than half of them.
-_PASS_BUDGET = 60.0
+# Seconds of a pass of the calibration, of which an idle machine needs about 20: a busy one measures less often.
+_PASS_BUDGET = 90.0
 COMPARED = ("schedule", "chunks")
 """Default fields of strategies; configurations that differ only in these are compared for their order."""
 
@@ -48,8 +48,8 @@ def validate(
     """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, training
-    steps, or pairs of a distributed program and its tensors. Inputs are random. Without a profile one is fitted to
-    measurements taken in turn with the configurations, on as many ranks as the largest configuration. `compared` are
+    steps, steps of text generation, or pairs of a distributed program and its tensors. Inputs are random. Without a
+    profile one is fitted to measurements taken in turn with the configurations, on as many ranks as the largest configuration. `compared` are
     fields of strategies. `require_signature` is the file of the public key that has signed the bundles. Raises RunError
     if a launch fails, and what `read_configurations` raises.
     """

@@ -116,12 +116,14 @@ def test_a_profile_keeps_its_uncertainty_and_processor() -> None:
 
 def test_devices_without_cores_of_their_own_share_them() -> None:
     module = some_programs("float32", 1, 2)[-1].module
-    own = simulate_module(module, replace(CPU, cores=2))
-    assert own.makespan == simulate_module(module, CPU).makespan
-    shared = simulate_module(module, replace(CPU, cores=1))
+    uncached = replace(CPU, cache=0.0)
+    own = simulate_module(module, replace(uncached, cores=2))
+    assert own.makespan == simulate_module(module, uncached).makespan
+    shared = simulate_module(module, replace(uncached, cores=1))
     assert shared.compute == pytest.approx(2 * own.compute)
     assert shared.communicate == pytest.approx(own.communicate, rel=0.2)
     assert simulate_module(module, shared.profile).makespan == shared.makespan, "once"
+    assert simulate_module(module, replace(CPU, cores=1)).profile.cache == CPU.cache / 2
 
 
 def test_a_program_of_one_device_has_the_memory_alone() -> None:
