@@ -49,9 +49,9 @@ def validate(
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, training
     steps, steps of text generation, or pairs of a distributed program and its tensors. Inputs are random. Without a
-    profile one is fitted to measurements taken in turn with the configurations, on as many ranks as the largest configuration. `compared` are
-    fields of strategies. `require_signature` is the file of the public key that has signed the bundles. Raises RunError
-    if a launch fails, and what `read_configurations` raises.
+    profile one is fitted to measurements taken in turn with the configurations, on as many ranks as the largest
+    configuration. `compared` are fields of strategies. `require_signature` is the file of the public key that has
+    signed the bundles. Raises RunError if a launch fails, and what `read_configurations` raises.
     """
     configurations = read_configurations(targets, compared, require_signature)
     if profile is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from distir_relax.analysis.critical_path import CriticalPath, PathStep, critical_path
+from distir_relax.analysis.critical_path import HOST, CriticalPath, PathStep, critical_path
 from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cli import app
@@ -94,7 +94,9 @@ def test_totals_are_those_of_the_steps() -> None:
         assert sum(row.steps for row in rows) == len(path.steps)
         assert sum(row.share for row in rows) == pytest.approx(1)
         for row in rows:
-            own = [step for step in path.steps if (getattr(step, name) or "no line") == row.name]
+            host = "host" if name == "name" else "waiting for the host"
+            names = [host if step.kind == HOST else getattr(step, name) or "no line" for step in path.steps]
+            own = [step for step, of in zip(path.steps, names, strict=True) if of == row.name]
             assert row.seconds == pytest.approx(sum(step.duration for step in own) * 1e-15)
             assert row.steps == len(own)
     assert [row.seconds for row in by_op(path)] == sorted((row.seconds for row in by_op(path)), reverse=True)
@@ -125,8 +127,9 @@ def test_the_command_prints_the_path() -> None:
     found = plain["critical_path"]
     assert found["makespan_s"] == pytest.approx(plain["makespan_s"], rel=1e-12)
     assert sum(step["duration_s"] for step in found["steps"]) == pytest.approx(plain["makespan_s"])
-    assert found["compute_s"] + found["communication_s"] == pytest.approx(plain["makespan_s"])
-    assert {step["kind"] for step in found["steps"]} == {"compute", "communication"}
+    kinds = ("compute", "communication", "host")
+    assert sum(found[f"{kind}_s"] for kind in kinds) == pytest.approx(plain["makespan_s"])
+    assert {step["kind"] for step in found["steps"]} == set(kinds)
     assert any(step["calls"] == ["@dense_grad"] for step in found["steps"])
     first = found["by_line"][0]
     assert f"{first['line']}  {first['share']:.1%}" in text
@@ -149,4 +152,4 @@ def test_lines_of_a_model_are_named() -> None:
     simulation = training("1/1/2/2", 3)
     moved = with_locations(simulation.module, "model.py:7")
     found = simulate_module(moved, simulation.profile)
-    assert [row.name for row in by_line(critical_path(found))] == ["model.py:7"]
+    assert [row.name for row in by_line(critical_path(found))] == ["model.py:7", "waiting for the host"]

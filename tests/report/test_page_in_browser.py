@@ -98,13 +98,13 @@ def test_every_page_draws_itself(chromium: Browser, pages: dict[str, Path], name
 def test_the_time_line_tells_what_is_under_the_mouse(chromium: Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["pipeline"], DESKTOP)
     place = box(chromium, "#timeline")
-    # The first op of device 0 begins where its lane does: the rate of this step in float16.
+    # The first op of device 0 begins when its host has issued it: the rate of this step in float16.
     start = lane(chromium).index(css_colour(chromium, "--compute"))
     chromium.point(place["x"] + start + 1, place["y"] + 34)
     said = tip(chromium).split("\n")
     assert said[0] == "device 0"
     assert "= astype(" in said[1]
-    assert said[2].startswith("compute, from 0 ns for ")
+    assert said[2].startswith("compute, from 14.6 us for ")
     assert "at model.py:<b>12</b>" in said
     # Not far behind it is an op of the first task.
     chromium.point(place["x"] + start + place["width"] / 80, place["y"] + 34)

@@ -74,7 +74,7 @@ def test_what_is_laid_out_is_written_out_once_for_all_meshes(monkeypatch: pytest
 
 
 def test_memory_that_rules_overstep_is_kept_to() -> None:
-    profile = load_profile(MACHINE)
+    profile = replace(load_profile(MACHINE), in_place=True, caching_allocator=False)
     # Updates in program order: as soon as gradients are complete, they need as little memory by rules.
     source = search_models.train(30).read(CompileOptions(profile=profile, overlap=0))
     space = Space(4, (15,), True, (1,), placements=("rules", "auto"))
