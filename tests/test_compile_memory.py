@@ -52,4 +52,4 @@ def test_peak_is_that_of_the_largest_weight(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     tiny, large = json.loads(done.stdout.splitlines()[-1])
     # Blocks of a file, packed operands and activations take the rest.
-    assert (large - tiny) * 1024 < 1.2 * largest + 24e6
+    assert (large - tiny) * 1024 < 1.2 * largest + 27e6
