@@ -253,7 +253,8 @@ class _Simulator(Domain[Handle]):
                 clocks[c] = start + step.duration
             for c in step.classes:
                 busy[c] += step.duration - step.blocked
-            waits = step.waits[: -len(step.sets)] or step.classes
+            # On a stream, the last clocks that it waits for are those of the stream.
+            waits = step.waits[: -len(step.classes)] or step.classes
             frame.events.append(Event(op, step.classes, start, step.duration, effect.kind, effect.stream, waits))
             if effect.stream:
                 ready = results[0].ready = results[0].ready or {}
