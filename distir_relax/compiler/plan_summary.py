@@ -9,7 +9,7 @@ from html import escape
 from distir_relax.analysis.footprint import footprint
 from distir_relax.ir import DTensorType, Function, HeadPartition, MicrobatchParts, Module, TensorType
 from distir_relax.layout import DeviceMesh, print_placements
-from distir_relax.support.units import count, listed, size
+from distir_relax.support.units import consecutive, count, listed, size
 
 _MOST_TENSORS, _MOST_ROWS = 4, 16
 
@@ -171,11 +171,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
 def _ranges(ranks: Sequence[int]) -> str:
     """Format ascending ranks: ``0 to 3, 7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    texts = [f"{first} to {last}" if last > first else str(first) for first, last in consecutive(ranks)]
     return ", ".join(texts[:8]) + (f" and {count(len(texts) - 8, 'range')} more" if len(texts) > 8 else "")

@@ -25,7 +25,7 @@ from distir_relax.report.layout_text import by_pattern, pattern, short_layout, s
 from distir_relax.report.sensitivity import bound_text
 from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
-from distir_relax.support.units import count, listed, size
+from distir_relax.support.units import consecutive, count, listed, size
 
 _MOST_CLASSES, _MOST_ROWS, _MOST_GROUPS, _MOST_NAMES = 14, 8, 4, 6
 _CAUSE_WIDTH = 44
@@ -442,13 +442,7 @@ def _at(module: Module, sizes: Mapping[str, int]) -> Module:
 
 def _ranges(ranks: Sequence[int]) -> str:
     """Format ascending ranks: ``ranks 0-3, 7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    texts = [f"{first}-{last}" if last > first else str(first) for first, last in consecutive(ranks)]
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(texts, _MOST_ROWS)}"
 
 

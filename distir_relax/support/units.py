@@ -43,6 +43,17 @@ def listed(texts: Sequence[str], most: int) -> str:
     return f"{shown} and {len(texts) - most} more" if len(texts) > most else shown
 
 
+def consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last of each run of consecutive numbers: 0 to 3 and 7 to 7 of ``0, 1, 2, 3, 7``."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return runs
+
+
 def rate(value: float) -> str:
     """Format a rate per second, to four digits: ``76,800/s``."""
     return f"{float(f'{value:.4g}'):,.0f}/s" if value >= 1000 else f"{value:.4g}/s"
