@@ -51,5 +51,6 @@ def test_peak_is_that_of_the_largest_weight(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     tiny, large = json.loads(done.stdout.splitlines()[-1])
-    # Blocks of a file, packed operands and activations take the rest.
-    assert (large - tiny) * 1024 < 1.2 * largest + 27e6
+    # Blocks of a file, packed operands and activations take the rest. The peak of the small model is lower by 1.4 MB
+    # in some runs, that of the large one is not.
+    assert (large - tiny) * 1024 < 1.2 * largest + 26e6
