@@ -51,7 +51,7 @@ class _Replay:
         if after is None:
             return False
         peak = max(before.peak, after.peak)
-        # What is kept for later calls must not change.
+        # An allocator kept for later calls must not change.
         self.allocator = after.copy()
         self.allocator.peak = peak
         return True

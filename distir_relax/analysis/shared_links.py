@@ -1,4 +1,4 @@
-"""Uplinks that several communications share: what is in flight on them, and how it slows the next one.
+"""Uplinks that several communications share: the transfers in flight on them, and how these slow the next one.
 
 An uplink serves all transfers in flight at equal rates. A transfer of d seconds at the full bandwidth that starts when
 others have r_1, r_2, ... seconds left ends after ``d + min(r_1, d) + min(r_2, d) + ...``: until then each of the others
@@ -67,7 +67,7 @@ def absolute(state: LinkState, base: int) -> InFlight:
 
 
 def _drained(in_flight: InFlight, time: int) -> InFlight:
-    """Return what is left at a later time; an earlier one counts as the last."""
+    """Return the transfers left at a later time; an earlier one counts as the last."""
     last, left = in_flight
     elapsed = time - last
     if elapsed <= 0:
