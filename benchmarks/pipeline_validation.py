@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from validation_models import Encoder
 
 import distir_relax as dr
 
@@ -84,22 +85,6 @@ class Layer(nn.Module):
         return self.second(x + self.down(F.silu(self.gate(x)) * self.up(x)))
 
 
-class Encoder(nn.Module):
-    """Layers on patches, and classes from the mean over all positions."""
-
-    def __init__(self, layers: int, width: int, heads: int, patch: int, classes: int) -> None:
-        super().__init__()
-        self.patches, self.head = nn.Linear(patch, width), nn.Linear(width, classes)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.patches(x)
-        for layer in self.layers:
-            x = layer(x)
-        classes: torch.Tensor = self.head(x.mean(1))
-        return classes
-
-
 def gpt2() -> Made:
     """6 blocks of 192 on 17 samples of 48 tokens."""
     width, words, shape = 192, 1500, (17, 48)
@@ -118,4 +103,4 @@ def mlp() -> Made:
 def encoder() -> Made:
     """5 layers of 160 on 22 samples of 65 patches."""
     batch = torch.randn(22, 65, 48), torch.randint(10, (22,))
-    return Encoder(5, 160, 5, 48, 10), F.cross_entropy, dr.AdamW(lr=1e-4), batch
+    return Encoder((Layer(160, 5) for _ in range(5)), 160, 48, 10), F.cross_entropy, dr.AdamW(lr=1e-4), batch

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from distir_relax.analysis.bound_programs import as_started
 from distir_relax.analysis.copies import Copies, layout_copies
 from distir_relax.analysis.device_classes import Devices
 from distir_relax.analysis.events import Event
@@ -58,6 +59,7 @@ def simulate_module(
         devices = len(plan.classes.of)
         if devices == 1:
             profile = profile.of_one_device()
+        profile = as_started(profile, module, plan.in_place)
         if profile.cores and devices > profile.cores:
             profile = _on_shared_cores(profile, profile.cores / devices)
         if devices > profile.devices:
@@ -130,8 +132,8 @@ class _Simulator(Domain[Handle]):
             if item.role == "parameter":
                 for c, size in self.timer.bytes_of(item.value, None):
                     weights[c] += size
-        # A step with updates also touches the gradients of weights, and about as much other data.
-        factor = 4 if plan.in_place else 2
+        # A step with updates also touches gradients, and two states of an optimizer.
+        factor = 4 if plan.in_place else 1
         if self.profile.cache:
             shares = {c: uncached_share(factor * size, self.profile.cache) for c, size in enumerate(weights)}
             self.timer.uncached = {c: share for c, share in shares.items() if share}

@@ -1,7 +1,8 @@
 """Fit of a profile to measurements: minimize the error of the cost model over its parameters.
 
-The loss is the mean squared logarithm of predicted over measured times, so that small and large ops have equal weight.
-The search is a coordinate search: each parameter is scaled up and down by a factor that shrinks, without gradients.
+The loss is the sum of squared logarithms of predicted over measured times, so that small and large ops have equal
+weight. The search is a coordinate search: each parameter is scaled up and down by a factor that shrinks, without
+gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ _Timed = list[tuple[OpWork, float]]
 
 # Maximum factor between a parameter and its start value.
 _REACH = 1e5
+# Rounds of the coordinate search in which the fit of a device begins; it finds the region of a minimum.
+_ROUGH = 25
+# The overhead of a device relative to the time in which its host issues an op. It is hidden by that, and not measured.
+_DEVICE_OVERHEAD = 0.2
+# So small that it changes no time, and that no factor within the reach makes it large.
+_NONE = 1e-12
 # The parameters of a device that do not depend on the dtype.
 _SHARED = ("overhead", "dispatch", "bandwidth", "cache_bandwidth", "overlap", "view")
 # The fields of `Matrix`, in order.
-_PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
+_PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read", "half_area")
 
 
 def fit_device(
@@ -37,8 +44,11 @@ def fit_device(
 ) -> tuple[Profile, dict[str, float]]:
     """Fit the device of `start`, whose cache is known, to these times; return it with the median error of each group of
     ops. Only for the first dtype is that fitted which does not depend on the dtype."""
+    least = max(1e-7, 0.8 * min(seconds))
+    if is_first and start.kind != "cpu":
+        start = replace(start, overhead=_DEVICE_OVERHEAD * least)
     begin: Parameters = {
-        **_constant_times(start, seconds),
+        "overhead" if start.kind == "cpu" else "dispatch": least,
         "bandwidth": 2e10,
         "cache_bandwidth": 5e10,
         "flops": 1e11,
@@ -47,18 +57,35 @@ def fit_device(
         "half_inner": 8.0,
         "thin": 3e10,
         "read": 2e10,
+        "half_area": 10.0,
         "overlap": 3.0,
         "view": 1e-6,
     }
+    if start.kind != "cpu":
+        # Its tiles are computed at the same time, wherever they are in the result.
+        begin.update(half_rows=_NONE, half_columns=_NONE, half_area=1e6, half_inner=100.0)
+    begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
     if not is_first:
-        begin = {key: value for key, value in begin.items() if key not in _SHARED}
+        begin = {key: value for key, value in begin.items() if key not in _SHARED} | _known_products(start)
     ops_with_rates = sorted(
         {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}
     )
     begin.update((f"op {name}", 5e9) for name in ops_with_rates)
-    begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
+    begin.update((f"start {name}", 0.1 * least) for name in ops_with_rates)
     prepared = _prepare(samples, seconds)
-    best, _ = coordinate_search(partial(_loss, partial(_with, start, dtype), prepared), begin)
+    groups: dict[str, _Timed] = {}
+    for work, t in prepared:
+        groups.setdefault(work.name if work.name in ops_with_rates else "", []).append((work, t))
+    # Most parameters change the times of one op.
+    losses = {name: partial(_loss, partial(_with, start, dtype), group) for name, group in groups.items()}
+    owners = {f"{kind} {name}": name for name in ops_with_rates for kind in ("op", "start")}
+    rough, _ = separable_search(losses, owners, begin, rounds=_ROUGH)
+
+    def residuals(x: Parameters) -> list[float]:
+        machine = _with(start, dtype, x)
+        return [math.log(repeated_seconds(machine, work) / t) for work, t in prepared]
+
+    best, _ = least_squares(residuals, rough, rounds=60, tolerance=1e-5)
     profile = _with(start, dtype, best)
     return profile, _group_errors(profile, samples, prepared)
 
@@ -68,11 +95,11 @@ def fit_quantized(
 ) -> tuple[Profile, dict[str, float]]:
     """Fit the products of weights in `dtype`, that of quantized values, to these times; return the profile with them,
     and the median error of each group. A backend packs such weights, as all that are constant."""
-    begin: Parameters = dict(zip(_PRODUCT, (2e11, 2.0, 8.0, 8.0, 3e10, 2e10), strict=True))
+    begin: Parameters = dict(zip(_PRODUCT, (2e11, 2.0, 8.0, 8.0, 3e10, 2e10, 10.0), strict=True))
     prepared = _prepare(samples, seconds)
 
     def machine(x: Parameters) -> Profile:
-        return replace(start, packed={**start.packed, dtype: Matrix(*(x[key] for key in _PRODUCT))})
+        return replace(start, packed={**start.packed, dtype: _matrix(x)})
 
     best, _ = coordinate_search(partial(_loss, machine, prepared), begin)
     return machine(best), _group_errors(machine(best), samples, prepared)
@@ -117,34 +144,47 @@ def coordinate_search(
 
     A parameter with little influence stays within `_REACH` times its start value.
     """
-    x, best = dict(start), loss(dict(start))
+    return separable_search({"": loss}, {}, start, step, rounds)
+
+
+def separable_search(
+    losses: Mapping[str, Callable[[Parameters], float]], owners: Mapping[str, str], start: Mapping[str, float],
+    step: float = 0.7, rounds: int = 200,
+) -> tuple[Parameters, float]:  # fmt: skip
+    """`coordinate_search` of a sum of losses; a parameter in `owners` changes only the loss of that name."""
+    x = dict(start)
+    values = {name: loss(x) for name, loss in losses.items()}
     steps = dict.fromkeys(x, step)
     for _ in range(rounds):
         for key in x:
+            changed = [owners[key]] if key in owners else list(losses)
+            before = sum(values[name] for name in changed)
             for sign in (1.0, -1.0):
                 candidate = x[key] * math.exp(sign * steps[key])
                 if not start[key] / _REACH <= candidate <= start[key] * _REACH:
                     continue
                 trial = {**x, key: candidate}
-                value = loss(trial)
-                if value < best:
-                    x, best = trial, value
+                found = {name: losses[name](trial) for name in changed}
+                if sum(found.values()) < before:
+                    x, values = trial, {**values, **found}
                     steps[key] *= 1.5
                     break
             else:
                 steps[key] *= 0.5
         if max(steps.values()) < 1e-3:
             break
-    return x, best
+    return x, sum(values.values())
 
 
 def least_squares(
-    residuals: Callable[[Parameters], Sequence[float]], start: Mapping[str, float], rounds: int = 20
-) -> tuple[Parameters, float]:
+    residuals: Callable[[Parameters], Sequence[float]], start: Mapping[str, float], rounds: int = 20,
+    tolerance: float = 1e-4,
+) -> tuple[Parameters, float]:  # fmt: skip
     """Return positive parameters with the least sum of squared residuals, and that sum.
 
     A trust-region fit over the logarithms of the parameters: it needs far fewer evaluations of `residuals` than
-    `coordinate_search`, for residuals that are expensive.
+    `coordinate_search`, for residuals that are expensive. It ends when a step improves the sum by less than a fraction
+    `tolerance`.
     """
     keys = list(start)
 
@@ -153,8 +193,9 @@ def least_squares(
 
     # The variables start at 1, so that a relative step of 2 % changes a parameter by 2 %.
     result = optimize.least_squares(
-        lambda x: np.array(residuals(parameters_at(x))), np.ones(len(keys)), diff_step=0.02, ftol=1e-4, max_nfev=rounds
-    )
+        lambda x: np.array(residuals(parameters_at(x))), np.ones(len(keys)), diff_step=0.02, ftol=tolerance,
+        xtol=tolerance * 1e-3, max_nfev=rounds,
+    )  # fmt: skip
     return parameters_at(result.x), 2 * float(result.cost)
 
 
@@ -167,7 +208,7 @@ def _prepare(samples: Sequence[OpSample], seconds: Sequence[float]) -> _Timed:
 
 def _loss(machine: Callable[[Parameters], Profile], prepared: _Timed, x: Parameters) -> float:
     profile = machine(x)
-    return sum(math.log(repeated_seconds(profile, work) / t) ** 2 for work, t in prepared) / len(prepared)
+    return sum(math.log(repeated_seconds(profile, work) / t) ** 2 for work, t in prepared)
 
 
 def _group_errors(profile: Profile, samples: Sequence[OpSample], prepared: _Timed) -> dict[str, float]:
@@ -177,14 +218,22 @@ def _group_errors(profile: Profile, samples: Sequence[OpSample], prepared: _Time
     return {group: median(values) for group, values in errors.items()}
 
 
-def _constant_times(start: Profile, seconds: Sequence[float]) -> Parameters:
-    """Return where the fit of the times of an op without data begins: of a device, and of a host that issues ops."""
-    least = max(1e-7, 0.8 * min(seconds))
-    return {"overhead": least} if start.kind == "cpu" else {"dispatch": least, "overhead": 0.3 * least}
+def _known_products(profile: Profile) -> Parameters:
+    """Return the rates of products of the dtype that was fitted first, with which the fit of another one begins."""
+    found: Parameters = {}
+    for prefix, table in (("", profile.matrix), ("packed ", profile.packed)):
+        matrix = next(iter(table.values()))
+        for key in _PRODUCT:
+            found[f"{prefix}{key}"] = getattr(matrix, "bandwidth" if key == "read" else key)
+    return found
+
+
+def _matrix(x: Parameters, prefix: str = "") -> Matrix:
+    values = {key: x[f"{prefix}{key}"] for key in _PRODUCT}
+    return Matrix(bandwidth=values.pop("read"), **values)
 
 
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
-    matrix, packed = Matrix(*(x[key] for key in _PRODUCT)), Matrix(*(x[f"packed {key}"] for key in _PRODUCT))
     return replace(
         start,
         overhead=x.get("overhead", start.overhead),
@@ -193,8 +242,9 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
         cache_bandwidth=x.get("cache_bandwidth", start.cache_bandwidth),
         overlap=max(1.0, x.get("overlap", start.overlap)),
         view=x.get("view", start.view),
-        matrix={**start.matrix, dtype: matrix},
-        packed={**start.packed, dtype: packed},
+        matrix={**start.matrix, dtype: _matrix(x)},
+        packed={**start.packed, dtype: _matrix(x, "packed ")},
         vector={**start.vector, dtype: median(rate for key, rate in x.items() if key.startswith("op "))},
         ops={**start.ops, dtype: {key[3:]: rate for key, rate in x.items() if key.startswith("op ")}},
+        starts={**start.starts, dtype: {key[6:]: t for key, t in x.items() if key.startswith("start ")}},
     )

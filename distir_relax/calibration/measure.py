@@ -41,6 +41,8 @@ _COLD_BYTES = 96e6
 _MAX_COPIES = 800
 # The side of the matrices in the work by which ranks are compared, how often it is repeated, and measured.
 _RANK_SIDE, _RANK_REPEATS, _RANK_ROUNDS = 256, 20, 7
+# The side of weights that are read in turn, how often, and the largest cache whose size is measured, in bytes.
+_READ_SIDE, _READ_ROUNDS, _MOST_CACHE = 700, 7, 96e6
 # Elements of the tensor that ranks update between two communications.
 _BETWEEN = 1 << 20
 
@@ -63,6 +65,8 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
 
     generator = torch.Generator(device=device).manual_seed(0)
     variants = [[_draw(kind, device, generator) for kind in sample.operands]]
+    if sample.heads_last:
+        variants = [[x.transpose(1, 2).contiguous().transpose(1, 2) for x in variants[0]]]
     if sample.cold:
         uncached = [i for i, is_uncached in enumerate(sample.uncached[: len(sample.operands)]) if is_uncached]
         copies = int(_COLD_BYTES / max(1, sum(sample.operands[i].bytes for i in uncached)))
@@ -113,6 +117,32 @@ def time_ops(
     """
     wait = (lambda: None) if world is None else (lambda: _barrier(world))
     return [time_op(sample, device, wait, limit) for sample in samples]
+
+
+def time_reads(cache: float, wait: Callable[[], object]) -> list[tuple[float, list[float]]]:
+    """Return the seconds of a CPU to read a byte of packed weights, all of them in turn, several times for each of
+    several totals of bytes: from small ones to three times a `cache`. Call `wait` before each."""
+    import torch
+
+    weight = torch.ones(_READ_SIDE, _READ_SIDE)
+    size = float(weight.numel() * weight.element_size())
+    shares = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0, 3.0)
+    counts = sorted({max(1, round(share * min(cache, _MOST_CACHE) / size)) for share in shares})
+    packed = [pack_linear(weight, rows=1) for _ in range(counts[-1])]
+    x = torch.ones(1, _READ_SIDE)
+    found = []
+    with torch.inference_mode():
+        for count in counts:
+            wait()
+            seconds = []
+            for _ in range(_READ_ROUNDS):
+                start = time.perf_counter()
+                for one in packed[:count]:
+                    one(x)
+                seconds.append((time.perf_counter() - start) / (count * size))
+            # The first two bring the weights into the cache.
+            found.append((count * size, seconds[2:]))
+    return found
 
 
 def time_ranks(world: World, device: str) -> list[list[float]]:

@@ -16,16 +16,28 @@ from statistics import median, median_low
 from typing import Any
 
 from distir_relax.calibration.budget import Budget
-from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops, time_ranks
+from distir_relax.calibration.measure import (
+    CollectiveSample,
+    time_collectives,
+    time_ops,
+    time_ranks,
+    time_reads,
+)
 from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.cost.roofline import cache_of
 from distir_relax.kernels.processor import instruction_sets, processor_field, processor_flags
 from distir_relax.runtime.world import World
 
 # The shares of a collective and of a program in the time of a pass, relative to an op; and the approximate number of
 # collectives.
 _COLLECTIVE, _PROGRAM, _COLLECTIVES = 3, 10, 50
+
+# A product takes so many times as long, with its weight from memory, if most of its time is reading that.
+_MOSTLY_READING = 2.0
+# Reads from memory take at least so many times as long as from a cache, or memory was not reached.
+_UNCACHED = 1.5
 
 Times = list[list[float]]
 """Several times, in seconds, of each item."""
@@ -52,6 +64,7 @@ class Measurements:
 
     `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is the factor of larger sizes.
     `rank_seconds` are times of equal work by rank, at the same moments, and `rank_memory` the bytes of each device.
+    `read_times` are the seconds of a byte of weights, of which `read_bytes` are read in turn, on all ranks at once.
     """
 
     ranks: int
@@ -65,6 +78,8 @@ class Measurements:
     collective_times: Times
     rank_seconds: Times = field(default_factory=list)
     rank_memory: Sequence[float] = field(default_factory=list)
+    read_bytes: Sequence[float] = field(default_factory=list)
+    read_times: Times = field(default_factory=list)
 
     @property
     def together(self) -> int:
@@ -83,12 +98,32 @@ class Measurements:
         fields["collectives"] = [CollectiveSample(**row) for row in plain["collectives"]]
         return cls(**fields)
 
+    def cache(self) -> float:
+        """Return the bytes of a device's last-level cache: as measured on a CPU, else as stated.
+
+        It is a part of the one that is stated where ranks or other work share that.
+        """
+        seconds = [undisturbed(row) for row in self.read_times]
+        if not seconds or max(seconds) < _UNCACHED * min(seconds):
+            return self.machine.cache
+        middle = (min(seconds) + max(seconds)) / 2
+        first = next(i for i, t in enumerate(seconds) if t > middle)
+        if first == 0:
+            return cache_of(self.read_bytes[0])
+        (a, b), (before, after) = self.read_bytes[first - 1 : first + 1], seconds[first - 1 : first + 1]
+        return cache_of(a + (b - a) * (middle - before) / (after - before))
+
     def bandwidth_ratio(self) -> float:
         """Return how much faster a device reads weights from memory while the others are idle."""
         if not self.alone:
             return 1.0
-        concurrent = [self.ops["float32"][i] for i in cold_samples(self.scale)]
-        return max(1.0, median(undisturbed(a) / undisturbed(b) for a, b in zip(concurrent, self.alone, strict=True)))
+        times, ratios = [undisturbed(row) for row in self.ops["float32"]], []
+        samples = op_samples("float32", self.scale)
+        for i, alone in zip(cold_samples(self.scale), self.alone, strict=True):
+            # The sample before is the same product of a weight in a cache.
+            if samples[i].fixed and times[i] > _MOSTLY_READING * times[i - 1]:
+                ratios.append(times[i] / undisturbed(alone))
+        return max(1.0, median(ratios)) if ratios else 1.0
 
 
 def measure_pass(
@@ -116,6 +151,7 @@ def measure_pass(
         launch.exchange(0)
     collectives = time_collectives(launch, device, scale, _COLLECTIVE * unit) if launch else []
     machine = device_machine(device)
+    reads = time_reads(machine.cache, lambda: None if launch is None else launch.exchange(0)) if device == "cpu" else []
     return Measurements(
         ranks=world.size if world else 1,
         device=device,
@@ -128,6 +164,8 @@ def measure_pass(
         collective_times=[times for _, times in collectives],
         rank_seconds=time_ranks(launch, device) if launch else [],
         rank_memory=launch.exchange(machine.memory) if launch else [],
+        read_bytes=[size for size, _ in reads],
+        read_times=_over_ranks([times for _, times in reads], world),
     )
 
 
@@ -169,6 +207,8 @@ def merge_passes(passes: Sequence[Measurements]) -> Measurements:
         collective_times=merge([p.collective_times for p in passes]),
         rank_seconds=merge([p.rank_seconds for p in passes]),
         rank_memory=first.rank_memory,
+        read_bytes=first.read_bytes,
+        read_times=merge([p.read_times for p in passes]),
     )
 
 

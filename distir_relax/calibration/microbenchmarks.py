@@ -22,7 +22,8 @@ class OpSample:
     ``attention``.
 
     `weight` is the index of the weight operand, if any. It is `fixed` if the backend may pack it once. If `cold`, the
-    weight, or all operands without a weight, are not in a cache.
+    weight, or all operands without a weight, are not in a cache. Of attention with `heads_last`, operands are views of
+    (batch, rows, heads, width), as models make them.
     """
 
     group: str
@@ -32,6 +33,7 @@ class OpSample:
     weight: int | None = None
     fixed: bool = False
     cold: bool = False
+    heads_last: bool = False
 
     @property
     def uncached(self) -> tuple[bool, ...]:
@@ -85,22 +87,25 @@ def _products(dtype: str, scale: int) -> Iterator[OpSample]:
     sides = ((88, 350), (350, 88), (350, 350), (350, 1400), (1400, 350), (700, 700), (1100, 1100), (1400, 1400))
     scaled = [(k * scale, n * scale) for k, n in sides]
     for inner, columns in scaled:
-        for rows in (1, 3, 7, 14, 29, 58, 115, 230, 460, 920):
+        for rows in (1, 3, 7, 14, 29, 58, 115, 230, 460, 920, *((2300, 5500) if scale > 1 else ())):
             if rows * inner * columns > 2.5e8 * scale**3:
                 continue
             x, weight = TensorType((rows, inner), dtype), TensorType((columns, inner), dtype)
             yield OpSample("products, packed", "linear", (x, weight), weight=1, fixed=True)
-            if rows in (1, 7, 29, 115):
+            is_large = min(inner, columns) > 100 * scale
+            if is_large and rows in (1, 7, 29):
                 yield OpSample("products, cold", "linear", (x, weight), weight=1, fixed=True, cold=True)
             second = TensorType((inner, columns), dtype)
             yield OpSample("products", "matmul", (x, second), weight=1)
-            if rows in (7, 29, 115, 460):
+            if is_large and rows in (14, 115):
                 yield OpSample("products, cold", "linear", (x, weight), weight=1, cold=True)
                 yield OpSample("products, cold", "matmul", (x, second), weight=1, cold=True)
-    # As in a weight's gradient: the sum is over the batch.
+    # In training, whose weights are not packed.
     for inner, columns in scaled[2:]:
         for rows in (3, 14, 58, 230):
-            yield OpSample("products", "matmul", (TensorType((inner, rows), dtype), TensorType((rows, columns), dtype)))
+            x, weight = TensorType((rows, inner), dtype), TensorType((columns, inner), dtype)
+            yield OpSample("products", "linear", (x, weight), weight=1)
+            yield OpSample("products", "linear_weight_grad", (TensorType((rows, columns), dtype), x))
 
 
 def _quantized_products(dtype: str) -> Iterator[OpSample]:
@@ -113,7 +118,7 @@ def _quantized_products(dtype: str) -> Iterator[OpSample]:
         for rows in (1, 3, 14, 58, 230):
             operands = (TensorType((rows, inner), "float32"), *weight)
             yield OpSample("products", "quantized_linear", operands, weight=1, fixed=True)
-            if rows in (1, 14, 58):
+            if rows in (1, 14) and inner * columns > 100_000:
                 yield OpSample("products, cold", "quantized_linear", operands, weight=1, fixed=True, cold=True)
 
 
@@ -123,10 +128,11 @@ def _elementwise(dtype: str, scale: int) -> Iterator[OpSample]:
         x = TensorType(shape, dtype)
         for op in ("add", "multiply", "relu_grad"):
             yield OpSample("elementwise", op, (x, x))
-        for op in ("subtract", "gelu_grad"):
+        for op in ("subtract", "gelu_grad", "gelu_tanh_grad", "silu_grad", "silu_multiply"):
             yield OpSample("elementwise", op, (x, x))
-        for op in ("nn.relu", "nn.gelu_tanh", "nn.gelu", "tanh", "square"):
+        for op in ("nn.relu", "nn.gelu_tanh", "nn.gelu", "nn.silu", "tanh", "square"):
             yield OpSample("elementwise", op, (x,))
+        yield OpSample("elementwise", "astype", (x,), {"dtype": "bfloat16" if dtype == "float32" else "float32"})
         yield OpSample("elementwise", "where", (TensorType(shape, "bool"), x, x))
         yield from _updates(x)
     x = TensorType((29, 350), dtype)
@@ -148,7 +154,13 @@ def _updates(x: TensorType) -> Iterator[OpSample]:
 def _rows(dtype: str, scale: int) -> Iterator[OpSample]:
     for rows, width in ((3, 350), (29, 350), (115, 700), (460, 700), (920, 1100)):
         x, w = TensorType((rows * scale, width), dtype), TensorType((width,), dtype)
-        yield OpSample("rows", "nn.layer_norm", (x, w, w), {"axes": (1,), "epsilon": 1e-5})
+        norm = {"axes": (1,), "epsilon": 1e-5}
+        yield OpSample("rows", "nn.layer_norm", (x, w, w), norm)
+        for op in ("nn.rms_norm", "rms_norm_rounded"):
+            yield OpSample("rows", op, (x, w), norm)
+        for op in ("layer_norm", "rms_norm"):
+            yield OpSample("rows", f"{op}_grad", (x, w, x), norm)
+            yield OpSample("rows", f"{op}_weight_grad", (x, x), {**norm, "dtype": dtype})
         yield OpSample("rows", "nn.softmax", (x,), {"axis": 1})
         yield OpSample("rows", "sum", (x,), {"axis": (0,), "keepdims": False})
         yield OpSample("rows", "sum", (x,), {"axis": (1,), "keepdims": True})
@@ -161,5 +173,14 @@ def _rows(dtype: str, scale: int) -> Iterator[OpSample]:
         (5, 7, 115, 80),
     ):
         q = TensorType((batch, heads * scale, length, width), dtype)
-        attrs = {"scale": 0.15, "causal": True, "masked": False}
-        yield OpSample("attention", "nn.scaled_dot_product_attention", (q, q, q), attrs)
+        attrs = {"scale": 0.15, "causal": length > 100, "masked": False, "boolean": False}
+        yield OpSample("attention", "nn.scaled_dot_product_attention", (q, q, q), attrs, heads_last=True)
+        yield OpSample("attention", "attention_grad", (q, q, q, q), attrs, heads_last=True)
+        if length == 58:
+            mask = TensorType((batch, 1, length, length), "bool")
+            masked = {**attrs, "masked": True, "boolean": True}
+            yield OpSample("attention", "nn.scaled_dot_product_attention", (q, q, q, mask), masked, heads_last=True)
+            yield OpSample("attention", "attention_grad", (q, q, q, q, mask), masked, heads_last=True)
+    for rows in (1, 29, 230):
+        x, angle = TensorType((1, 7 * scale, rows, 48), dtype), TensorType((1, 1, rows, 48), dtype)
+        yield OpSample("elementwise", "rotary", (x, angle, angle))

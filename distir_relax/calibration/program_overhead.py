@@ -3,6 +3,10 @@
 Ops in a program are slower than in a microbenchmark: their data is in more distant caches, and Python code runs between
 them. Communications are slower too: ranks arrive at different times, with tensors that were just computed. So a factor
 and an overhead for each of the two are fitted to the times of whole programs.
+
+The programs are few, and much smaller than those of users. The factor of ops and the bandwidth of the cache would be
+far from what the ops say if they had to explain all that is wrong with small programs. So each of them counts as one
+more program: it is off by as much as the parameter is off its prior value.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.fit import least_squares
 from distir_relax.calibration.programs import ProgramSample
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
+from distir_relax.runtime.backends.bound_calls import MOST_BYTES
+
+# The weight of a parameter's prior relative to all programs.
+_PRIOR = 1.0
 
 
 def fit_programs(
@@ -27,21 +35,28 @@ def fit_programs(
     several = any(sample.devices > 1 for sample in samples)
 
     def machine(x: Mapping[str, float]) -> Profile:
-        slow = scale_ops(profile, x["factor"], x["overhead"])
-        if profile.cache:
-            slow = replace(slow, cache_bandwidth=x["cache_bandwidth"])
+        slow = scale_ops(profile, x.get("factor", 1.0), x["overhead"])
+        slow = replace(slow, cache_bandwidth=x.get("cache_bandwidth", profile.cache_bandwidth))
         return scale_communication(slow, x["communication factor"], x["communication overhead"]) if several else slow
 
     def errors(x: Mapping[str, float]) -> list[float]:
         fitted = machine(x)
         return [simulate_module(s.module, fitted).makespan / t for s, t in zip(samples, seconds, strict=True)]
 
-    start = {"factor": 1.1, "overhead": 1e-6}
-    if profile.cache:
-        start["cache_bandwidth"] = 3 * profile.bandwidth
+    # On a GPU these programs mostly wait for the host.
+    prior = {} if profile.is_asynchronous else {"factor": 1.0}
+    if profile.cache and prior:
+        prior["cache_bandwidth"] = profile.cache_bandwidth
+    start = {**prior, "overhead": 1e-6}
     if several:
         start.update({"communication factor": 1.1, "communication overhead": 1e-6})
-    x, _ = least_squares(lambda x: [math.log(ratio) for ratio in errors(x)], start)
+    weight = _PRIOR * math.sqrt(len(samples))
+
+    def residuals(x: Mapping[str, float]) -> list[float]:
+        away = [weight * math.log(x[key] / value) for key, value in prior.items()]
+        return [*(math.log(ratio) for ratio in errors(x)), *away]
+
+    x, _ = least_squares(residuals, start)
     group_errors: dict[str, list[float]] = {}
     for sample, ratio in zip(samples, errors(x), strict=True):
         group = "programs" if sample.devices == 1 else "programs of all ranks"
@@ -50,7 +65,10 @@ def fit_programs(
 
 
 def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
-    """Return a machine whose ops take `factor` times as long, plus `overhead` seconds, of the host if it issues ops."""
+    """Return a machine whose ops take `factor` times as long, plus `overhead` seconds.
+
+    They are the host's if it issues ops, else Python's, in programs that are not bound.
+    """
     on_host = overhead if profile.is_asynchronous else 0.0
 
     def products(table: dict[str, Matrix]) -> dict[str, Matrix]:
@@ -61,28 +79,38 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
 
     return replace(
         profile,
-        overhead=profile.overhead * factor + overhead - on_host,
+        overhead=profile.overhead * factor,
+        python=overhead - on_host,
+        bound=0.0 if profile.is_asynchronous else float(MOST_BYTES),
         dispatch=profile.dispatch + on_host,
         bandwidth=profile.bandwidth / factor,
         matrix=products(dict(profile.matrix)),
         packed=products(dict(profile.packed)),
         vector={dtype: rate / factor for dtype, rate in profile.vector.items()},
         ops={dtype: {name: rate / factor for name, rate in table.items()} for dtype, table in profile.ops.items()},
+        starts={dtype: {name: t * factor for name, t in table.items()} for dtype, table in profile.starts.items()},
     )
 
 
 def scale_communication(profile: Profile, factor: float, overhead: float) -> Profile:
-    """Return a machine whose communications take `factor` times as long, plus `overhead` seconds."""
+    """Return a machine whose communications take `factor` times as long, plus `overhead` seconds: on a CPU in programs
+    that are not bound."""
+    everywhere = overhead if profile.is_asynchronous else 0.0
 
     def level(row: Level) -> Level:
-        return replace(row, latency=row.latency * factor + overhead, bandwidth=row.bandwidth / factor)
+        return replace(row, latency=row.latency * factor + everywhere, bandwidth=row.bandwidth / factor)
 
     def line(row: Line) -> Line:
         return replace(
             row,
-            latency=row.latency * factor + overhead,
+            latency=row.latency * factor + everywhere,
             seconds_per_byte=row.seconds_per_byte * factor,
-            points=tuple((size, seconds * factor + overhead) for size, seconds in row.points),
+            points=tuple((size, seconds * factor + everywhere) for size, seconds in row.points),
         )
 
-    return replace(profile, levels=tuple(map(level, profile.levels)), lines=tuple(map(line, profile.lines)))
+    return replace(
+        profile,
+        levels=tuple(map(level, profile.levels)),
+        lines=tuple(map(line, profile.lines)),
+        python_collective=overhead - everywhere,
+    )

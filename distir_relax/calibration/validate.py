@@ -23,7 +23,7 @@ from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.machine import limit_threads, retain_freed_memory
+from distir_relax.runtime.machine import limit_threads, rank_device, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.requests import RankRequests, Slot
 from distir_relax.runtime.requests.request_program import emit_request_programs
@@ -44,8 +44,10 @@ def validate(
     passes: int = PASSES,
     compared: Sequence[str] = COMPARED,
     require_signature: Path | None = None,
+    device: str = "cpu",
 ) -> Validation:
     """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
+    Ranks compute on `device`.
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, training
     steps, steps of text generation, or pairs of a distributed program and its tensors. Inputs are random. Without a
@@ -54,7 +56,7 @@ def validate(
     signed the bundles. Raises RunError if a launch fails, and what `read_configurations` raises.
     """
     configurations = read_configurations(targets, compared, require_signature)
-    if profile is not None:
+    if profile is not None and device == "cpu":
         warn_of_mismatch(profile)
     runs_by_configuration = [_Runs(c) for c in configurations]
     ranks = [c.ranks for c in configurations]
@@ -65,13 +67,13 @@ def validate(
         ]
         for number in range(passes):
             if profile is None:
-                measured.append(measure_ranks(max(ranks), "cpu", 1, _PASS_BUDGET))
+                measured.append(measure_ranks(max(ranks), device, 1, _PASS_BUDGET))
             for count in sorted(set(ranks)):
                 chosen = [i for i, n in enumerate(ranks) if n == count]
                 bundles = [
                     (str(paths[i]), str(configurations[i].bundle.key or ""), configurations[i].step) for i in chosen
                 ]
-                request = {"bundles": bundles, "steps": steps, "peaks": number == 0}
+                request = {"bundles": bundles, "steps": steps, "peaks": number == 0, "device": device}
                 for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder)), strict=True):
                     runs_by_configuration[i].take(answer)
     calibration = fit(merge_passes(measured)) if measured else None
@@ -119,14 +121,15 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
     limit_threads(world.local_size)
     retain_freed_memory()
     options = json.loads(request.read_text())
+    device = options["device"]
     results = []
     for path, key, step in options["bundles"]:
         bundle = read_bundle(Path(path), verify_weights=False, require_signature=key or None)
         peaks: list[int] = []
         if step is not None:
-            seconds = _time_requests(world, bundle, options["steps"], *step)
+            seconds = _time_requests(world, bundle, device, options["steps"], *step)
         else:
-            session = RankSession(world, bundle)
+            session = RankSession(world, bundle, device=device)
             if options["peaks"]:
                 # Before calls are bound: a bound step's memory is taken once.
                 inputs, updated = random_inputs(bundle.manifest), set(bundle.manifest.updates.values())
@@ -138,14 +141,17 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
         answer.write_text(json.dumps(results))
 
 
-def _time_requests(world: World, bundle: Bundle, steps: int, requests: int, new: int, past: int) -> list[float]:
+def _time_requests(
+    world: World, bundle: Bundle, device: str, steps: int, requests: int, new: int, past: int
+) -> list[float]:
     """Return the seconds of steps of text generation, as on the slowest rank.
 
     Each of `requests` computes `new` tokens after `past`.
 
     A step is taken back by the next one, which has as many tokens before it.
     """
-    ranks = RankRequests(bundle, emit_request_programs(bundle), world.communicator(bundle.manifest.mesh, "cpu"))
+    comm = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
+    ranks = RankRequests(bundle, emit_request_programs(bundle), comm)
     slots = [Slot(number, past, [_TOKEN] * new, 1, past + new) for number in range(requests)]
     if past:
         for number in range(requests):

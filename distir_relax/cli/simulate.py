@@ -311,6 +311,7 @@ def validate(
     ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
     require_signature: SignatureOption = None,
+    device: DeviceOption = Device.cpu,
     json: JsonOption = False,
 ) -> None:
     """Run configurations and compare their measured times and memory with the simulator's predictions."""
@@ -328,7 +329,7 @@ def validate(
         check_writable(calibrate)
     compared = [name.strip() for name in compare.split(",") if name.strip()]
     machine = load_profile(profile) if profile else None
-    validation = run_and_compare(targets, machine, steps, threads, passes, compared, require_signature)
+    validation = run_and_compare(targets, machine, steps, threads, passes, compared, require_signature, device.value)
     if calibrate is not None and validation.calibration is not None:
         validation.calibration.write(calibrate)
     if plot is not None:

@@ -90,7 +90,7 @@ def collective_timing(
     is_gather = collective is Collective.ALL_GATHER
     measured = _measured(profile, collective, len(members), sum(sizes) if is_gather else max(sizes))
     if measured is not None:
-        return CollectiveTiming(measured)
+        return CollectiveTiming(profile.collective_overhead + measured)
 
     size = max(sizes)
     ordered = members if collective is Collective.SEND else sorted(members)

@@ -30,6 +30,9 @@ MAX_DEVICES = 1 << 20
 """Maximum number of devices of a machine."""
 
 
+_PYTHON = ("python", "python_collective", "bound")
+"""The figures of programs that are bound or not."""
+
 MAX_DEVIATION = 10.0
 """Maximum relative standard deviation of an error: more says nothing."""
 
@@ -38,7 +41,8 @@ MAX_DEVIATION = 10.0
 class Matrix:
     """Speed of matrix products: flop/s of a large one, and the rows, columns and inner size at half that speed.
 
-    A product of m x k with k x n takes ``2 (m + half_rows) (n + half_columns) (k + half_inner) / flops``. One of few
+    A product of m x k with k x n takes ``2 ((m + half_rows) (n + half_columns) + half_area) (k + half_inner) / flops``:
+    a GPU is at half its speed for `half_area` elements of the result, however they are arranged. One of few
     rows takes ``2 m n k / thin`` if that is less: it is computed row by row, without packing. Its operands are in a
     cache, or are read at `bandwidth`, which is less than the device's if accesses are not contiguous. Either is 0 if it
     was not measured.
@@ -56,12 +60,14 @@ class Matrix:
     thin: float = 0.0
     bandwidth: float = 0.0
     tile: float = 0.0
+    half_area: float = 0.0
 
     def seconds(self, batch: int, rows: int, columns: int, inner: int) -> float:
         """Return the compute seconds of `batch` products of ``rows x inner`` with ``inner x columns``."""
         if min(batch, rows, columns, inner) <= 0:
             return 0.0
-        padded = (rows + self.half_rows) * (columns + self.half_columns) * (inner + self.half_inner)
+        area = (rows + self.half_rows) * (columns + self.half_columns) + self.half_area
+        padded = area * (inner + self.half_inner)
         following = padded
         if self.tile:
             tiled = math.ceil(rows / self.tile) * math.ceil(columns / self.tile) * self.tile**2 * inner
@@ -130,8 +136,10 @@ class Profile:
 
     `packed` is `matrix` for products with constant weights, which a backend packs once, if that differs. A program of
     one device has `bandwidth_alone`, if devices share their memory. A device whose weights fit in half of its `cache`
-    reads them at `cache_bandwidth`, as it does the operands and results of an op if they fit. `ops` has, by dtype and
-    name, the flop/s of ops that were measured individually, as their entries count operations.
+    reads them at `cache_bandwidth` (`roofline.uncached_share`), as it does the operands and results of an op if they
+    fit. `ops` has, by dtype and name, the flop/s of ops that were measured individually, as their entries count
+    operations. `starts` has the seconds that such an op takes besides: for each row of its products, as attention has
+    for each query, else once.
 
     `dispatch` is the host's time to issue an op. A device computes asynchronously: it starts an op as soon as it has
     finished the one before, and its host has issued it; meanwhile the host goes on. If `dispatch` is 0, host and device
@@ -141,6 +149,10 @@ class Profile:
     the device, and names of collectives, if they block. `in_place` is whether elementwise results take the memory of
     an operand that is not needed any more, `caching_allocator` whether memory is as torch's allocator of CUDA devices
     reserves it.
+
+    On a CPU, an op of a program that is not bound (`runtime.backends.bound_calls`) takes `python` more, and a
+    communication `python_collective`, as its ranks arrive at different times. These are training steps, and programs
+    whose results take more than `bound` bytes.
 
     `overlap` is how well an op overlaps memory access with compute: it takes ``(computing ** overlap + moving **
     overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity. `beside` is the fraction of the
@@ -174,7 +186,11 @@ class Profile:
     waits: frozenset[str] = frozenset()
     in_place: bool = True
     caching_allocator: bool = False
+    python: float = 0.0
+    python_collective: float = 0.0
+    bound: float = 0.0
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    starts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     packed: Mapping[str, Matrix] = field(default_factory=dict)
     bandwidth_alone: float = 0.0
     cache: float = 0.0
@@ -310,12 +326,6 @@ def read_profile(text: str, where: str = "") -> Profile:
         )
         for row in reader.rows(data, "collective")
     )
-    measured = reader.table(device, "ops", "device.") if "ops" in device else {}
-    ops = {
-        dtype: {name: reader.number(row, name, f"device.ops.{dtype}") for name in row}
-        for dtype in measured
-        for row in (reader.table(measured, dtype, "device.ops."),)
-    }
     if not levels:
         raise ProfileError("a profile has at least one [[level]] of links", where)
     check_uplinks(levels, where)
@@ -334,10 +344,12 @@ def read_profile(text: str, where: str = "") -> Profile:
         dispatch=reader.number(runtime, "dispatch", "runtime", 0.0, least=0.0),
         view=reader.number(runtime, "view", "runtime", 0.0, least=0.0),
         shape_op=reader.number(runtime, SHAPE_OP, "runtime", 0.0, least=0.0),
+        **{key: reader.number(runtime, key, "runtime", 0.0, least=0.0) for key in _PYTHON},
         waits=reader.waits(runtime),
         in_place=reader.flag(runtime, "in_place", True),
         caching_allocator=reader.flag(runtime, "caching_allocator", False),
-        ops=ops,
+        ops=reader.by_op(device, "ops"),
+        starts=reader.by_op(device, "starts", least=0.0),
         packed=packed,
         cache=cache,
         bandwidth_alone=reader.number(device, "bandwidth_alone", "device", 0.0, least=0.0),
@@ -376,11 +388,11 @@ class _Reader:
         value = self.table(data, "device")
         figures = ("memory", "bandwidth", "bandwidth_alone", "cache", "cache_bandwidth", "overhead", "overlap")
         machine = ("kind", "processor", "instructions", "cores")
-        return self._known(value, "device", (*machine, *figures, "matrix", "packed", "vector", "ops"))
+        return self._known(value, "device", (*machine, *figures, "matrix", "packed", "vector", "ops", "starts"))
 
     def runtime(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         value = self.table(data, "runtime") if "runtime" in data else {}
-        keys = ("dispatch", "view", SHAPE_OP, "waits", "in_place", "caching_allocator")
+        keys = ("dispatch", "view", SHAPE_OP, *_PYTHON, "waits", "in_place", "caching_allocator")
         return self._known(value, "runtime", keys)
 
     def uncertainty(self, data: Mapping[str, Any]) -> Uncertainty:
@@ -401,6 +413,15 @@ class _Reader:
         tables = self.table(device, kind, "device.")
         return {dtype: self._matrix(tables, dtype, f"device.{kind}.") for dtype in tables}
 
+    def by_op(self, device: Mapping[str, Any], kind: str, least: float | None = None) -> dict[str, dict[str, float]]:
+        """Return the numbers of a kind by dtype and name of an op."""
+        tables = self.table(device, kind, "device.") if kind in device else {}
+        return {
+            dtype: {name: self.number(row, name, f"device.{kind}.{dtype}", least=least) for name in row}
+            for dtype in tables
+            for row in (self.table(tables, dtype, f"device.{kind}."),)
+        }
+
     def rows(self, data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         value = data.get(key, [])
         if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
@@ -419,7 +440,7 @@ class _Reader:
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
-        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile")
+        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile", "half_area")
         self._known(row, inside, ("flops", *others))
         return Matrix(
             self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in others)

@@ -7,6 +7,8 @@ from json import dumps
 
 from distir_relax.cost.profile import KINDS, SHAPE_OP, Profile
 
+_RUNTIME = ("dispatch", "view", SHAPE_OP, "python", "python_collective", "bound")
+
 
 def print_profile(profile: Profile, comment: str = "") -> str:
     """Return the profile as TOML, with `comment` at the top."""
@@ -26,7 +28,7 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
     if profile.cache:
         lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
-    runtime = [f"{key} = {value:.6g}" for key in ("dispatch", "view", SHAPE_OP) if (value := getattr(profile, key))]
+    runtime = [f"{key} = {value:.6g}" for key in _RUNTIME if (value := getattr(profile, key))]
     waits = ", ".join(f'"{name}"' for name in sorted(profile.waits))
     runtime += [f"waits = [{waits}]"] if waits else []
     runtime += [] if profile.in_place else ["in_place = false"]
@@ -36,11 +38,12 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         for dtype, matrix in products.items():
             lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
             lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
-            others = ("thin", "bandwidth", "tile")
+            others = ("thin", "bandwidth", "tile", "half_area")
             lines += [f"{key} = {getattr(matrix, key):.6g}" for key in others if getattr(matrix, key)]
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
-    for dtype, rates in profile.ops.items():
-        lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
+    for kind, numbers in (("ops", profile.ops), ("starts", profile.starts)):
+        for dtype, row in numbers.items():
+            lines += ["", f"[device.{kind}.{dtype}]", *(f'"{name}" = {number:.6g}' for name, number in row.items())]
     if (errors := profile.uncertainty) is not None:
         lines += ["", "[uncertainty]", *(f"{f.name} = {getattr(errors, f.name):.6g}" for f in fields(errors))]
     for group in profile.groups:

@@ -125,9 +125,9 @@ def _kind(name: str) -> tuple[str, Mapping[str, float]]:
     last = name.rpartition(".")[2]
     if last in ("bandwidth", "bandwidth_alone", "cache_bandwidth", "uplink"):
         return "a rate such as 25GB/s", {f"{unit}/s": scale for unit, scale in SIZES.items()}
-    if last in ("memory", "cache"):
+    if last in ("memory", "cache", "bound"):
         return "a size such as 40GB", SIZES
-    if last in ("latency", "overhead", "collective_overhead", *_OF_RUNTIME):
+    if last in ("latency", "overhead", "collective_overhead", *_OF_RUNTIME) or name.startswith("device.starts."):
         return "a time such as 3us", TIMES
     return "a number", {}
 
@@ -196,6 +196,10 @@ def _change(profile: Profile, new: _Change) -> Profile:
             dtype: {op: new(f"device.ops.{dtype}.{op}", rate) for op, rate in rates.items()}
             for dtype, rates in profile.ops.items()
         },
+        starts={
+            dtype: {op: new(f"device.starts.{dtype}.{op}", seconds) for op, seconds in row.items()}
+            for dtype, row in profile.starts.items()
+        },
         levels=tuple(_level(level, new) for level in profile.levels),
         lines=tuple(_line(line, new) for line in profile.lines),
         groups=tuple(_group(number, group, new) for number, group in enumerate(profile.groups)),
@@ -255,7 +259,7 @@ _Change = Callable[[str, float], float]
 _EXAMPLE = "network.bandwidth=2x,device.flops=0.5x,device.memory=40GB"
 _FACTOR = re.compile(r"(?P<factor>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?)\s*x", re.ASCII)
 _OUTSIDE_DEVICE = ("beside", "collective_overhead")
-_OF_RUNTIME = ("dispatch", "view", "shape_op")
+_OF_RUNTIME = ("dispatch", "view", "shape_op", "python", "python_collective", "bound")
 _RANGES = {"beside": (0.0, 1.0), "device.overlap": (1.0, math.inf)}
 _POSITIVE = re.compile(
     r"device\.(memory|bandwidth|overlap|(vector|ops)\..*)|group\..*|level\..*\.bandwidth|.*\.(flops|seconds_per_byte)"
@@ -264,8 +268,9 @@ _POSITIVE = re.compile(
 _FAMILIES = {
     "device.flops": r"device\.(matrix|packed)\..*\.(flops|thin)|device\.(vector|ops)\..*",
     "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed)\..*\.bandwidth)",
+    "device.overhead": r"device\.(overhead|starts\..*)",
     "device.memory": r"device\.memory|group\.\d+\.memory",
-    "runtime.times": r"runtime\.(dispatch|view|shape_op)",
+    "runtime.times": r"runtime\.(dispatch|view|shape_op|python|python_collective)",
     "network.bandwidth": r"level\..*\.(bandwidth|uplink)|collective\..*\.seconds_per_byte",
     "network.latency": r"level\..*\.latency|collective\..*\.latency|collective_overhead",
 }

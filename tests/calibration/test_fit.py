@@ -35,13 +35,15 @@ TRUE = replace(
     packed={"float32": Matrix(2.6e11, 2.0, 30.0, 9.0, 1.1e11, 9e9)},
     vector={"float32": 7e9},
     ops={"float32": {"add": 1.3e10, "tanh": 2e9, "nn.scaled_dot_product_attention": 4e10}},
+    starts={"float32": {"tanh": 8e-6, "nn.scaled_dot_product_attention": 3e-7}},
     overlap=2.0,
     view=2e-6,
     cache=2e6,
     cache_bandwidth=6e10,
+    kind="cpu",
 )
 # The size of the cache is read off the machine, not fitted.
-START = replace(machine(8), cache=TRUE.cache)
+START = replace(machine(8), cache=TRUE.cache, kind="cpu")
 
 
 def seconds(profile: Profile, sample: OpSample) -> float:
@@ -70,6 +72,8 @@ def test_a_made_up_device_is_found_again(fitted: tuple[Profile, dict[str, float]
     assert found.matrix["float32"].thin == pytest.approx(4e10, rel=0.1)
     assert found.matrix["float32"].bandwidth == pytest.approx(7e9, rel=0.1)
     assert found.ops["float32"]["tanh"] == pytest.approx(2e9, rel=0.05)
+    assert found.starts["float32"]["tanh"] == pytest.approx(8e-6, rel=0.05)
+    assert found.starts["float32"]["nn.scaled_dot_product_attention"] == pytest.approx(3e-7, rel=0.05)
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.05)
     assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
 
@@ -120,14 +124,17 @@ def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
             Line(name, ranks, 1e-5, 2e-10, ((4e3, 1e-5), (4e6, 9e-4))) for name in ("all_reduce", "all_gather", "send")
         ),
     )
-    true = replace(scale_ops(start, 1.2, 2e-6), cache_bandwidth=3e10)
+    true = scale_ops(start, 1.0, 2e-6)
     true = scale_communication(true, 1.5, 3e-5) if ranks > 1 else true
     samples = some_programs("float32", 1, ranks)
     times = [simulate_module(sample.module, true).makespan for sample in samples]
     found, errors = fit_programs(start, samples, times)
     assert set(errors) == ({"programs"} if ranks == 1 else {"programs", "programs of all ranks"})
     assert max(errors.values()) < 0.02
-    assert found.cache_bandwidth == pytest.approx(3e10, rel=0.1)
+    if ranks > 1:
+        assert found.python_collective == pytest.approx(3e-5, rel=0.1)
+    assert found.python == pytest.approx(2e-6, rel=0.05)
+    assert found.cache_bandwidth == pytest.approx(true.cache_bandwidth, rel=0.1)
     assert found.packed["float32"].flops == pytest.approx(true.packed["float32"].flops, rel=0.05)
     if ranks > 1:
         line = next(line for line in found.lines if line.collective == "all_reduce")

@@ -25,6 +25,7 @@ from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
+from distir_relax.cost.roofline import uncached_share
 from distir_relax.ir import parse
 from tests.calibration import test_fit
 from tests.calibration.measure_main import few
@@ -58,9 +59,30 @@ def test_passes_are_joined() -> None:
 
 
 def test_a_device_alone_is_never_slower() -> None:
-    assert FIRST.bandwidth_ratio() == 2.0
-    assert replace(FIRST, alone=[]).bandwidth_ratio() == 1.0
-    assert replace(FIRST, alone=[[99.0] for _ in FIRST.alone]).bandwidth_ratio() == 1.0
+    samples, cold = op_samples("float32", 1), cold_samples(1)
+    # Products of weights in a cache take 1 s, others 3: more than twice as long, so most of that is reading.
+    times = [[3.0] if sample.cold else [1.0] for sample in samples]
+    measured = replace(FIRST, ops={"float32": times})
+    assert measured.bandwidth_ratio() == 2.0
+    assert replace(measured, alone=[]).bandwidth_ratio() == 1.0
+    assert replace(measured, alone=[[99.0] for _ in cold]).bandwidth_ratio() == 1.0
+    # Products that compute most of the time say nothing.
+    assert (
+        replace(measured, ops={"float32": [[1.9] if sample.cold else [1.0] for sample in samples]}).bandwidth_ratio()
+        == 1.0
+    )
+    assert all(samples[i - 1].operands == samples[i].operands for i in cold if samples[i].fixed)
+
+
+def test_the_size_of_a_cache_is_measured() -> None:
+    sizes = [1e6 * n for n in (4, 8, 12, 16, 24, 32, 64, 96)]
+    true = 20e6
+    times = [[1.0 + 3.0 * uncached_share(size, true)] for size in sizes]
+    read = replace(FIRST, read_bytes=sizes, read_times=times)
+    assert read.cache() == pytest.approx(true, rel=0.03)
+    # Without a measurement, or if memory was not reached, it is the one that is stated.
+    assert FIRST.cache() == FIRST.machine.cache
+    assert replace(read, read_times=[[1.0 + 0.01 * i] for i in range(len(sizes))]).cache() == FIRST.machine.cache
 
 
 def test_what_disturbs_half_of_the_time_does_not_count() -> None:

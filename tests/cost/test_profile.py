@@ -11,7 +11,7 @@ import pytest
 
 from distir_relax.cost.profile import Level, Line, Matrix, load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
-from distir_relax.cost.roofline import op_seconds, op_work, uncached_share
+from distir_relax.cost.roofline import cache_of, op_seconds, op_work, uncached_share
 from distir_relax.errors import ProfileError
 from distir_relax.ir import TensorType
 from distir_relax.ops import lookup
@@ -242,7 +242,8 @@ def test_the_roofline() -> None:
     # Of 8 MB that are read the half is in no cache, nor is what is written.
     half = op_seconds(cached, lookup("add"), (x, x), {}, (x,), cold=(True, False, True))
     assert half == pytest.approx(1e-3 + 8e6 / 1e10 + 4e6 / 1e11)
-    assert [uncached_share(used, 8e6) for used in (0.0, 8e6, 10e6, 16e6, 1e9)] == [0.0, 0.0, 0.25, 1.0, 1.0]
+    assert [uncached_share(used, 8e6) for used in (0.0, 4e6, 10e6, 16e6, 1e9)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert uncached_share(cache_of(10e6) * 1.25, cache_of(10e6)) == 0.5
     work = op_work(lookup("add"), (x, x), {}, (x,), cold=(True, False, True), share=0.25)
     assert (work.moved, work.uncached) == (12e6, 2e6), "a quarter of 8 MB"
     held = replace(profile, dispatch=1.0)

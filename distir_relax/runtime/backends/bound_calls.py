@@ -32,7 +32,7 @@ _MOST_COUNTED = 256
 """Maximum number of choices of sizes whose calls are counted; then the counts begin again."""
 _MOST_STEPS = 8
 """Maximum number of steps that are kept."""
-_MOST_BYTES = 1 << 24
+MOST_BYTES = 1 << 24
 """Bytes of all results of the largest program that is bound."""
 _MOST_OUTPUTS = 1 << 21
 """Bytes of the largest outputs: each call copies them."""
@@ -114,7 +114,7 @@ def emit_bound(bundle: Bundle, entry: str) -> str:
         except BundleError:
             return ""
         with assuming(ranked.guards):
-            if _result_bytes(ranked, entry) > _MOST_BYTES:
+            if _result_bytes(ranked, entry) > MOST_BYTES:
                 return ""
             program = next(program for program in bundle.manifest.programs if program.name == entry)
             own = own_text(bundle, program)
