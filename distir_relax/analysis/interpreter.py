@@ -44,7 +44,11 @@ class Domain(Generic[A]):
 
 @dataclass(slots=True)
 class Steps:
-    """Ops in order, their operands and results as indices of values; there are `values` of them, inputs first."""
+    """Ops in order, their operands and results as indices of values; there are `values` of them, inputs first.
+
+    Steps of one pattern (`patterns`) repeat an op: they have the same operands, inputs of the function, where these are
+    not among their `varying` ones. Of other steps, all operands are varying.
+    """
 
     ops: list[Op]
     operands: list[list[int]]
@@ -52,13 +56,16 @@ class Steps:
     values: int
     inputs: int
     outputs: list[int]
+    varying: list[list[int]]
+    patterns: list[int]
 
 
 def list_steps(function: Function) -> Steps:
     """List the steps of a function. Raises `VerificationError` if a value is used before it is defined."""
     slot_of = {item.value.name: i for i, item in enumerate(function.inputs)}
     count = len(function.inputs)
-    steps = Steps(list(function.ops), [], [], 0, count, [])
+    operands: list[list[int]] = []
+    steps = Steps(list(function.ops), operands, [], 0, count, [], operands, list(range(len(function.ops))))
     for op in function.ops:
         try:
             steps.operands.append([slot_of[v.name] for v in op.operands])
@@ -76,14 +83,21 @@ def list_steps(function: Function) -> Steps:
 class SlotStep:
     """The operands and results of an op, as slots of a list, and the slots that are `dead` after it.
 
-    For a call, `callee` is the name of the function, and `last` tells which operands have no later use.
+    `varying` and `pattern` are as in `Steps`. For a call, `callee` is the name of the function.
     """
 
     operands: list[int]
     results: list[int]
     dead: list[int]
     callee: str
-    last: list[bool]
+    varying: list[int]
+    pattern: int
+
+    @property
+    def last(self) -> list[bool]:
+        """Whether each operand has no later use."""
+        dead = set(self.dead)
+        return [slot in dead for slot in self.operands]
 
 
 @dataclass(slots=True)
@@ -98,21 +112,24 @@ class SlotProgram:
 
 def allocate_slots(steps: Steps) -> SlotProgram:
     """Assign values to slots, and find their last uses."""
-    used_later = set(steps.outputs)
+    is_used = bytearray(steps.values)
+    """Whether each value is used by a later step."""
+    for i in steps.outputs:
+        is_used[i] = True
     result: list[SlotStep] = []
-    for op, operands, results in zip(
-        reversed(steps.ops), reversed(steps.operands), reversed(steps.results), strict=True
-    ):
-        # Most operands of a call are weights, used by all calls of the function.
-        ends = {*results, *operands} - used_later
-        dead = [i for i in dict.fromkeys((*results, *operands)) if i in ends] if ends else []
-        used_later |= ends
-        callee = op.callee
-        result.append(
-            SlotStep(operands, results, dead, callee, list(map(ends.__contains__, operands)) if callee else [])
-        )
+    callees: dict[int, str] = {}
+    rows = zip(steps.ops, steps.operands, steps.results, steps.varying, steps.patterns, strict=True)
+    for op, operands, results, varying, pattern in reversed(list(rows)):
+        callee, candidates = callees.get(pattern), varying
+        if callee is None:
+            # Operands that do not vary are used by all steps of the pattern, the last of which is this.
+            callee, candidates = callees.setdefault(pattern, op.callee), operands
+        dead = [i for i in (*results, *candidates) if not is_used[i]]
+        for i in dead:
+            is_used[i] = True
+        result.append(SlotStep(operands, results, list(dict.fromkeys(dead)), callee, varying, pattern))
     result.reverse()
-    return SlotProgram(result, steps.values, [i for i in range(steps.inputs) if i not in used_later], steps.outputs)
+    return SlotProgram(result, steps.values, [i for i in range(steps.inputs) if not is_used[i]], steps.outputs)
 
 
 @dataclass

@@ -22,6 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from distir_relax.analysis.interpreter import Steps, list_steps
 from distir_relax.analysis.schedule_order import order_ops
 from distir_relax.errors import VerificationError
@@ -61,7 +64,7 @@ def expand_entry(module: Module) -> ExpandedEntry:
     parts = _PartMap(module, repeated)
     entry = _Expander(parts, ranges, None if len(ranges) == repeated.count else _Alignment(parts, len(ranges))).entry()
     order = next((record for record in module.records if isinstance(record, TaskOrder)), None)
-    return entry if order is None else _apply_order(entry, order)
+    return entry if order is None else _apply_order(entry, order, module.main)
 
 
 def expand_module(module: Module) -> Module:
@@ -69,7 +72,7 @@ def expand_module(module: Module) -> Module:
     emitted ones. Raises as `expand_entry` does."""
     if _repeated(module) is None:
         return module
-    ops = tuple(expand_entry(module).steps.ops)
+    ops = tuple(expand_entry(module).ops(module.main))
     return replace(module, functions=(replace(module.main, ops=ops), *module.functions[1:]))
 
 
@@ -77,15 +80,27 @@ def _repeated(module: Module) -> RepeatedMicrobatches | None:
     return next((record for record in module.records if isinstance(record, RepeatedMicrobatches)), None)
 
 
-def _apply_order(entry: ExpandedEntry, order: TaskOrder) -> ExpandedEntry:
+def _apply_order(entry: ExpandedEntry, order: TaskOrder, main: Function) -> ExpandedEntry:
     steps = entry.steps
-    numbers = order_ops(steps, order.tasks)
+    numbers = order_ops(steps, _task_names(entry, main), order.tasks)
 
     def sort(items: list[Any]) -> list[Any]:
         return [items[number] for number in numbers]
 
-    steps = replace(steps, ops=sort(steps.ops), operands=sort(steps.operands), results=sort(steps.results))
+    steps = replace(
+        steps, ops=sort(steps.ops), operands=sort(steps.operands), results=sort(steps.results),
+        varying=sort(steps.varying), patterns=sort(steps.patterns),
+    )  # fmt: skip
     return ExpandedEntry(steps, entry.inputs, sort(entry.origins))
+
+
+def _task_names(entry: ExpandedEntry, main: Function) -> list[str]:
+    """Return the task of each step, empty for other ops."""
+    emitted = [op.task_name for op in main.ops]
+    stems = {
+        number: op.task_name.removesuffix(str(op.attrs["microbatch"])) for number, op in enumerate(main.ops) if op.task
+    }
+    return [emitted[number] if m < 0 else f"{stems[number]}{m}" for number, m in entry.origins]
 
 
 def _with_microbatch(op: Op, microbatch: int) -> Op:
@@ -209,9 +224,30 @@ class _Alignment:
 
 _SHARED, _SAME, _PREVIOUS, _INPUT = range(4)
 
+_Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive steps: `ops` for the first of `microbatches`, and then `repeated` for each of the others."""
+
+    ops: range
+    repeated: list[int]
+    microbatches: range
+
+    @property
+    def count(self) -> int:
+        return len(self.ops) + len(self.repeated) * (len(self.microbatches) - 1)
+
 
 @dataclass(slots=True)
 class _Expander:
+    """Lists the steps of all microbatches.
+
+    First, steps and values are numbered (`_number_run`). The numbers of an op's steps, operands and results are regular
+    from the second microbatch of a part on, so these steps are listed as the rows of an array, and not one by one.
+    """
+
     parts: _PartMap
     ranges: Sequence[range]
     alignment: _Alignment | None
@@ -219,96 +255,155 @@ class _Expander:
     values: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     """The numbers of values that are not expanded."""
-    results_of: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    """The numbers of first results of expanded ops, by microbatch from 1 on, and position of the op."""
-    input_numbers: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The numbers of microbatch inputs, by the input that they are parts of, and microbatch."""
-    plans: dict[int, tuple[list[int], list[tuple[int, tuple[int, int, int, str]]]]] = field(default_factory=dict)
-    """For each op the operands shared by all microbatches, and the positions and sources of the others."""
+    input_numbers: dict[str, _Array] = field(default_factory=dict)
+    """The numbers of microbatch inputs, by the input that they are parts of, for each microbatch."""
+    step_of: _Array = field(init=False)
+    """The steps of expanded ops, by position of the op, and microbatch from 1 on."""
+    first_result: _Array = field(init=False)
+    """The numbers of their first results."""
+    steps: Steps = field(init=False)
+    origins: list[tuple[int, int]] = field(init=False)
 
     def entry(self) -> ExpandedEntry:
-        inputs = list(self._inputs())
-        steps, origins = Steps([], [], [], 0, len(inputs), []), []
-        main = self.parts.main
-        for number, microbatch in self._instances():
-            op, position = main.ops[number], self._position(number)
-            first, count = self.values, len(op.results)
-            self.values += count
-            if position is None:
-                steps.operands.append([self._single(v, self.parts.ops[number]) for v in op.operands])
-                self.shared.update((v.name, first + i) for i, v in enumerate(op.results))
-            else:
-                steps.operands.append(self._operands(number, position, microbatch))
-                self.results_of[microbatch][position] = first
-            is_copy = bool(op.task) and microbatch != op.attrs["microbatch"]
-            origins.append((number, microbatch if is_copy else -1))
-            steps.ops.append(_with_microbatch(op, origins[-1][1]))
-            steps.results.append(list(range(first, first + count)))
-        steps.values, steps.outputs = self.values, [n for o in main.outputs for n in self._all(o.value)]
-        return ExpandedEntry(steps, inputs, origins)
+        main, inputs = self.parts.main, list(self._inputs())
+        runs = list(self._runs())
+        count = sum(run.count for run in runs)
+        empty: list[Any] = [None] * count
+        self.steps = Steps(empty, empty.copy(), empty.copy(), 0, len(inputs), [], empty.copy(), empty.copy())
+        self.origins = empty.copy()
+        positions = len(self.alignment.rows[0]) if self.alignment is not None else 0
+        self.step_of = np.full((positions, self.ranges[-1].stop), -1, dtype=np.int64)
+        self.first_result = self.step_of.copy()
+        singles: list[tuple[int, int]] = []
+        step = 0
+        for run in runs:
+            singles += self._number_run(run, step)
+            step += run.count
+        for step, number in singles:
+            operands = [self._single(v, self.parts.ops[number]) for v in main.ops[number].operands]
+            self._add_step(step, number, operands, -1)
+        for number in range(len(main.ops)):
+            if (position := self._position(number)) is not None:
+                self._add_steps(number, position)
+        self.steps.values, self.steps.outputs = self.values, [n for o in main.outputs for n in self._all(o.value)]
+        return ExpandedEntry(self.steps, inputs, self.origins)
 
     def _inputs(self) -> Iterator[int]:
         for number, item in enumerate(self.parts.main.inputs):
             part = self.parts.part_of[item.value.name]
-            for microbatch in self.ranges[part] if part >= 0 else (0,):
-                if part >= 0:
-                    self.input_numbers[self.parts.families[item.value.name], microbatch] = self.values
-                else:
-                    self.shared[item.value.name] = self.values
+            if part < 0:
+                self.shared[item.value.name] = self.values
                 self.values += 1
                 yield number
+                continue
+            microbatches, family = self.ranges[part], self.parts.families[item.value.name]
+            if family not in self.input_numbers:
+                self.input_numbers[family] = np.full(self.ranges[-1].stop, -1, dtype=np.int64)
+            numbers = range(self.values, self.values + len(microbatches))
+            self.input_numbers[family][microbatches.start : microbatches.stop] = numbers
+            self.values += len(microbatches)
+            yield from [number] * len(microbatches)
 
     def _position(self, number: int) -> int | None:
         part = self.parts.ops[number]
         return None if self.alignment is None or part < 1 else self.alignment.position_of[part - 1].get(number)
 
-    def _instances(self) -> Iterator[tuple[int, int]]:
-        """Yield op numbers with their microbatches, in the order of the program with all microbatches emitted."""
+    def _runs(self) -> Iterator[_Run]:
+        """Yield all steps, in the order of the program with all microbatches emitted.
+
+        Consecutive ops, of one part or none, are repeated for each microbatch that the part represents.
+        """
         start, part = 0, -1
-        parts = [*self.parts.ops, len(self.ranges)]
-        for number, p in enumerate(parts):
+        for number, p in enumerate([*self.parts.ops, len(self.ranges)]):
             if p >= 0 and p != part:
-                yield from self._repeat(range(start, number), part)
+                microbatches = self.ranges[part] if part >= 0 else range(1)
+                repeated = [n for n in range(start, number) if self._position(n) is not None]
+                yield _Run(range(start, number), repeated, microbatches)
                 start, part = number, p
 
-    def _repeat(self, numbers: range, part: int) -> Iterator[tuple[int, int]]:
-        """Yield consecutive ops, of one part or none, for each microbatch that the part represents."""
-        microbatches = self.ranges[part] if part >= 0 else range(1)
-        yield from ((number, microbatches.start) for number in numbers)
+    def _number_run(self, run: _Run, step: int) -> list[tuple[int, int]]:
+        """Number the steps of a run, from `step` on, and their results; return the steps and ops not expanded."""
+        ops, singles, microbatch = self.parts.main.ops, [], run.microbatches.start
+        for number in run.ops:
+            op, position = ops[number], self._position(number)
+            self.steps.results[step] = list(range(self.values, self.values + len(op.results)))
+            if position is None:
+                singles.append((step, number))
+                self.shared.update((v.name, self.values + i) for i, v in enumerate(op.results))
+            else:
+                self.step_of[position, microbatch], self.first_result[position, microbatch] = step, self.values
+            step, self.values = step + 1, self.values + len(op.results)
+        others = np.arange(len(run.microbatches) - 1)
+        if others.size and run.repeated:
+            columns = slice(microbatch + 1, run.microbatches.stop)
+            counts = [len(ops[number].results) for number in run.repeated]
+            for number, count in zip(run.repeated, counts, strict=True):
+                position = self._position(number)
+                self.step_of[position, columns] = step + len(counts) * others
+                self.first_result[position, columns] = self.values + sum(counts) * others
+                step, self.values = step + 1, self.values + count
+            self.values += sum(counts) * (len(others) - 1)
+        return singles
+
+    def _add_step(self, step: int, number: int, operands: list[int], microbatch: int) -> None:
+        steps, op = self.steps, self.parts.main.ops[number]
+        steps.ops[step], steps.operands[step], steps.varying[step], steps.patterns[step] = op, operands, operands, step
+        is_copy = microbatch >= 0 and bool(op.task) and microbatch != op.attrs["microbatch"]
+        self.origins[step] = number, microbatch if is_copy else -1
+
+    def _add_steps(self, number: int, position: int) -> None:
+        """Add the steps of an expanded op."""
+        microbatches = self.ranges[self.parts.ops[number]]
+        first = microbatches.start
+        step, operands = int(self.step_of[position, first]), self.parts.main.ops[number].operands
+        numbers = []
+        for i, value in enumerate(operands):
+            if first == 1 and self.parts.part_of[value.name] == 0 and value.name not in self.parts.totals:
+                # The predecessor of the second microbatch is the first, whose ops are not aligned.
+                numbers.append(self._single(value, 0))
+            else:
+                source = self._source_of(number, position, i)
+                numbers.append(int(self._numbers(source, slice(first, first + 1), [step])[0]))
+        self._add_step(step, number, numbers, first)
         if len(microbatches) > 1:
-            repeated = [number for number in numbers if self._position(number) is not None]
-            yield from ((number, microbatch) for microbatch in microbatches[1:] for number in repeated)
+            self._add_rows(number, position, microbatches[1:])
 
-    def _operands(self, number: int, position: int, microbatch: int) -> list[int]:
-        """Return the numbers of the operands of an expanded op."""
-        if microbatch == 1:
-            # The predecessor of the second microbatch is the first, whose ops are not aligned.
-            main, part = self.parts.main, self.parts.ops[number]
-            numbers = []
-            for i, value in enumerate(main.ops[number].operands):
-                earlier = self.parts.part_of[value.name] == part - 1 >= 0 and value.name not in self.parts.totals
-                numbers.append(
-                    self._single(value, 0) if earlier else self._number(self._source_of(number, position, i), 1)
-                )
-            return numbers
-        if number not in self.plans:
-            sources = [self._source_of(number, position, i) for i in range(len(self.parts.main.ops[number].operands))]
-            shared = [second if kind == _SHARED else -1 for kind, _, second, _ in sources]
-            self.plans[number] = (shared, [(i, source) for i, source in enumerate(sources) if source[0] != _SHARED])
-        shared, varying = self.plans[number]
-        # Nearly all operands of a stage are weights, which are shared.
-        numbers = shared.copy()
-        for i, source in varying:
-            numbers[i] = self._number(source, microbatch)
-        return numbers
+    def _add_rows(self, number: int, position: int, microbatches: range) -> None:
+        """Add the steps of an expanded op for all microbatches of its part but the first."""
+        steps, op = self.steps, self.parts.main.ops[number]
+        columns = slice(microbatches.start, microbatches.stop)
+        numbers = self.step_of[position, columns]
+        sources = [self._source_of(number, position, i) for i in range(len(op.operands))]
+        operands = np.empty((len(microbatches), len(sources)), dtype=np.int64)
+        for i, source in enumerate(sources):
+            operands[:, i] = self._numbers(source, columns, numbers)
+        is_varying = [kind != _SHARED or second >= steps.inputs for kind, _, second, _ in sources]
+        first, last = int(numbers[0]), int(numbers[-1])
+        rows = slice(first, last + 1, (last - first) // (len(numbers) - 1) if len(numbers) > 1 else 1)
+        steps.ops[rows] = [op] * len(numbers)
+        steps.operands[rows] = operands.tolist()
+        steps.varying[rows] = operands[:, is_varying].tolist()
+        steps.patterns[rows] = [first] * len(numbers)
+        steps.results[rows] = (self.first_result[position, columns, None] + np.arange(len(op.results))).tolist()
+        emitted = op.attrs["microbatch"] if op.task else None
+        copies = [-1 if emitted is None or m == emitted else m for m in microbatches]
+        self.origins[rows] = [(number, microbatch) for microbatch in copies]
 
-    def _number(self, source: tuple[int, int, int, str], microbatch: int) -> int:
+    def _numbers(
+        self, source: tuple[int, int, int, str], columns: slice, steps: _Array | list[int]
+    ) -> _Array | list[int]:
+        """Return the numbers of an operand for consecutive microbatches, whose steps are `steps`."""
         kind, first, second, family = source
         if kind == _SHARED:
-            return second
+            return [second] * len(steps)
         if kind == _INPUT:
-            return self.input_numbers[family, microbatch]
-        return self.results_of[microbatch if kind == _SAME else microbatch - 1][first] + second
+            return self.input_numbers[family][columns]
+        if kind == _PREVIOUS:
+            columns = slice(columns.start - 1, columns.stop - 1)
+        if (self.step_of[first, columns] >= steps).any():
+            raise VerificationError("a microbatch uses a value that another one computes later")
+        result: _Array = self.first_result[first, columns] + second
+        return result
 
     def _source_of(self, number: int, position: int, i: int) -> tuple[int, int, int, str]:
         """Return the source of an operand: shared, an input, or a producer in the same or the preceding microbatch."""
@@ -316,7 +411,7 @@ class _Expander:
         value, part = self.parts.main.ops[number].operands[i], self.parts.ops[number]
         value_part = self.parts.part_of[value.name]
         if value_part < 0 or value.name in self.parts.totals:
-            return _SHARED, 0, self._all(value)[-1], ""
+            return _SHARED, 0, self._last(value), ""
         if value_part < part:
             return _PREVIOUS, *self.alignment.previous_source[position, i], ""
         if value.name not in self.alignment.producers:
@@ -329,16 +424,24 @@ class _Expander:
         value_part = self.parts.part_of[value.name]
         if self.alignment is not None and 0 <= value_part != part and value.name not in self.parts.totals:
             raise VerificationError(f"%{value.name} of one microbatch is used by an op outside of all microbatches")
-        return self._all(value)[-1]
+        return self._last(value)
+
+    def _last(self, value: Value) -> int:
+        """Return the number of a value for the last microbatch that its own represents."""
+        number = self.shared.get(value.name)
+        return self._all(value)[-1] if number is None else number
 
     def _all(self, value: Value) -> list[int]:
         """Return the numbers of a value, for each microbatch that its own represents."""
         if value.name in self.shared:
             return [self.shared[value.name]]
-        part = self.parts.part_of[value.name]
+        microbatches = self.ranges[self.parts.part_of[value.name]]
+        columns = slice(microbatches.start, microbatches.stop)
         if value.name in self.parts.families:
-            return [self.input_numbers[self.parts.families[value.name], m] for m in self.ranges[part]]
-        assert self.alignment is not None
-        producer, result = self.alignment.producers[value.name]
-        position = self.alignment.position_of[part - 1][producer]
-        return [self.results_of[m][position] + result for m in self.ranges[part]]
+            numbers = self.input_numbers[self.parts.families[value.name]][columns]
+        else:
+            assert self.alignment is not None
+            producer, result = self.alignment.producers[value.name]
+            position = self.alignment.position_of[self.parts.part_of[value.name] - 1][producer]
+            numbers = self.first_result[position, columns] + result
+        return list(map(int, numbers))

@@ -20,22 +20,23 @@ _BEFORE, _AT, _AFTER = range(3)
 """Position of an op relative to the task that it belongs to: key ``3 * p + place`` for the task in position p."""
 
 
-def order_ops(steps: Steps, schedule: Sequence[str]) -> list[int]:
+def order_ops(steps: Steps, tasks: Sequence[str], schedule: Sequence[str]) -> list[int]:
     """Order steps by a schedule, given as task names; return their numbers.
 
-    If tasks depend on each other in more ways than stages do (a norm over all microbatches), a task that is not ready
-    is delayed. Raises `DistIRError` if the schedule lacks a task of the program.
+    `tasks` has the name of each step's task, empty for other ops. If tasks depend on each other in more ways than
+    stages do (a norm over all microbatches), a task that is not ready is delayed. Raises `DistIRError` if the schedule
+    lacks a task of the program.
     """
     index_of = {name: number for number, name in enumerate(schedule)}
     priorities: dict[int, int] = {}
-    for number, op in enumerate(steps.ops):
-        if op.task:
-            if op.task_name not in index_of:
+    for number, name in enumerate(tasks):
+        if name:
+            if name not in index_of:
                 raise DistIRError(
-                    f"the schedule has no task {op.task_name}, which the program has",
+                    f"the schedule has no task {name}, which the program has",
                     hint="a program that trains needs a schedule with backwards",
                 )
-            priorities[number] = index_of[op.task_name]
+            priorities[number] = index_of[name]
     return _TaskSorter(steps, priorities).order()
 
 
@@ -56,50 +57,62 @@ def _op_flags(op: Op) -> _OpFlags:
 class _TaskSorter:
     steps: Steps
     priorities: Mapping[int, int]
-    needs: list[list[int]] = field(default_factory=list)
+    needs: list[set[int]] = field(default_factory=list)
     """The producers of each step's operands."""
     users: list[list[int]] = field(default_factory=list)
-    position: dict[int, int] = field(default_factory=dict)
-    """The position of each task."""
+    position: list[int] = field(default_factory=list)
+    """The position of each step that is a task, -1 for others."""
     flags: dict[int, _OpFlags] = field(default_factory=dict)
+    """Flags of each pattern of steps."""
 
     def order(self) -> list[int]:
-        count = len(self.steps.ops)
         self._link()
-        self._order_tasks()
-        keys = self._keys(self._last_tasks())
+        self._place_tasks(sorted(self.priorities, key=self.priorities.__getitem__))
+        last_tasks = self._last_tasks()
+        if any(last_tasks[number] >= self.position[number] for number in self.priorities):
+            # A task that the schedule has earlier is not ready then.
+            self._place_tasks(self._delay_tasks())
+            last_tasks = self._last_tasks()
+        keys = self._keys(last_tasks)
         for number, readers in self._in_place_updates():
             # An update comes after all others that read the operand.
             keys[number] = max(keys[other] for other in readers)
-        return sorted(range(count), key=keys.__getitem__)
+        return sorted(range(len(keys)), key=keys.__getitem__)
 
     def _link(self) -> None:
         steps = self.steps
-        producer_of: dict[int, int] = {}
+        producer_of = [-1] * steps.values
         self.users = [[] for _ in steps.ops]
         users = self.users
-        for number, (operands, results) in enumerate(zip(steps.operands, steps.results, strict=True)):
-            needs = [producer_of[v] for v in operands if v in producer_of]
+        for number, (operands, results) in enumerate(zip(steps.varying, steps.results, strict=True)):
+            needs = set(map(producer_of.__getitem__, operands))
+            needs.discard(-1)
             self.needs.append(needs)
             for need in needs:
                 users[need].append(number)
             for value in results:
                 producer_of[value] = number
-        for op in steps.ops:
-            if id(op) not in self.flags:
-                self.flags[id(op)] = _op_flags(op)
+        for op, pattern in zip(steps.ops, steps.patterns, strict=True):
+            if pattern not in self.flags:
+                self.flags[pattern] = _op_flags(op)
 
-    def _order_tasks(self) -> None:
-        """Determine the positions of tasks: in schedule order, except for tasks that are not ready."""
+    def _place_tasks(self, tasks: Sequence[int]) -> None:
+        self.position = [-1] * len(self.steps.ops)
+        for position, number in enumerate(tasks):
+            self.position[number] = position
+
+    def _delay_tasks(self) -> list[int]:
+        """Return the tasks in schedule order, except for tasks that are not ready."""
         priorities, users = self.priorities, self.users
         pending = [len(needs) for needs in self.needs]
         ready_ops = [number for number, count in enumerate(pending) if not count]
         tasks: list[tuple[int, int]] = []
+        order: list[int] = []
         while ready_ops or tasks:
             number = ready_ops.pop() if ready_ops else -1
             if number < 0:
                 number = heapq.heappop(tasks)[1]
-                self.position[number] = len(self.position)
+                order.append(number)
             elif number in priorities:
                 heapq.heappush(tasks, (priorities[number], number))
                 continue
@@ -107,41 +120,44 @@ class _TaskSorter:
                 pending[user] -= 1
                 if not pending[user]:
                     ready_ops.append(user)
+        return order
 
     def _last_tasks(self) -> list[int]:
         """Return the position of the last task that each step depends on, -1 if there is none."""
-        position = self.position
         last_tasks: list[int] = []
         last_including: list[int] = []
-        for number, needs in enumerate(self.needs):
-            last_tasks.append(max([last_including[need] for need in needs], default=-1))
-            last_including.append(position.get(number, last_tasks[-1]))
+        for needs, position in zip(self.needs, self.position, strict=True):
+            last = max([last_including[need] for need in needs], default=-1)
+            last_tasks.append(last)
+            last_including.append(last if position < 0 else max(last, position))
         return last_tasks
 
     def _keys(self, last_tasks: Sequence[int]) -> list[int]:
-        ops, flags, users, position = self.steps.ops, self.flags, self.users, self.position
-        keys = [0] * len(ops)
-        feeding = [False] * len(ops)
+        """Return the keys of steps to sort them by."""
+        users, position, count = self.users, self.position, len(last_tasks)
+        flags = [self.flags[pattern] for pattern in self.steps.patterns]
+        keys = [3 * task + _AT for task in position]
+        bounds = [3 * task + _BEFORE for task in position]
+        """The latest keys of steps that a step uses."""
+        feeding = [False] * count
         """Ops that send, and ops that sends depend on without a task in between."""
-        for number in range(len(ops) - 1, -1, -1):
-            task = position.get(number)
-            op_flags = flags[id(ops[number])]
+        for number in range(count - 1, -1, -1):
+            op_flags, is_task = flags[number], position[number] >= 0
             feeding[number] = op_flags.is_sent or (
-                task is None and not op_flags.is_wait and any(map(feeding.__getitem__, users[number]))
+                not is_task and not op_flags.is_wait and any(map(feeding.__getitem__, users[number]))
             )
-            if task is not None:
-                keys[number] = 3 * task + _AT
+            if is_task:
                 continue
-            bounds = [3 * position[user] + _BEFORE if user in position else keys[user] for user in users[number]]
-            reaches_tasks = any(key % 3 == _BEFORE for key in bounds)
-            if feeding[number] or not (reaches_tasks or op_flags.is_wait):
-                bounds.append(3 * last_tasks[number] + _AFTER)
-            keys[number] = min(bounds)
+            limits = [bounds[user] for user in users[number]]
+            if feeding[number] or not (op_flags.is_wait or _BEFORE in [limit % 3 for limit in limits]):
+                limits.append(3 * last_tasks[number] + _AFTER)
+            keys[number] = bounds[number] = min(limits)
         return keys
 
     def _in_place_updates(self) -> list[tuple[int, list[int]]]:
         """Return the steps that update an operand in place, with all readers of it."""
-        updates = [number for number, op in enumerate(self.steps.ops) if self.flags[id(op)].is_update]
+        flags = self.flags
+        updates = [number for number, pattern in enumerate(self.steps.patterns) if flags[pattern].is_update]
         if not updates:
             return []
         readers: dict[int, list[int]] = {self.steps.operands[number][0]: [] for number in updates}

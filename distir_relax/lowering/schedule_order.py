@@ -18,7 +18,8 @@ def order_tasks(module: Module, order: Order) -> Module:
     program.
     """
     main = module.main
-    ops = tuple(main.ops[number] for number in order_ops(list_steps(main), task_sequence(order)))
+    numbers = order_ops(list_steps(main), [op.task_name for op in main.ops], task_sequence(order))
+    ops = tuple(main.ops[number] for number in numbers)
     return replace(module, functions=(replace(main, ops=ops), *module.functions[1:]))
 
 
