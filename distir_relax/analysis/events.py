@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from distir_relax.ir import Op
 
@@ -10,8 +10,7 @@ WAIT = 2
 """The kind of an event without duration: a device continues when a value that is computed on a stream is ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """An op that occupies device classes, in femtoseconds from the start of its function.
 
     It starts when the classes `waits` have reached it, and all of its classes are free if it runs on a stream.
@@ -26,8 +25,7 @@ class Event:
     waits: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """An allocation (bytes > 0) or free on one class, at a time from the start of its function."""
 
     time: int
@@ -36,8 +34,7 @@ class Change:
     category: int
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(NamedTuple):
     """A call: the events and changes of its function, starting at `base`."""
 
     op: Op

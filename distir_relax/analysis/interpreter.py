@@ -47,7 +47,8 @@ class Steps:
     """Ops in order, their operands and results as indices of values; there are `values` of them, inputs first.
 
     Steps of one pattern (`patterns`) repeat an op: they have the same operands, inputs of the function, where these are
-    not among their `varying` ones. Of other steps, all operands are varying.
+    not among their `varying` ones; varying ones in the same place are inputs, or the same results of steps that also
+    repeat one op. Of other steps, all operands are varying.
     """
 
     ops: list[Op]

@@ -73,6 +73,12 @@ class OpEffect:
     """Clocks of hosts and of their devices."""
     joined_classes: tuple[int, ...] = ()
     source: int = 0
+    takes_memory: bool = field(init=False)
+    """Whether it allocates storage, or needs workspace."""
+
+    def __post_init__(self) -> None:
+        takes_memory = any(self.allocates) or any(size for _, size in self.workspace)
+        object.__setattr__(self, "takes_memory", takes_memory)
 
     def repeated(self, count: int) -> OpEffect:
         """Return the effect of `count` equal ops in turn, with the results of one."""

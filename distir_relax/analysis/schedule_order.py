@@ -57,7 +57,7 @@ def _op_flags(op: Op) -> _OpFlags:
 class _TaskSorter:
     steps: Steps
     priorities: Mapping[int, int]
-    needs: list[set[int]] = field(default_factory=list)
+    needs: list[list[int]] = field(default_factory=list)
     """The producers of each step's operands."""
     users: list[list[int]] = field(default_factory=list)
     position: list[int] = field(default_factory=list)
@@ -84,9 +84,14 @@ class _TaskSorter:
         producer_of = [-1] * steps.values
         self.users = [[] for _ in steps.ops]
         users = self.users
-        for number, (operands, results) in enumerate(zip(steps.varying, steps.results, strict=True)):
-            needs = set(map(producer_of.__getitem__, operands))
-            needs.discard(-1)
+        selected: dict[int, list[int]] = {}
+        """For each pattern of steps, the places of operands of different producers."""
+        rows = zip(steps.varying, steps.results, steps.patterns, strict=True)
+        for number, (operands, results, pattern) in enumerate(rows):
+            if pattern not in selected:
+                places = {producer_of[value]: i for i, value in enumerate(operands) if producer_of[value] >= 0}
+                selected[pattern] = list(places.values())
+            needs = [producer_of[operands[i]] for i in selected[pattern]]
             self.needs.append(needs)
             for need in needs:
                 users[need].append(number)

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from distir_relax.analysis.device_classes import DeviceClasses, Devices
-from distir_relax.analysis.interpreter import SlotProgram, SlotStep, allocate_slots
+from distir_relax.analysis.interpreter import SlotProgram, allocate_slots
 from distir_relax.analysis.memory_categories import ROLE_CATEGORY, WeightGradients
 from distir_relax.analysis.microbatch_expansion import ExpandedEntry, expand_entry
+from distir_relax.analysis.steady_state import Cycle, find_cycle
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Function, Module, Op, verify_no_recursion
+from distir_relax.ir import Function, Module, verify_no_recursion
 from distir_relax.ops import lookup
 
 
-@dataclass(frozen=True, slots=True)
-class EntryCall:
+class EntryCall(NamedTuple):
     """A call of the entry function, with its operands split into entry inputs and computed values.
 
-    `computed` are slots of computed operands, `inputs` slots of inputs of the entry. `key` is equal for
-    calls of one function whose entry inputs have the same categories, and whose same results are gradients (`outputs`);
-    it is -1 if an input occurs twice.
+    `computed` are slots of computed operands, `inputs` slots of inputs of the entry. `key` is equal for calls of one
+    function whose entry inputs have the same categories, which are the last to use the same operands, and whose same
+    results are gradients (`outputs`); it is -1 if an input occurs twice.
     """
 
     key: int
     inputs: frozenset[int]
     computed: list[int]
-    computed_last: list[bool]
     outputs: tuple[bool, ...]
 
 
@@ -56,8 +56,9 @@ class SimulationPlan:
     in_place: bool = field(init=False)
     """Whether some op updates its operand in place."""
     gradients: WeightGradients = field(init=False)
-    calls: list[EntryCall | None] = field(init=False)
-    """For each step of the entry, its call, or None."""
+    cycle: Cycle | None = field(init=False)
+    """Steps of the entry that recur, if there are some."""
+    _entry_calls: _EntryCalls = field(init=False)
     _streams_of: dict[str, dict[str, int]] = field(default_factory=dict)
     _streams_in: dict[str, bool] = field(default_factory=dict)
     _topology_keys: dict[int, object] = field(default_factory=dict)
@@ -72,12 +73,12 @@ class SimulationPlan:
         self.gradients = WeightGradients(module)
         self.entry = expand_entry(module)
         self.program = allocate_slots(self.entry.steps)
-        ids: dict[object, int] = {}
-        grads = self.gradients.of(module.main, (False,) * len(module.main.outputs))
-        categories = [ROLE_CATEGORY[module.main.inputs[number].role] for number in self.entry.inputs]
-        categories += [-1] * (self.program.slots - len(categories))
-        pairs = zip(self.entry.steps.ops, self.program.steps, strict=True)
-        self.calls = [_entry_call(op, step, categories, grads, ids) if step.callee else None for op, step in pairs]
+        self._entry_calls = _EntryCalls(self.module, self.gradients, self.entry, self.program)
+        self.cycle = find_cycle(self.program, self.entry.inputs)
+
+    def call(self, number: int) -> EntryCall:
+        """Return the call of a step of the entry function."""
+        return self._entry_calls.of(number)
 
     def streams_of(self, function: Function) -> dict[str, int]:
         """Return the streams of a function's values that are computed on one."""
@@ -122,15 +123,40 @@ class SimulationPlan:
         return firsts, speeds, tuple(tuple(np.unique(column, return_inverse=True)[1].tolist()) for column in columns)
 
 
-def _entry_call(
-    op: Op, step: SlotStep, categories: Sequence[int], gradients: frozenset[str], ids: dict[object, int]
-) -> EntryCall:
-    """`categories` are those of the values in slots, -1 for computed values."""
-    outputs = tuple([v.name in gradients for v in op.results])
-    operand_categories = tuple(map(categories.__getitem__, step.operands))
-    positions = [position for position, category in enumerate(operand_categories) if category < 0]
-    computed = [step.operands[position] for position in positions]
-    inputs = frozenset(step.operands).difference(computed)
-    is_once = len(inputs) + len(computed) == len(step.operands)
-    key = ids.setdefault((step.callee, operand_categories, outputs), len(ids)) if is_once else -1
-    return EntryCall(key, inputs, computed, [step.last[position] for position in positions], outputs)
+class _EntryCalls:
+    """The calls of an entry function; those of one pattern of steps differ only in operands that vary."""
+
+    def __init__(self, module: Module, gradients: WeightGradients, entry: ExpandedEntry, program: SlotProgram) -> None:
+        main = module.main
+        self.ops, self.steps = entry.steps.ops, program.steps
+        self.gradients = gradients.of(main, (False,) * len(main.outputs))
+        self.categories = [ROLE_CATEGORY[main.inputs[number].role] for number in entry.inputs]
+        self.ids: dict[object, int] = {}
+        self.patterns: dict[int, tuple[int, frozenset[int], tuple[bool, ...]]] = {}
+        """For each pattern a part of the key, the inputs that do not vary, and the outputs."""
+        self.calls: dict[int, EntryCall] = {}
+
+    def of(self, number: int) -> EntryCall:
+        """Return the call of a step."""
+        call = self.calls.get(number)
+        if call is None:
+            call = self.calls[number] = self._call(number)
+        return call
+
+    def _call(self, number: int) -> EntryCall:
+        step, count = self.steps[number], len(self.categories)
+        computed, inputs = step.varying, frozenset[int]()
+        if computed and min(computed) < count:
+            inputs = frozenset([slot for slot in computed if slot < count])
+            computed = [slot for slot in computed if slot >= count]
+        if step.pattern not in self.patterns:
+            categories = tuple([self.categories[slot] if slot < count else -1 for slot in step.operands])
+            outputs = tuple([v.name in self.gradients for v in self.ops[number].results])
+            shared = frozenset([slot for slot in step.operands if slot < count]) - inputs
+            is_once = len(shared) + len(inputs) + len(computed) == len(step.operands)
+            pattern = self.ids.setdefault((step.callee, categories, outputs), len(self.ids)) if is_once else -1
+            self.patterns[step.pattern] = pattern, shared, outputs
+        pattern, shared, outputs = self.patterns[step.pattern]
+        last = tuple(map(set(step.dead).__contains__, computed))
+        key = -1 if pattern < 0 else self.ids.setdefault((pattern, last), len(self.ids))
+        return EntryCall(key, shared | inputs if inputs else shared, computed, outputs)

@@ -5,7 +5,7 @@ memoized: a function called again in the same state is not simulated again; its 
 timeline) is reused. The state of a call consists of the clocks of its devices relative to the earliest, communications
 in flight on their uplinks, the storage shared between operands, and which storage the call is the last to use. A
 summary also applies to other device sets at an equivalent position in the topology (`SimulationPlan.topology_key`),
-with classes renamed.
+with classes renamed. Equal periods of the entry function are run once (`steady_state`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from distir_relax.analysis.shared_links import InFlight, LinkState, absolute, de
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
+from distir_relax.analysis.steady_state import Fold
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import uncached_share
 from distir_relax.cost.scaling import faster
@@ -55,19 +56,23 @@ def simulate_module(
     if module.stage != "distributed":
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     with gc_disabled():
-        plan = plan or SimulationPlan(module, profile)
-        devices = len(plan.classes.of)
-        if devices == 1:
-            profile = profile.of_one_device()
-        profile = as_started(profile, module, plan.in_place)
-        if profile.cores and devices > profile.cores:
-            profile = _on_shared_cores(profile, profile.cores / devices)
-        if devices > profile.devices:
-            raise ProfileError(
-                f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
-                hint="give a profile of more devices or nodes",
-            )
-        return _Simulator(module, profile, plan, repeats or {}).run()
+        # A plan that is made here is freed before the collector looks at it.
+        return _simulate(module, profile, plan or SimulationPlan(module, profile), repeats or {})
+
+
+def _simulate(module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int]) -> Simulation:
+    devices = len(plan.classes.of)
+    if devices == 1:
+        profile = profile.of_one_device()
+    profile = as_started(profile, module, plan.in_place)
+    if profile.cores and devices > profile.cores:
+        profile = _on_shared_cores(profile, profile.cores / devices)
+    if devices > profile.devices:
+        raise ProfileError(
+            f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
+            hint="give a profile of more devices or nodes",
+        )
+    return _Simulator(module, profile, plan, repeats).run()
 
 
 _CORE = ("device.flops", "device.bandwidth", "device.overhead", "runtime.times")
@@ -98,6 +103,25 @@ class _CallState:
     run: Callable[[Sequence[Handle]], list[Handle]]
 
 
+@dataclass(frozen=True, slots=True)
+class _CallSite:
+    """Facts of the calls of a function on a device set: its classes, and clocks on which the callee depends.
+
+    `streams` and `hosts` are these clocks, each with that of its device. `ahead` is an upper bound of the time in which
+    a host issues all ops of the callee. `links` are the uplinks of the devices' units. `elsewhere` has, by storage (the
+    id of its bytes), the bytes on other classes.
+    """
+
+    devices: Devices
+    callee: Function
+    classes: tuple[int, ...]
+    streams: tuple[tuple[int, int], ...]
+    hosts: tuple[tuple[int, int], ...]
+    ahead: int
+    links: tuple[int, ...]
+    elsewhere: dict[int, Bytes] = field(default_factory=dict)
+
+
 @dataclass
 class _Simulator(Domain[Handle]):
     module: Module
@@ -122,6 +146,8 @@ class _Simulator(Domain[Handle]):
     """Summaries of the entry's calls whose operands do not share storage, by the storage of each operand."""
     _bytes: dict[Bytes, Bytes] = field(default_factory=dict)
     _issue_times: dict[str, int] = field(default_factory=dict)
+    _sites: dict[tuple[str, int, int], _CallSite] = field(default_factory=dict)
+    """Call sites by callee, and the ids of the devices of the call and of its caller."""
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -177,17 +203,41 @@ class _Simulator(Domain[Handle]):
 
     def _run_entry(self, frame: Frame, slots: list[Handle | None]) -> None:
         interpreter = Interpreter(self.module, self, self.plan.programs)
-        ops = self.plan.entry.ops(self.module.main)
-        for op, step, call in zip(ops, self.plan.program.steps, self.plan.calls, strict=True):
-            if call is None:
-                results = self.apply(op, [slots[i] for i in step.operands])  # type: ignore[misc]
+        ops, cycle = self.plan.entry.ops(self.module.main), self.plan.cycle
+        number = 0
+        if cycle is not None:
+            frame.hosts = frame.classes if self.profile.is_asynchronous else 0
+            fold = Fold(cycle, frame, ops, slots)
+            for start in range(cycle.start, cycle.stop, cycle.length):
+                self._run_steps(frame, slots, interpreter, ops, range(number, start))
+                number = fold.advance(start)
+                if number > start:
+                    break
+        self._run_steps(frame, slots, interpreter, ops, range(number, len(ops)))
+
+    def _run_steps(
+        self,
+        frame: Frame,
+        slots: list[Handle | None],
+        interpreter: Interpreter[Handle],
+        ops: Sequence[Op],
+        numbers: range,
+    ) -> None:
+        steps, plan = self.plan.program.steps, self.plan
+        for number in numbers:
+            op, step = ops[number], steps[number]
+            if step.callee:
+                results = self._entry_call(frame, op, step, plan.call(number), slots, interpreter)
             else:
-                results = self._entry_call(frame, op, step, call, slots, interpreter)
+                results = self.apply(op, [slots[i] for i in step.operands])  # type: ignore[misc]
             for i, result in zip(step.results, results, strict=True):
                 slots[i] = result
             for i in step.dead:
-                self.release(slots[i])  # type: ignore[arg-type]
+                handle: Handle = slots[i]  # type: ignore[assignment]
                 slots[i] = None
+                handle.users -= 1
+                if not handle.users and handle.freeable:
+                    self._free(handle)
 
     def enter(self, function: Function, devices: Devices | None, clocks: list[int], outputs: tuple[bool, ...]) -> Frame:
         """Push a frame for a function on `devices`, None for the entry function."""
@@ -226,7 +276,7 @@ class _Simulator(Domain[Handle]):
                 continue
             results.append(Handle(bytes_, GRADIENTS if value.name in frame.gradients else ACTIVATIONS, True))
             frame.change(bytes_, results[-1].category, 1)
-        if any(effect.allocates) or any(extra for _, extra in effect.workspace):
+        if effect.takes_memory:
             frame.note_peak(effect.workspace, op)
         self._advance(frame, op, effect, operands, results)
         frame.device_ops += effect.devices
@@ -238,6 +288,7 @@ class _Simulator(Domain[Handle]):
         """Advance the clocks by an op, and note when its devices are busy."""
         clocks = frame.clocks
         busy = frame.streamed if effect.stream else frame.busy[effect.kind]
+        frame.host_waits += len(effect.synchronizes)
         for host, device in effect.synchronizes:
             clocks[host] = max(clocks[host], clocks[device])
             frame.synchronized.add(host)
@@ -292,19 +343,24 @@ class _Simulator(Domain[Handle]):
     def _issued(self, frame: Frame, step: TimedStep, start: int) -> int:
         """Return when a step can start that its devices could start at `start`, and its hosts have just issued."""
         issued = max([frame.clocks[host] for host in step.hosts])
-        if issued > start and step.sets[0] < frame.classes:
-            for c in step.classes:
-                frame.hosted[c] += issued - start
+        if issued > start:
+            frame.host_waits += 1
+            if step.sets[0] < frame.classes:
+                for c in step.classes:
+                    frame.hosted[c] += issued - start
         frame.synchronized.update([clock for clock in step.sets if clock in step.hosts])
         return max(start, issued)
 
     def release(self, element: Handle) -> None:
         element.users -= 1
-        if element.users == 0 and element.freeable:
-            frame = self.frames[-1]
-            frame.change(element.bytes, element.category, -1)
-            frame.freed.add(element.number)
-            element.freeable = False
+        if not element.users and element.freeable:
+            self._free(element)
+
+    def _free(self, handle: Handle) -> None:
+        frame = self.frames[-1]
+        frame.change(handle.bytes, handle.category, -1)
+        frame.freed.add(handle.number)
+        handle.freeable = False
 
     def call(
         self,
@@ -315,13 +371,13 @@ class _Simulator(Domain[Handle]):
         run: Callable[[Sequence[Handle]], list[Handle]],
     ) -> list[Handle]:
         frame = self.frames[-1]
-        devices = self._devices(op, frame)
-        clocks, base = self._relative(frame, devices, callee)
+        site = self._site(op, callee.name, frame) or self._add_site(op, callee, frame)
+        clocks, base = self._relative(frame, site)
         outputs = tuple([v.name in frame.gradients for v in op.results])
-        state = self._state(operands, last, devices)
-        links = self._links(frame, devices, base)
-        summary = self._summary(_CallState(callee, devices, clocks, links, state, outputs, run))
-        return self._resume(frame, op, summary, operands, range(len(operands)), base)
+        state = self._state(operands, last, site.devices)
+        links = self._links(frame, site, base)
+        summary = self._summary(_CallState(callee, site.devices, clocks, links, state, outputs, run))
+        return self._resume(frame, op, summary, site, operands, range(len(operands)), base)
 
     def _entry_call(
         self,
@@ -334,26 +390,45 @@ class _Simulator(Domain[Handle]):
     ) -> list[Handle]:
         """Simulate a call of the entry function; fast lookup for the common case, where operands other than entry
         inputs have storage of their own."""
-        devices = self._devices(op, frame)
-        callee, run = interpreter.enter(step.callee)
-        clocks, base = self._relative(frame, devices, callee)
+        site = self._site(op, step.callee, frame) or self._add_site(op, self.module.function(step.callee), frame)
+        clocks, base = self._relative(frame, site)
         computed: list[Handle] = [slots[i] for i in call.computed]  # type: ignore[misc]
-        pairs = zip(computed, call.computed_last, strict=True)
-        signature = tuple([(id(h.bytes), h.category, g, h.users) if h.freeable else h.category for h, g in pairs])
-        is_simple = call.key >= 0 and len({id(h) for h in computed if h.number not in call.inputs}) == len(computed)
-        links = self._links(frame, devices, base)
-        key = (call.key, id(devices), clocks, links, signature)
+        signature = tuple([(id(h.bytes), h.category, h.users) if h.freeable else h.category for h in computed])
+        links = self._links(frame, site, base)
+        key = (call.key, id(site.devices), clocks, links, signature)
+        is_simple = (
+            call.key >= 0
+            and len(set(computed)) == len(computed)
+            and call.inputs.isdisjoint([h.number for h in computed if h.number >= 0])
+        )
         summary = self._simple_summaries.get(key) if is_simple else None
         if summary is None:
             operands: list[Handle] = [slots[i] for i in step.operands]  # type: ignore[misc]
-            state = self._state(operands, step.last, devices)
-            summary = self._summary(_CallState(callee, devices, clocks, links, state, call.outputs, run))
+            state = self._state(operands, step.last, site.devices)
+            callee, run = interpreter.enter(step.callee)
+            summary = self._summary(_CallState(callee, site.devices, clocks, links, state, call.outputs, run))
             if is_simple:
                 self._simple_summaries[key] = summary
-        return self._resume(frame, op, summary, slots, step.operands, base)
+        return self._resume(frame, op, summary, site, slots, step.operands, base)
 
-    def _devices(self, op: Op, frame: Frame) -> Devices:
-        return self.plan.classes.map_devices(op.attrs["devices"], frame.devices)  # type: ignore[arg-type]
+    def _site(self, op: Op, callee: str, frame: Frame) -> _CallSite | None:
+        return self._sites.get((callee, id(op.attrs["devices"]), id(frame.devices)))
+
+    def _add_site(self, op: Op, callee: Function, frame: Frame) -> _CallSite:
+        local_devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
+        devices = self.plan.classes.map_devices(local_devices, frame.devices)
+        classes, count = self.timer.classes_of(devices), frame.classes
+        streams: list[tuple[int, int]] = []
+        if self.plan.uses_streams(callee):
+            streams = [(c + s * count, c) for c in classes for s in range(1, len(self.plan.streams) + 1)]
+        hosts: list[tuple[int, int]] = []
+        if self.profile.is_asynchronous:
+            hosts = [(c + (self.layers - 1) * count, c) for c in classes]
+        ahead, links = self._issue_time(callee), self.timer.links_of(devices)[0]
+        site = _CallSite(devices, callee, classes, tuple(streams), tuple(hosts), ahead, links)
+        # The ids stay those of these devices: the plan's classes keep both.
+        self._sites[callee.name, id(local_devices), id(frame.devices)] = site
+        return site
 
     def _state(self, operands: Sequence[Handle], last: Sequence[bool], devices: Devices) -> _State:
         # Find storage whose remaining uses are all in this call.
@@ -374,27 +449,29 @@ class _Simulator(Domain[Handle]):
             ]
         )
 
-    def _relative(self, frame: Frame, devices: Devices, callee: Function) -> tuple[tuple[int, ...], int]:
+    def _relative(self, frame: Frame, site: _CallSite) -> tuple[tuple[int, ...], int]:
         """Return the clocks of a call's classes relative to the earliest, with those of hosts, and of streams if
         used."""
-        classes, count, clocks = self.timer.classes_of(devices), frame.classes, frame.clocks
-        base = min([clocks[c] for c in classes])
-        result = [clocks[c] - base for c in classes]
-        if self.plan.uses_streams(callee):
+        clocks = frame.clocks
+        base = min([clocks[c] for c in site.classes])
+        result = [clocks[c] - base for c in site.classes]
+        if site.streams:
             # A stream behind its device's own clock is idle: clamp.
-            streams = range(1, len(self.plan.streams) + 1)
-            result += [max(clocks[c + s * count], clocks[c]) - base for c in classes for s in streams]
-        if self.profile.is_asynchronous:
+            result += [max(clocks[stream], clocks[c]) - base for stream, c in site.streams]
+        for host, c in site.hosts:
             # No device waits for a host that is this far ahead.
-            ahead, hosts = self._issue_time(callee), (self.layers - 1) * count
-            result += [max(clocks[c + hosts], clocks[c] - ahead) - base for c in classes]
+            time = clocks[c] - site.ahead
+            if clocks[host] > time:
+                frame.host_waits += 1
+                time = clocks[host]
+            result.append(time - base)
         return tuple(result), base
 
-    def _links(self, frame: Frame, devices: Devices, base: int) -> tuple[LinkState, ...]:
+    def _links(self, frame: Frame, site: _CallSite, base: int) -> tuple[LinkState, ...]:
         """Return the states of the uplinks of a call's devices relative to its base, empty if all are idle."""
         if not frame.links:
             return ()
-        states = tuple([relative(frame.links.get(link), base) for link in self.timer.links_of(devices)[0]])
+        states = tuple([relative(frame.links.get(link), base) for link in site.links])
         return states if any(states) else ()
 
     def _issue_time(self, function: Function) -> int:
@@ -486,16 +563,26 @@ class _Simulator(Domain[Handle]):
         )  # fmt: skip
 
     def _resume(
-        self, frame: Frame, op: Op, summary: Summary, slots: Sequence[Handle | None], slot_of: Sequence[int], base: int
+        self,
+        frame: Frame,
+        op: Op,
+        summary: Summary,
+        site: _CallSite,
+        slots: Sequence[Handle | None],
+        slot_of: Sequence[int],
+        base: int,
     ) -> list[Handle]:
         """Resume the caller after a call; operand i of the call is in slot ``slot_of[i]``."""
-        links = self.timer.links_of(summary.devices)[0] if summary.links_after else ()
-        frame.apply_summary(op, summary, base, links)
+        frame.apply_summary(op, summary, base, site.links)
         for number in summary.freed:
             handle: Handle = slots[slot_of[number]]  # type: ignore[assignment]
             handle.freeable = False
             frame.freed.add(handle.number)
-            elsewhere = self.timer.split_on(handle.bytes, summary.devices)[1]
+            elsewhere = site.elsewhere.get(id(handle.bytes))
+            if elsewhere is None:
+                # All bytes of handles are kept by the timer and by summaries: ids are not reused.
+                elsewhere = self.timer.split_on(handle.bytes, site.devices)[1]
+                site.elsewhere[id(handle.bytes)] = elsewhere
             if elsewhere:
                 frame.change(elsewhere, handle.category, -1)
         handles = [Handle(bytes_, category, True, 0) for bytes_, category in summary.allocations]

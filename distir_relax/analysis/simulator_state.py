@@ -58,6 +58,10 @@ class Frame:
     """Communications in flight on uplinks."""
     freed: set[int] = field(default_factory=set)
     device_ops: int = 0
+    hosts: int = 0
+    """The number of clocks of hosts, which come last."""
+    host_waits: int = 0
+    """The number of times that the clock of a host has had an effect."""
 
     def __post_init__(self) -> None:
         n = self.classes
@@ -100,7 +104,8 @@ class Frame:
             self.clocks[index] = base + clock
         for index, advance in summary.hosts_ahead:
             self.clocks[index] += advance
-        self.synchronized |= summary.synchronized
+        if summary.synchronized:
+            self.synchronized |= summary.synchronized
         for number, state in summary.links_after:
             self.links[links[number]] = absolute(state, base)
         compute, communication = self.busy

@@ -279,7 +279,7 @@ def test_a_pipeline_of_equal_stages_is_bound_by_its_fill_and_its_longest_stage(
 def test_time_that_no_clock_explains_is_the_hosts() -> None:
     module = infer_types(parse(IN_A_CALL))
     found = simulate_module(module, made(2, link(1e-4, float("inf")), flops=1e6))
-    late = [replace(e, start=e.start + 7) if isinstance(e, Event) else replace(e, base=e.base + 9)
+    late = [e._replace(start=e.start + 7) if isinstance(e, Event) else e._replace(base=e.base + 9)
             for e in found.steps]  # fmt: skip
     clocks = [clock + 20 if clock == max(found.clocks) else clock for clock in found.clocks]
     path = critical_path(replace(found, _events=late, clocks=clocks))
