@@ -6,6 +6,7 @@ before a program is differentiated. Fused ops and their patterns are defined in 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,7 +15,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PlacedType, TensorType, count_uses, live_ops, producers
 from distir_relax.ops import Trait, infer, lookup
 from distir_relax.ops.table import Attrs, OpDef
-from distir_relax.ops.table.patterns import Match, fusions, match
+from distir_relax.ops.table.patterns import Match, Pattern, fusions, match
 from distir_relax.ops.table.spmd_inference import infer_placed
 
 
@@ -56,15 +57,18 @@ def _fuse(function: Function, may_be: Callable[[OpDef], bool]) -> Function:
     """Fuse ops into those that `may_be` fused."""
     uses = count_uses(function)
     producer_of = producers(function)
+    patterns: dict[str, list[tuple[str, Pattern]]] = defaultdict(list)
+    """The fused ops and their patterns, by the last op of the pattern."""
+    for name, pattern in fusions():
+        if may_be(lookup(name)):
+            patterns[pattern.name].append((name, pattern))
     fused: dict[str, Op] = {}
     removed: set[str] = set()
     # From the last op to the first, so that the largest pattern wins over smaller ones inside it.
     for op in reversed(function.ops):
         if not op.results or op.results[0].name in removed:
             continue
-        for name, pattern in fusions():
-            if not may_be(lookup(name)):
-                continue
+        for name, pattern in patterns.get(op.name, ()):
             matched = match(pattern, op, producer_of, uses)
             if matched is None or any(o.results[0].name in removed for o in matched.inner):
                 continue
