@@ -7,7 +7,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -97,12 +97,19 @@ class _Program:
     """Ids of types: equal types have the same id."""
     type_cache: dict[int, tuple[Type, int]] = field(default_factory=dict)
     """Cache of type ids by identity, with the types: values share them."""
+    unchanged: dict[object, tuple[PlacedType, ...]] = field(default_factory=dict)
+    """The local types of the results of ops that each device runs as they are, on its shards: layers repeat."""
 
     def type_id(self, kind: Type) -> int:
         entry = self.type_cache.get(id(kind))
         if entry is None:
             entry = self.type_cache[id(kind)] = kind, self.type_ids.setdefault(kind, len(self.type_ids))
         return entry[1]
+
+    def op_key(self, op: Op, local: list[Value]) -> object:
+        """Return a key of an op and its operands: equal for ops that are lowered in the same way, without padding."""
+        types = [v.type for values in (op.operands, op.results, local) for v in values]
+        return (op.name, tuple(op.attrs.items()), *map(self.type_id, types))
 
     def callee(self, name: str, operands: list[Value], operand_padding: list[PadValues]) -> _Callee:
         """Return the function lowered for these operands."""
@@ -148,7 +155,7 @@ class _Lowering:
         for item, operand, pad_values in zip(self.function.inputs, operands, operand_padding, strict=True):
             value = self.values[item.value.name] = Value(item.value.name, operand.type)
             self._set_pad_values(value, pad_values)
-            inputs.append(replace(item, value=value))
+            inputs.append(Input(value, item.role, item.location, item.layout))
         self._body()
         results = [self.values[o.value.name] for o in self.function.outputs]
         outputs = tuple(Output(o.name, v) for o, v in zip(self.function.outputs, results, strict=True))
@@ -162,8 +169,11 @@ class _Lowering:
                 results = self._call(op)
             else:
                 is_reshard = Trait.REDISTRIBUTION in lookup(op.name).traits
-                with _refusing(op):
-                    results = self._redistribute(op) if is_reshard else self._op(op)
+                if is_reshard:
+                    with _refusing(op):
+                        results = self._redistribute(op)
+                else:
+                    results = self._memoized_op(op)
             for value, local in zip(op.results, results, strict=True):
                 self.values[value.name] = local
         self.builder.location = ""
@@ -215,6 +225,32 @@ class _Lowering:
         value = lower_redistribute(self.builder, self.padding, self.values[op.operands[0].name], source, target)
         return [value]
 
+    def _memoized_op(self, op: Op) -> list[Value]:
+        if self.program.tail != "ragged":
+            # The op may depend on the padding of its operands.
+            with _refusing(op):
+                return self._op(op)
+        operands = [self.values[v.name] for v in op.operands]
+        key = self.program.op_key(op, operands)
+        types = self.program.unchanged.get(key)
+        if types is not None:
+            return self._add_op(op, operands, types, dict(op.attrs))
+        first = len(self.builder.ops)
+        with _refusing(op):
+            results = self._op(op)
+        added = self.builder.ops[first:]
+        if len(added) == 1 and _is_unchanged(op, added[0], operands, results):
+            self.program.unchanged[key] = tuple([v.placed for v in results])
+        return results
+
+    def _add_op(
+        self, op: Op, operands: list[Value], types: Sequence[PlacedType], attrs: dict[str, Attribute]
+    ) -> list[Value]:
+        """Add an op that each device runs on its shards."""
+        results = [Value(self.builder.fresh(v.name), kind) for v, kind in zip(op.results, types, strict=True)]
+        self.builder.ops.append(Op(op.name, tuple(operands), tuple(results), attrs, op.location))
+        return results
+
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
         ragged = _partly_padded_axes(op).union(group_axes(op))
@@ -242,8 +278,7 @@ class _Lowering:
         if list(inferred) != local_types:
             actual, expected = (", ".join(map(str, types)) for types in (inferred, local_types))
             raise VerificationError(f"{op.name} gives {actual} on the devices, expected {expected}", op.location)
-        results = [Value(self.builder.fresh(v.name), kind) for v, kind in zip(op.results, local_types, strict=True)]
-        self.builder.ops.append(Op(op.name, tuple(operands), tuple(results), attrs, op.location))
+        results = self._add_op(op, operands, local_types, attrs)
         if Trait.SCALAR in entry.traits and not is_symbolic(op.attrs["value"]):
             self.padding.set_constant(results[0], float(op.attrs["value"]), len(self.mesh.shape))  # type: ignore[arg-type]
         for axis in axes:
@@ -379,6 +414,12 @@ class _Lowering:
                 size = kind.shape[placement.dim]
                 shape[placement.dim] = local_size(kind.placements, placement.dim, size, self.mesh)
         return PlacedType(tuple(shape), kind.dtype, self.builder.devices)
+
+
+def _is_unchanged(op: Op, local: Op, operands: list[Value], results: list[Value]) -> bool:
+    """Whether the op of all devices is `op` itself, on their shards."""
+    is_same = local.name == op.name and local.operands == tuple(operands) and local.results == tuple(results)
+    return is_same and lookup(op.name).split.localize is None and local.attrs == op.attrs
 
 
 @contextmanager
