@@ -91,6 +91,9 @@ def _append_reductions(function: Function, remaining: Mapping[str, Mapping[int, 
     ops: list[Op] = []
     for op in function.ops:
         pending_reductions = remaining.get(op.callee, {}) if op.callee else {}
+        if not pending_reductions:
+            ops.append(op)
+            continue
         results, reductions = list(op.results), []
         for number, reduction in pending_reductions.items():
             reduced = op.results[number]

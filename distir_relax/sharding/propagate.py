@@ -314,7 +314,9 @@ class _Layout:
             for axis in range(len(targets.splits[flat])):
                 if reason := targets.reasons.get((flat, axis)):
                     source = names_here.get(reason.source) or entry.get(reason.source, reason.source)
-                    self.program.reasons.append(replace(reason, value=name, source=source, function=self.name))
+                    self.program.reasons.append(
+                        Reason(name, reason.axis, reason.annotation, reason.op, reason.factor, source, self.name)
+                    )
 
 
 def _with_layout(value: Value, placements: Placed) -> Value:
