@@ -16,7 +16,7 @@ from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.shape_ops import with_shape_ops
-from distir_relax.ir import BatchDim, Module, Pass
+from distir_relax.ir import BatchDim, Module, Pass, gc_disabled
 from distir_relax.ir.symbols import at_sizes, module_symbols
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
@@ -146,13 +146,14 @@ class Source:
         if module_symbols(self.imported.module):
             return self.at({}).simulate(profile, samples)
         repeated = self.strategy is not None and self.strategy.microbatches > 1
-        try:
-            result = simulate_module(self.distributed(repeated, samples), profile)
-        except VerificationError:
-            if not repeated:
-                raise
-            # The microbatches of this model differ.
-            result = simulate_module(self.distributed(False, samples), profile)
+        with gc_disabled():
+            try:
+                result = simulate_module(self.distributed(repeated, samples), profile)
+            except VerificationError:
+                if not repeated:
+                    raise
+                # The microbatches of this model differ.
+                result = simulate_module(self.distributed(False, samples), profile)
         result.samples = samples or batch_size(result.module)
         return result
 
