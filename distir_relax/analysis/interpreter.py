@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
+import numpy as np
+
+from distir_relax.analysis.ragged import IntArray, Ragged
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, verify_no_recursion
 
@@ -103,34 +106,56 @@ class SlotStep:
 
 @dataclass(slots=True)
 class SlotProgram:
-    """Steps with values in slots of a list, annotated with last uses."""
+    """Steps with values in slots of a list, annotated with last uses.
+
+    `results` and `varying` are those of all steps; `last_use` has for each slot the last step that uses or computes it:
+    the number of steps for an output, and -1 for an input (in `unused`) that nothing uses.
+    """
 
     steps: list[SlotStep]
     slots: int
     unused: list[int]
     outputs: list[int]
+    results: Ragged
+    varying: Ragged
+    last_use: IntArray
 
 
 def allocate_slots(steps: Steps) -> SlotProgram:
     """Assign values to slots, and find their last uses."""
-    is_used = bytearray(steps.values)
-    """Whether each value is used by a later step."""
-    for i in steps.outputs:
-        is_used[i] = True
-    result: list[SlotStep] = []
-    callees: dict[int, str] = {}
-    rows = zip(steps.ops, steps.operands, steps.results, steps.varying, steps.patterns, strict=True)
-    for op, operands, results, varying, pattern in reversed(list(rows)):
-        callee, candidates = callees.get(pattern), varying
-        if callee is None:
-            # Operands that do not vary are used by all steps of the pattern, the last of which is this.
-            callee, candidates = callees.setdefault(pattern, op.callee), operands
-        dead = [i for i in (*results, *candidates) if not is_used[i]]
-        for i in dead:
-            is_used[i] = True
-        result.append(SlotStep(operands, results, list(dict.fromkeys(dead)), callee, varying, pattern))
-    result.reverse()
-    return SlotProgram(result, steps.values, [i for i in range(steps.inputs) if not is_used[i]], steps.outputs)
+    count, patterns = len(steps.ops), steps.patterns
+    results, varying = Ragged(steps.results), Ragged(steps.varying)
+    last_of_pattern = dict(zip(patterns, range(count), strict=True))
+    # Operands that do not vary are used by all steps of their pattern.
+    repeated = [n for n in last_of_pattern.values() if steps.varying[n] is not steps.operands[n]]
+    last_use = np.full(steps.values, -1, dtype=np.int64)
+    last_use[results.values] = results.rows
+    np.maximum.at(last_use, varying.values, varying.rows)
+    for number in repeated:
+        operands = steps.operands[number]
+        last_use[operands] = np.maximum(last_use[operands], number)
+    last_use[steps.outputs] = count
+    dead = _dead_values(results, varying, last_use)
+    for number in repeated:
+        used = (*steps.results[number], *steps.operands[number])
+        dead[number] = [i for i in dict.fromkeys(used) if last_use[i] == number]
+    callee_of = {pattern: steps.ops[number].callee for pattern, number in last_of_pattern.items()}
+    callees = map(callee_of.__getitem__, patterns)
+    slot_steps = list(map(SlotStep, steps.operands, steps.results, dead, callees, steps.varying, patterns))
+    unused = np.flatnonzero(last_use[: steps.inputs] < 0).tolist()
+    return SlotProgram(slot_steps, steps.values, unused, steps.outputs, results, varying, last_use)
+
+
+def _dead_values(results: Ragged, varying: Ragged, last_use: IntArray) -> list[list[int]]:
+    """Return for each step the values that no later one uses: results, and then operands, each once."""
+    rows, values = (np.concatenate(pair) for pair in ((results.rows, varying.rows), (results.values, varying.values)))
+    is_dead = last_use[values] == rows
+    rows, values = rows[is_dead], values[is_dead]
+    flat = values[np.argsort(rows, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(rows, minlength=len(results.counts))).tolist()
+    dead = [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    is_once = bool((np.bincount(values) < 2).all())
+    return dead if is_once else [list(dict.fromkeys(row)) for row in dead]
 
 
 @dataclass

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from distir_relax.analysis.events import Called, Change, Event
 from distir_relax.analysis.interpreter import SlotProgram
+from distir_relax.analysis.ragged import IntArray, Ragged
 from distir_relax.analysis.shared_links import LinkState, relative
 from distir_relax.analysis.simulator_state import Frame, Handle
 from distir_relax.ir import Op
-
-_Array = npt.NDArray[np.int64]
 
 _LEAST_PERIODS = 6
 """A search for a cycle of fewer periods would take longer than running them."""
@@ -35,28 +33,28 @@ _LEAST_PERIODS = 6
 class Cycle:
     """Steps of a slot program, from `start` to before `stop`, that recur every `length` steps.
 
-    For each value, `producer` is the step that computes it, -1 for an input, `index` its number among the results, and
-    `last_use` the last step that uses it, or the number of steps if it is still used after them.
+    For each value, `producer` is the step that computes it, -1 for an input, and `index` its number among the results;
+    `last_use` is that of the program.
     """
 
     start: int
     stop: int
     length: int
-    producer: _Array
-    index: _Array
-    last_use: _Array
+    producer: IntArray
+    index: IntArray
+    last_use: IntArray
 
-    def live(self, step: int) -> tuple[_Array, _Array]:
+    def live(self, step: int) -> tuple[IntArray, IntArray]:
         """Return the values used from `step` on: those that the cycle computes, and those that outlive it."""
         is_live = (self.producer < step) & (self.last_use >= step)
         outlives = self.outlives(np.arange(len(self.producer)))
         return np.flatnonzero(is_live & ~outlives & (self.producer >= 0)), np.flatnonzero(is_live & outlives)
 
-    def outlives(self, values: _Array) -> npt.NDArray[np.bool_]:
+    def outlives(self, values: IntArray) -> npt.NDArray[np.bool_]:
         """Return which of `values` are there before the cycle, and used after it."""
         return (self.producer[values] < self.start) & (self.last_use[values] >= self.stop)
 
-    def correspond(self, values: _Array, later: _Array, steps: int) -> bool:
+    def correspond(self, values: IntArray, later: IntArray, steps: int) -> bool:
         """Whether values are results of corresponding steps, so many steps later."""
         return len(values) == len(later) and bool(_results_of(self.producer, self.index, values, later, steps).all())
 
@@ -72,17 +70,15 @@ def find_cycle(program: SlotProgram, inputs: Sequence[int]) -> Cycle | None:
     if not length or len(steps) < _LEAST_PERIODS * length:
         return None
     producer, index = np.full(program.slots, -1, dtype=np.int64), np.zeros(program.slots, dtype=np.int64)
-    results, dead = _Ragged([step.results for step in steps]), _Ragged([step.dead for step in steps])
+    results, last_use, dead = program.results, program.last_use, Ragged([step.dead for step in steps])
     producer[results.values], index[results.values] = results.rows, results.columns
-    last_use = np.full(program.slots, len(steps), dtype=np.int64)
-    last_use[dead.values] = dead.rows
     family = np.full(program.slots, -1, dtype=np.int64)
     family[: len(inputs)] = inputs
     is_regular = np.zeros(len(steps), dtype=bool)
     is_regular[length:] = patterns[length:] == patterns[:-length]
-    fixed: list[tuple[_Array, _Array]] = []
+    fixed: list[tuple[IntArray, IntArray]] = []
     """Rows and values of operands and dead values that stay the same."""
-    for ragged in (_Ragged([step.varying for step in steps]), dead):
+    for ragged in (program.varying, dead):
         is_regular[length:] &= ragged.counts[length:] == ragged.counts[:-length]
         rows, values, later = ragged.pairs(np.flatnonzero(is_regular), length)
         is_fixed = (values == later) & (producer[values] >= 0)
@@ -99,40 +95,16 @@ def find_cycle(program: SlotProgram, inputs: Sequence[int]) -> Cycle | None:
     return cycle if stop - first >= _LEAST_PERIODS * length and all(outlive) else None
 
 
-class _Ragged:
-    """Lists of values, flat: the row and the column of each value."""
-
-    def __init__(self, lists: Sequence[Sequence[int]]) -> None:
-        self.counts = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        self.starts = np.cumsum(self.counts) - self.counts
-        total = int(self.counts.sum())
-        self.values = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=total)
-        self.rows = np.repeat(np.arange(len(lists)), self.counts)
-        self.columns = np.arange(total) - self.starts[self.rows]
-
-    def pairs(self, rows: _Array, distance: int) -> tuple[_Array, _Array, _Array]:
-        """Return for each value of `rows` its row, the value in its place `distance` rows earlier, and itself.
-
-        Those rows must have as many values.
-        """
-        counts = self.counts[rows]
-        columns = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        earlier = np.repeat(self.starts[rows - distance], counts) + columns
-        return (
-            np.repeat(rows, counts),
-            self.values[earlier],
-            self.values[np.repeat(self.starts[rows], counts) + columns],
-        )
-
-
-def _results_of(producer: _Array, index: _Array, values: _Array, later: _Array, steps: int) -> npt.NDArray[np.bool_]:
+def _results_of(
+    producer: IntArray, index: IntArray, values: IntArray, later: IntArray, steps: int
+) -> npt.NDArray[np.bool_]:
     """Return which values are the same results of steps, so many steps later."""
     is_later = producer[later] - producer[values] == steps
     result: npt.NDArray[np.bool_] = (producer[values] >= 0) & is_later & (index[values] == index[later])
     return result
 
 
-def _usual_distance(patterns: _Array) -> int:
+def _usual_distance(patterns: IntArray) -> int:
     """Return the most frequent distance between steps of one pattern, 0 if each occurs once."""
     order = np.argsort(patterns, kind="stable")
     is_next = np.diff(patterns[order]) == 0
@@ -155,7 +127,7 @@ class _State:
     host_waits: int
     events: int
     changes: int
-    values: tuple[_Array, _Array] | None = None
+    values: tuple[IntArray, IntArray] | None = None
     storage: list[tuple[object, ...]] = field(default_factory=list)
     """Facts of the storage of each value."""
 
@@ -222,7 +194,7 @@ class Fold:
             return None
         return moves
 
-    def _storage(self, values: tuple[_Array, _Array]) -> list[tuple[object, ...]]:
+    def _storage(self, values: tuple[IntArray, IntArray]) -> list[tuple[object, ...]]:
         """Return facts of the storage of each value, relative to the clocks of its devices, and the first with it."""
         clocks, first = self.frame.clocks, dict[int, int]()
         handles = [self.slots[i] for part in values for i in part.tolist()]
@@ -264,7 +236,7 @@ class Fold:
             frame.links[link] = start + periods * period, left
         frame.device_ops += periods * (state.device_ops - before.device_ops)
 
-    def _move(self, values: _Array, later: _Array, time: int) -> None:
+    def _move(self, values: IntArray, later: IntArray, time: int) -> None:
         """Move the storage of values to that of the corresponding ones at a later `time`."""
         handles = [self.slots[i] for i in values.tolist()]
         for i in values.tolist():

@@ -13,6 +13,8 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.analysis.critical_path import critical_path
 from distir_relax.analysis.events import Called
+from distir_relax.analysis.interpreter import allocate_slots
+from distir_relax.analysis.microbatch_expansion import expand_entry
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import SimulationPlan
 from distir_relax.analysis.simulator import simulate_module
@@ -127,3 +129,14 @@ def test_periods_with_more_live_memory_each_are_not_folded(monkeypatch: pytest.M
     assert_same(under("1/1/3/25,schedule=gpipe", DGX, read(50)), DGX)
     assert_same(run(36, "1/1/3/18", DGX), DGX)
     assert not periods
+
+
+@pytest.mark.parametrize("strategy", [*PIPELINES, "1/1/3/25,schedule=gpipe", "1/1/1/23"])
+def test_values_are_dead_after_the_last_step_that_has_them(strategy: str) -> None:
+    """Against a search through all operands of all steps, those that a pattern of steps shares included."""
+    steps = expand_entry(under(strategy, DGX, read(67)).distributed(repeated=True)).steps
+    used = [list(dict.fromkeys((*r, *o))) for r, o in zip(steps.results, steps.operands, strict=True)]
+    last = {value: number for number, values in enumerate(used) for value in values} | dict.fromkeys(steps.outputs, -1)
+    program = allocate_slots(steps)
+    assert [step.dead for step in program.steps] == [[v for v in row if last[v] == n] for n, row in enumerate(used)]
+    assert program.unused == [value for value in range(steps.inputs) if value not in last]
