@@ -9,11 +9,11 @@ annotation op; a user's have round 0) reach values that earlier rounds left. Eve
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.errors import AnnotationError
-from distir_relax.ir import Function, Op, Reason, Value
+from distir_relax.ir import Function, Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard
 from distir_relax.layout.partition import (
     Divide,
@@ -32,20 +32,33 @@ Split = tuple[int, int]
 """(dim, slot index): the slot of a value that is split along a mesh axis."""
 
 
+Cause = tuple[str, Op | None, str, str]
+"""The cause of a split: the location of the annotation, and the op, factor and value through which it came, if any."""
+
+
 @dataclass(slots=True)
 class TargetSplits:
     """Splits of all values that annotations request, as found by propagation.
 
     `splits[value][axis]` is the split along a mesh axis, or None; `pinned` maps annotated values to their annotations;
-    `units[axis][class]` is the cut of a factor class along the axis; `reasons[value, axis]` explains a split;
-    `partial[value, axis]` is the pending reduction along an axis.
+    `units[axis][class]` is the cut of a factor class along the axis; `causes[value, axis]` is the cause of a split;
+    `partial[value, axis]` is the pending reduction along an axis. `inputs` are the names of the program's inputs.
     """
 
     splits: dict[str, list[Split | None]]
     pinned: dict[str, Op]
     units: list[dict[Slot, Cut]]
-    reasons: dict[tuple[str, int], Reason] = field(default_factory=dict)
+    inputs: frozenset[str]
+    causes: dict[tuple[str, int], Cause] = field(default_factory=dict)
     partial: dict[tuple[str, int], Partial] = field(default_factory=dict)
+
+    def source(self, cause: Cause) -> str:
+        """Return the value from which a split came: the input that its annotation is on, if it is one; or empty."""
+        _, op, _, name = cause
+        if op is None or is_annotation(op):
+            return ""
+        marked = self.pinned.get(name)
+        return marked.operands[0].name if marked and marked.operands[0].name in self.inputs else name
 
 
 def propagate_annotations(function: Function, factoring: Factoring, mesh: DeviceMesh) -> TargetSplits:
@@ -68,6 +81,13 @@ def annotated_slot(value: Value, placement: Shard, factoring: Factoring) -> Slot
     return next((slot for slot in slots if not factoring.is_blocked(slot)), slots[0])
 
 
+_Edge = tuple[int, Split, str, bool]
+"""Another tensor of an op, which a split propagates to: its index, split, factor, and whether that is a window."""
+
+_User = tuple[int, list[str], dict[Split, list[_Edge]]]
+"""A user of a value: the op's number, the names of its tensors, and the edges for each split of the value."""
+
+
 @dataclass(slots=True)
 class _Search:
     function: Function
@@ -75,38 +95,44 @@ class _Search:
     mesh: DeviceMesh
     targets: TargetSplits = field(init=False)
     rounds: dict[int, deque[tuple[str, int, Split, str]]] = field(default_factory=lambda: defaultdict(deque))
-    users: Mapping[str, list[tuple[int, int]]] = field(init=False)
-    """For each value, its (op number, tensor index) uses and definition."""
-    names: list[list[str]] = field(init=False)
-    """For each op, the names of its operands and results."""
-    edges: dict[tuple[int, int, Split], list[tuple[int, Split, Atom]]] = field(default_factory=dict)
+    users: Mapping[str, list[_User]] = field(init=False)
+    """For each value, its uses and its definition."""
     sized_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
     """The location of the annotation that gave sizes or a rule for a class along an axis."""
-    inputs: frozenset[str] = field(init=False)
-    """The names of inputs."""
     annotations: dict[str, Op] = field(default_factory=dict)
     """The first annotation of each input."""
     unsplit: set[tuple[str, int]] = field(default_factory=set)
     """The values, each with a mesh axis, that are not split, as their only user is an annotation without a split."""
     partition_rules: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
     """The rule, in blocks, by shares or at multiples, of classes along an axis whose annotation has no sizes."""
+    valid: dict[tuple[str, tuple[int, ...]], tuple[Placement, ...]] = field(default_factory=dict)
+    """Placements that fit tensors, by their text and the tensor's shape."""
 
     def __post_init__(self) -> None:
         values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
         axes = len(self.mesh.shape)
-        self.inputs = frozenset(item.value.name for item in self.function.inputs)
-        self.targets = TargetSplits({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)])
-        users: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.names = [[v.name for v in (*op.operands, *op.results)] for op in self.function.ops]
-        for number, names in enumerate(self.names):
-            for position, name in enumerate(names):
-                users[name].append((number, position))
+        inputs = frozenset(item.value.name for item in self.function.inputs)
+        self.targets = TargetSplits({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)], inputs)
+        users: dict[str, list[_User]] = {v.name: [] for v in values}
+        tables: dict[tuple[int, int], list[dict[Split, list[_Edge]]]] = {}
+        for number, op in enumerate(self.function.ops):
+            names = [v.name for v in (*op.operands, *op.results)]
+            atoms = self.factoring.atoms[number]
+            key = id(atoms), len(names)
+            edges = tables.get(key)
+            if edges is None:
+                edges = tables[key] = [_edges(atoms, position) for position in range(len(names))]
+            for name, table in zip(names, edges, strict=True):
+                users[name].append((number, names, table))
         self.users = users
 
     def pin(self, op: Op) -> None:
         """Add one annotation."""
         value, text = op.results[0], str(op.attrs["placements"])
-        placements = validate_annotation(text, self.mesh, value.tensor.shape, op.location)
+        key = text, value.tensor.shape
+        placements = self.valid.get(key)
+        if placements is None:
+            placements = self.valid[key] = validate_annotation(text, self.mesh, value.tensor.shape, op.location)
         self._reject_contradiction(op, text)
         self.targets.pinned[value.name] = op
         for axis, placement in enumerate(placements):
@@ -122,7 +148,7 @@ class _Search:
             slot = annotated_slot(value, placement, self.factoring)
             self._set_units(slot, axis, placement, op.location)
             self.targets.splits[value.name][axis] = slot[1:]
-            self.targets.reasons[value.name, axis] = Reason(value.name, axis, op.location)
+            self.targets.causes[value.name, axis] = op.location, None, "", ""
             self.rounds[_round(op)].append((value.name, axis, slot[1:], op.location))
 
     def _is_sum_for(self, op: Op) -> bool:
@@ -146,19 +172,21 @@ class _Search:
             )
 
     def _is_input(self, name: str) -> bool:
-        return name in self.inputs
+        return name in self.targets.inputs
 
     def _set_units(self, slot: Slot, axis: int, placement: Placement, where: str) -> None:
         assert isinstance(placement, Shard)
         ranks, size = self.mesh.shape[axis], self.factoring.size(slot)
         owner = self.factoring.classes[slot]
+        is_sized = placement.cut is not None
+        is_explicit = is_sized or placement.chunk or bool(placement.shares) or placement.multiple > 1
+        if not is_explicit and owner in self.targets.units[axis]:
+            return
         rule = partition_rule(placement, self.factoring.around(slot)[1])
         if placement.cut is None:
             units = Cut.of(*rule(size, ranks))
         else:
             units = cut_in_units(placement.cut, *self._extent(slot), where)
-        is_sized = placement.cut is not None
-        is_explicit = is_sized or placement.chunk or bool(placement.shares) or placement.multiple > 1
         sized_at = self.sized_by.get((axis, owner))
         if is_explicit and sized_at is not None and self.targets.units[axis][owner] != units:
             raise AnnotationError(
@@ -166,8 +194,7 @@ class _Search:
                 where,
                 "give both the same sizes",
             )
-        if is_explicit or owner not in self.targets.units[axis]:
-            self.targets.units[axis][owner] = units
+        self.targets.units[axis][owner] = units
         if is_explicit:
             self.sized_by[axis, owner] = where
             self.partition_rules.pop((axis, owner), None)
@@ -184,38 +211,20 @@ class _Search:
             self._run(self.rounds[number])
 
     def _run(self, queue: deque[tuple[str, int, Split, str]]) -> None:
-        pinned, splits, reasons = self.targets.pinned, self.targets.splits, self.targets.reasons
-        ops, users, names = self.function.ops, self.users, self.names
+        pinned, splits, causes, unsplit = self.targets.pinned, self.targets.splits, self.targets.causes, self.unsplit
+        ops, users = self.function.ops, self.users
         while queue:
             name, axis, split, annotation = queue.popleft()
-            for number, position in users[name]:
-                tensor_names = names[number]
-                for other, place, atom in self._edges(number, position, split):
-                    value = tensor_names[other]
-                    if atom.kind == WINDOW:
+            for number, names, table in users[name]:
+                for other, place, factor, is_window in table.get(split, ()):
+                    value = names[other]
+                    if is_window:
                         self._scale_units(axis, (name, *split), (value, *place))
-                    if splits[value][axis] is not None or value in pinned or (value, axis) in self.unsplit:
+                    if splits[value][axis] is not None or value in pinned or (value, axis) in unsplit:
                         continue
-                    op = ops[number]
-                    via = () if is_annotation(op) else (op.name, atom.name, self._annotated_input(name))
                     splits[value][axis] = place
-                    reasons[value, axis] = Reason(value, axis, annotation, *via)
+                    causes[value, axis] = annotation, ops[number], factor, name
                     queue.append((value, axis, place, annotation))
-
-    def _edges(self, number: int, position: int, split: Split) -> list[tuple[int, Split, Atom]]:
-        """Return the tensors of an op to which a split of one of them propagates, with their splits and atoms."""
-        atoms = self.factoring.atoms[number]
-        key = (id(atoms), position, split)
-        edges = self.edges.get(key)
-        if edges is None:
-            edges = self.edges[key] = [
-                (other, place, atom)
-                for atom in atoms
-                if atom.places[position] == split and atom.kind != BLOCKED
-                for other, place in enumerate(atom.places)
-                if place is not None
-            ]
-        return edges
 
     def refine(self) -> None:
         """Where values are split along several axes by one class, nest the cuts of these axes.
@@ -239,7 +248,7 @@ class _Search:
                 for name in names:
                     if name not in self.targets.pinned and axis in self._axes_of(name, class_):
                         self.targets.splits[name][axis] = None
-                        del self.targets.reasons[name, axis]
+                        del self.targets.causes[name, axis]
 
     def _axes_of(self, name: str, class_: Slot) -> list[int]:
         """Return the axes along which a value is split by a class."""
@@ -269,10 +278,17 @@ class _Search:
         units[classes[target]] = Cut.of(*scale_sizes(segment.sizes, self.factoring.size(target)))
         self.sized_by[axis, classes[target]] = sized_at
 
-    def _annotated_input(self, name: str) -> str:
-        """Return the input that the annotation of a value is on, or else the value itself."""
-        marked = self.targets.pinned.get(name)
-        return marked.operands[0].name if marked and self._is_input(marked.operands[0].name) else name
+
+def _edges(atoms: Sequence[Atom], position: int) -> dict[Split, list[_Edge]]:
+    """Return the edges from the tensor at a position to the others, by its split."""
+    edges: dict[Split, list[_Edge]] = defaultdict(list)
+    for atom in atoms:
+        split = atom.places[position]
+        if split is not None and atom.kind != BLOCKED:
+            places = enumerate(atom.places)
+            others = [(other, place) for other, place in places if place is not None and other != position]
+            edges[split] += [(other, place, atom.name, atom.kind == WINDOW) for other, place in others]
+    return dict(edges)
 
 
 def _round(op: Op) -> int:

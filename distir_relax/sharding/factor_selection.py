@@ -40,6 +40,10 @@ class FactorSelector:
     """Cache of `choose`: layers repeat, and so do updates of weights."""
     _requests: dict[str, int] = field(default_factory=dict)
     """Cache of `_request`."""
+    _target_ids: dict[str, int] = field(default_factory=dict)
+    """Cache of `_target_id`."""
+    _atom_ids: dict[int, int] = field(default_factory=dict)
+    """Cache of `_atoms_id`, by identity."""
     _ids: dict[object, int] = field(default_factory=dict)
     _cut_ids: dict[tuple[Slot, int], int] = field(default_factory=dict)
 
@@ -70,8 +74,8 @@ class FactorSelector:
         """
         tensors = (*op.operands, *op.results)
         key = (
-            op.name, tuple(op.attrs.items()), op.results[0].name in self.grouped, self.factoring.atoms[number],
-            tuple([(v.tensor, self._request(v.name)) for v in tensors]),
+            op.name, tuple(op.attrs.items()), op.results[0].name in self.grouped,
+            self._atoms_id(self.factoring.atoms[number]), tuple([(v.type, self._request(v.name)) for v in tensors]),
             tuple([v.dtensor.placements for v in operands]), tuple(map(tuple, available)),
         )  # fmt: skip
         choice = self._choices.get(key)
@@ -98,19 +102,31 @@ class FactorSelector:
 
         If their operands have equal layouts too, so have all their values.
         """
-        parts: list[object] = []
-        partial, slots = self.targets.partial, self.factoring.slots
-        axes = range(len(self.mesh.shape))
-        for name in instance.names.values():
-            splits = self.targets.splits[name]
-            cuts = [s if s is None else (s, self._cut_id((name, *s), axis)) for axis, s in enumerate(splits)]
-            partial_along = tuple(partial.get((name, axis)) for axis in axes) if partial else ()
-            parts.append((slots.get(name, ()), tuple(cuts), partial_along))
+        atoms = self.factoring.atoms
+        parts = [self._target_id(name) for name in instance.names.values()]
         parts += [
-            self.instance_key(inner) if isinstance(inner, Instance) else self.factoring.atoms[inner]
+            self.instance_key(inner) if isinstance(inner, Instance) else self._atoms_id(atoms[inner])
             for inner in instance.ops
         ]
         return self._ids.setdefault(tuple(parts), len(self._ids))
+
+    def _target_id(self, name: str) -> int:
+        """Return a number that is equal for values of equal slots and requested layouts."""
+        result = self._target_ids.get(name)
+        if result is None:
+            partial, splits = self.targets.partial, self.targets.splits[name]
+            cuts = [s if s is None else (s, self._cut_id((name, *s), axis)) for axis, s in enumerate(splits)]
+            partial_along = tuple([partial.get((name, axis)) for axis in range(len(splits))]) if partial else ()
+            target = "target", self.factoring.slots.get(name, ()), tuple(cuts), partial_along
+            result = self._target_ids[name] = self._ids.setdefault(target, len(self._ids))
+        return result
+
+    def _atoms_id(self, atoms: tuple[Atom, ...]) -> int:
+        """Return a number that is equal for equal atoms, which the factoring keeps alive."""
+        result = self._atom_ids.get(id(atoms))
+        if result is None:
+            result = self._atom_ids[id(atoms)] = self._ids.setdefault(("atoms", atoms), len(self._ids))
+        return result
 
     def _request(self, name: str) -> int:
         """Return a number that is equal for values of equal slots, cuts of their classes, and requested layouts."""

@@ -9,21 +9,20 @@ once for all its members, in units that every one of them allows.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from distir_relax.ir import Function, Module, Op, inlined_main, memoize
+import numpy as np
+
+from distir_relax.ir import Function, Instance, Module, Op, inlined_main, memoize
 from distir_relax.layout import is_symbolic
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
-from distir_relax.sharding.factor_split import JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
+from distir_relax.sharding.components import Edges, IntArray, components, equal_rows
+from distir_relax.sharding.factor_split import Dims, JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""
-
-Dims = tuple[tuple[int, ...], ...]
-"""The sizes of the slots of each dim of a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,49 +41,41 @@ class Atom:
 
 
 class SlotClasses:
-    """Union-find of slots; ``classes[slot]`` is the slot that represents its class."""
+    """Classes of slots; ``classes[slot]`` is the slot that represents its class."""
 
     def __init__(self, slots: Mapping[str, Dims]) -> None:
         self._slots = slots
-        self.first: dict[str, int] = {}
+        # Values without slots have the index of the next value.
+        self.firsts = np.cumsum([0, *[sum(map(len, dims)) for dims in slots.values()]])
         """The index of the first slot of each value, in one numbering of all slots."""
-        count = 0
-        for name, dims in slots.items():
-            self.first[name] = count
-            count += sum(map(len, dims))
-        self._parents = list(range(count))
-        self._names, self._firsts = list(self.first), list(self.first.values())
+        self._names = list(slots)
+        self._first: dict[str, int] = dict(zip(slots, self.firsts.tolist(), strict=False))
+        self._roots: list[int] = []
         self._representatives: dict[int, Slot] = {}
 
     def __getitem__(self, slot: Slot) -> Slot:
         name, dim, index = slot
-        return self.representative(self.first[name] + slot_index(self._slots[name], dim, index))
+        if dim:
+            index = slot_index(self._slots[name], dim, index)
+        return self.representative(self._first[name] + index)
 
     def representative(self, number: int) -> Slot:
         """Return the representative slot of the class of a slot, by index."""
-        root = self._root(number)
-        if root not in self._representatives:
-            # Values without slots have the index of the next value.
-            value = bisect_right(self._firsts, root) - 1
-            dims, index = self._slots[self._names[value]], root - self._firsts[value]
+        root = self._roots[number]
+        found = self._representatives.get(root)
+        if found is None:
+            value = int(np.searchsorted(self.firsts, root, "right")) - 1
+            dims, index = self._slots[self._names[value]], root - int(self.firsts[value])
             dim = 0
             while index >= len(dims[dim]):
                 index -= len(dims[dim])
                 dim += 1
-            self._representatives[root] = self._names[value], dim, index
-        return self._representatives[root]
+            found = self._representatives[root] = self._names[value], dim, index
+        return found
 
-    def join(self, a: int, b: int) -> None:
-        """Join the classes of two slots, by index; only before any lookup."""
-        first, second = self._root(a), self._root(b)
-        if first != second:
-            self._parents[first] = second
-
-    def _root(self, number: int) -> int:
-        parents = self._parents
-        while (parent := parents[number]) != number:
-            parents[number] = number = parents[parent]
-        return number
+    def join(self, edges: Sequence[Edges]) -> None:
+        """Join the classes of slots, by index; once, before any lookup."""
+        self._roots = components(int(self.firsts[-1]), edges).tolist()
 
 
 def slot_index(dims: Dims, dim: int, index: int) -> int:
@@ -148,16 +139,20 @@ def with_annotations(function: Function, active: bool) -> Function:
     return replace(function, ops=tuple(ops)) if any(is_one) else function
 
 
-def factorize(function: Function) -> Factoring:
-    """Compute the slots and classes of all values of `function`, a function of the global stage."""
-    rules = Rules.of(function)
+def factorize(function: Function, instance: Instance | None = None) -> Factoring:
+    """Compute the slots and classes of all values of `function`, a function of the global stage.
+
+    `instance` is the tree of calls that an inlined function has its ops from.
+    """
+    rules = Rules.of(function, instance)
     return _Factors(function, rules, find_boundaries(rules)).result()
 
 
 @memoize(4)
 def factoring_of(module: Module) -> Factoring:
     """Compute the slots and classes of the inlined entry function of a module of the global stage."""
-    return factorize(inlined_main(module).function)
+    inlined = inlined_main(module)
+    return factorize(inlined.function, inlined.instance)
 
 
 @dataclass
@@ -185,53 +180,45 @@ class _Factors:
 
     def result(self) -> Factoring:
         self._cut()
-        slots, names, rules, conflicts = self.slots, self.rules.names, self.rules.rules, self.boundaries.conflicts
+        slots, boundaries, ops = self.slots, self.boundaries, self.function.ops
         classes = SlotClasses(slots)
-        atoms: list[tuple[Atom, ...]] = []
-        blocked: list[int] = []
-        # Ops of one rule on equally divided dims have the same atoms, as in all calls of a function.
-        cache: dict[object, _Atoms] = {}
+        atoms: list[tuple[Atom, ...]] = [()] * len(ops)
+        edges: list[Edges] = []
+        blocked: list[IntArray] = []
         dims_ids: dict[object, int] = {}
-        dims_id = {name: dims_ids.setdefault(dims, len(dims_ids)) for name, dims in slots.items()}
-        first, join = classes.first, classes.join
-        for number, op in enumerate(self.function.ops):
-            tensor_names = names[number]
-            key = (id(rules[number]), conflicts(number), *[dims_id[name] for name in tensor_names])
-            if key not in cache:
-                rule_atoms, extra = self._atoms(number), _replicated_atoms(op) if is_annotation(op) else []
-                dims = [slots[name] for name in tensor_names]
-                cache[key] = _Atoms.of([*rule_atoms, *extra], self._window_atoms(number, slots), len(rule_atoms), dims)
-            op_atoms = cache[key]
-            for t, slot, u, other_slot in op_atoms.ties:
-                join(first[tensor_names[t]] + slot, first[tensor_names[u]] + other_slot)
-            blocked += [first[tensor_names[t]] + slot for t, slot in op_atoms.blocked]
-            atoms.append(op_atoms.atoms)
-        blocked_slots = frozenset(map(classes.representative, blocked))
+        dims_id = np.array([dims_ids.setdefault(slots[name], len(dims_ids)) for name in self.rules.shapes])
+        conflict_ids: dict[object, int] = {}
+        # Ops of one rule on equally divided dims have the same atoms, as in all calls of a function.
+        for group in self.rules.groups:
+            conflicts = [conflict_ids.setdefault(boundaries.conflicts(n), len(conflict_ids)) for n in group.numbers]
+            for rows in equal_rows(np.column_stack([dims_id[group.tensors], conflicts])):
+                members = [group.numbers[row] for row in rows.tolist()]
+                found = self._op_atoms(members[0])
+                for number in members:
+                    atoms[number] = found.atoms
+                firsts = classes.firsts[group.tensors[rows]]
+                edges += [(firsts[:, t] + slot, firsts[:, u] + other) for t, slot, u, other in found.ties]
+                blocked += [firsts[:, t] + slot for t, slot in found.blocked]
+        classes.join(edges)
+        blocked_slots = frozenset(classes.representative(slot) for part in blocked for slot in np.unique(part).tolist())
         return Factoring(slots, tuple(atoms), classes, blocked_slots, _symbolic_sizes(self.function, slots, classes))
+
+    def _op_atoms(self, number: int) -> _Atoms:
+        op = self.function.ops[number]
+        rule_atoms, extra = self._atoms(number), _replicated_atoms(op) if is_annotation(op) else []
+        dims = [self.slots[name] for name in self.rules.names(number)]
+        return _Atoms.of([*rule_atoms, *extra], self._window_atoms(number, self.slots), len(rule_atoms), dims)
 
     def _cut(self) -> None:
         """Divide dims into slots at their boundaries."""
-        unsplit: dict[tuple[int, ...], Dims] = {}
-        # Joined dims share one set of boundaries.
-        split: dict[tuple[int, ...], Dims] = {}
-        slots, split_values, dim_boundaries = self.slots, self.boundaries.split_values, self.boundaries.dim_boundaries
-        for name, shape in self.rules.shapes.items():
-            if name in split_values:
-                boundaries = [dim_boundaries(name, dim) for dim in range(len(shape))]
-                key = tuple(map(id, boundaries))
-                if key not in split:
-                    bounds = [sorted(marks, reverse=True) for marks in boundaries]
-                    split[key] = tuple(tuple(a // b for a, b in pairwise(marks)) for marks in bounds)
-                slots[name] = split[key]
-                continue
-            if shape not in unsplit:
-                unsplit[shape] = tuple((n,) if n > 1 else () for n in shape)
-            slots[name] = unsplit[shape]
+        slots = self.slots = self.boundaries.slots()
         for op in filter(is_annotation, self.function.ops):
             for value in (*op.operands, *op.results):
                 # A dim of at most one element can be annotated, though no op can be split along it.
-                sizes = zip(slots[value.name], self.rules.shapes[value.name], strict=True)
-                slots[value.name] = tuple(dims or (n,) for dims, n in sizes)
+                dims = slots[value.name]
+                if () in dims:
+                    sizes = zip(dims, self.rules.shapes[value.name], strict=True)
+                    slots[value.name] = tuple(parts or (n,) for parts, n in sizes)
 
     def _bounds(self, name: str, dim: int) -> list[int]:
         return sorted(self.boundaries.dim_boundaries(name, dim), reverse=True)
@@ -316,9 +303,11 @@ def _symbolic_sizes(function: Function, slots: Mapping[str, Dims], classes: Slot
     A class is a dim of some value, or the exact quotient of a dim and the other slots in it.
     """
     values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
+    types = {id(value.type): value.tensor for value in values}
+    symbolic = {key for key, type_ in types.items() if is_symbolic(type_.shape)}
     dims: dict[tuple[int, tuple[Slot, ...]], tuple[int, ...]] = {}
     for value in values:
-        for dim, size in enumerate(value.tensor.shape):
+        for dim, size in enumerate(value.tensor.shape) if id(value.type) in symbolic else ():
             if is_symbolic(size):
                 parts = slots[value.name][dim]
                 dims[size, tuple(classes[value.name, dim, i] for i in range(len(parts)))] = parts

@@ -312,11 +312,12 @@ class _Layout:
         entry = self.program.entry_names
         for name, flat in self.instance.names.items():
             for axis in range(len(targets.splits[flat])):
-                if reason := targets.reasons.get((flat, axis)):
-                    source = names_here.get(reason.source) or entry.get(reason.source, reason.source)
-                    self.program.reasons.append(
-                        Reason(name, reason.axis, reason.annotation, reason.op, reason.factor, source, self.name)
-                    )
+                if cause := targets.causes.get((flat, axis)):
+                    annotation, op, factor, _ = cause
+                    source = targets.source(cause)
+                    via = (op.name, factor) if source and op is not None else ("", "")
+                    source = names_here.get(source) or entry.get(source, source)
+                    self.program.reasons.append(Reason(name, axis, annotation, *via, source, self.name))
 
 
 def _with_layout(value: Value, placements: Placed) -> Value:
