@@ -18,7 +18,7 @@ from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Module, Pass, RepeatedMicrobatches, TaskOrder
+from distir_relax.ir import Module, Pass, RepeatedMicrobatches, TaskOrder, gc_disabled
 from distir_relax.layout.partition import balanced, proportional
 from distir_relax.lowering import Microbatches
 from distir_relax.lowering.gradient_accumulation import is_microbatch_order
@@ -88,17 +88,21 @@ class Evaluator:
 
     def simulate(self, candidate: Candidate) -> Simulation:
         """Return the simulation of a candidate. Raises as `Source.simulate` does."""
+        # Once for all passes: each end would traverse all that the pass has allocated.
+        with gc_disabled():
+            simulation = self._simulate(candidate)
+        simulation.samples, simulation.strategy = candidate.samples, str(candidate.strategy)
+        return simulation
+
+    def _simulate(self, candidate: Candidate) -> Simulation:
         module = self._interpolate(candidate)
         try:
             if module is None:
-                simulation = simulate_module(self._compile(candidate), self.profile)
-            else:
-                simulation = simulate_module(module, self.profile, self._structure_of(candidate, module))
+                return simulate_module(self._compile(candidate), self.profile)
+            return simulate_module(module, self.profile, self._structure_of(candidate, module))
         except VerificationError:
             # The microbatches of this model are not all equal.
-            simulation = self.source.with_strategy(candidate.strategy).simulate(self.profile, candidate.samples)
-        simulation.samples, simulation.strategy = candidate.samples, str(candidate.strategy)
-        return simulation
+            return self.source.with_strategy(candidate.strategy).simulate(self.profile, candidate.samples)
 
     def _form(self, candidate: Candidate) -> _Form | None:
         """Return the form of a candidate's program; None if it shares none."""
