@@ -58,7 +58,8 @@ class Rules:
         """
         result = Rules(function, [_NO_RULE] * len(function.ops))
         values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
-        shapes = {id(value.type): value.tensor.generic.shape for value in values}
+        types = {id(value.type): value for value in values}
+        shapes = {key: value.tensor.generic.shape for key, value in types.items()}
         result.shapes = {value.name: shapes[id(value.type)] for value in values}
         result.numbers = {name: number for number, name in enumerate(result.shapes)}
         instances: dict[int, list[Instance]] = defaultdict(list)
@@ -186,6 +187,9 @@ class JoinedBoundaries:
     """The index of each value's first dim."""
     _roots: IntArray = field(init=False)
     """The representative of the dims joined with each dim."""
+    _root_of: list[int] = field(init=False)
+    """`_roots` as a list, for lookups of one dim."""
+    _first_dim_of: dict[str, int] = field(init=False)
     _boundaries: dict[int, set[int]] = field(default_factory=dict)
     """Boundaries by the representative of joined dims."""
     _factor_boundaries: dict[tuple[int, int], set[int]] = field(default_factory=dict)
@@ -226,7 +230,7 @@ class JoinedBoundaries:
 
     def dim_boundaries(self, name: str, dim: int) -> set[int]:
         """Return the boundaries of a dim: {1, ..., size}; {1} if it is empty."""
-        root = int(self._roots[self._first_dims[self.rules.numbers[name]] + dim])
+        root = self._root_of[self._first_dim_of[name] + dim]
         if root not in self._boundaries:
             self._boundaries[root] = {1, max(1, self.rules.shapes[name][dim])}
         return self._boundaries[root]
@@ -273,6 +277,8 @@ class JoinedBoundaries:
                 first = self._dims(group, *dims[0])
                 edges += [(first, self._dims(group, *other)) for other in dims[1:]]
         self._roots = components(sum(counts), edges)
+        self._root_of = self._roots.tolist()
+        self._first_dim_of = dict(zip(self.rules.shapes, self._first_dims.tolist(), strict=True))
 
     def _dims(self, group: OpGroup, tensor: int, dim: int) -> IntArray:
         """Return the indices of a dim of a tensor of each op of a group."""
