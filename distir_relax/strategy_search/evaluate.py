@@ -80,11 +80,9 @@ class Evaluator:
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """Return the predicted step of a candidate, with `refused` if it cannot be compiled."""
-        try:
-            simulation = self.simulate(candidate)
-            return Outcome.of(candidate, simulation, () if self.draw is None else self.draw(simulation))
-        except DistIRError as error:
-            return Outcome(str(candidate.strategy), candidate.samples, refused=error.message)
+        # Collection resumes when the simulation is freed: before, it would traverse all of it.
+        with gc_disabled():
+            return self._outcome(candidate)
 
     def simulate(self, candidate: Candidate) -> Simulation:
         """Return the simulation of a candidate. Raises as `Source.simulate` does."""
@@ -93,6 +91,13 @@ class Evaluator:
             simulation = self._simulate(candidate)
         simulation.samples, simulation.strategy = candidate.samples, str(candidate.strategy)
         return simulation
+
+    def _outcome(self, candidate: Candidate) -> Outcome:
+        try:
+            simulation = self.simulate(candidate)
+            return Outcome.of(candidate, simulation, () if self.draw is None else self.draw(simulation))
+        except DistIRError as error:
+            return Outcome(str(candidate.strategy), candidate.samples, refused=error.message)
 
     def _simulate(self, candidate: Candidate) -> Simulation:
         module = self._interpolate(candidate)
