@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from distir_relax.ir import Function, Op, PlacedType, TensorType, Value
+from distir_relax.ir import Function, Op, PerRank, PlacedType, TensorType, Value
 from distir_relax.layout import Collective
 from distir_relax.ops.table.entry import OpDef, Trait
 from distir_relax.ops.table.helpers import contiguous
@@ -133,6 +133,8 @@ def _elements(value: Value) -> int | tuple[int, ...]:
     """Return the number of elements of a value, that of each device if they differ."""
     type_ = value.type
     if isinstance(type_, PlacedType):
+        if not any(isinstance(size, PerRank) for size in type_.shape):
+            return type_.local(0).elements
         counts = tuple(type_.local(i).elements for i in range(len(type_.devices)))
         return counts if len(set(counts)) > 1 else counts[0]
     assert isinstance(type_, TensorType), "the distributed or the ranked stage"
