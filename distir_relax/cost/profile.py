@@ -20,6 +20,8 @@ from distir_relax.support import is_finite, parse_toml, read_text, shown
 
 SHAPE_OP = "shape_op"
 """The name of ops on shapes in `Profile.waits`."""
+RUNTIME = ("dispatch", "view", SHAPE_OP, "python", "python_collective", "bound")
+"""The figures in a profile's table of the runtime."""
 KINDS = ("gpu", "cpu")
 """The kinds of devices."""
 MAX_BYTES = 1 << 20
@@ -29,9 +31,6 @@ SMALLEST, LARGEST = 1e-30, 1e30
 MAX_DEVICES = 1 << 20
 """Maximum number of devices of a machine."""
 
-
-_PYTHON = ("python", "python_collective", "bound")
-"""The figures of programs that are bound or not."""
 
 MAX_DEVIATION = 10.0
 """Maximum relative standard deviation of an error: more says nothing."""
@@ -341,10 +340,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         levels=levels,
         lines=lines,
         overlap=reader.number(device, "overlap", "device", math.inf, least=1.0),
-        dispatch=reader.number(runtime, "dispatch", "runtime", 0.0, least=0.0),
-        view=reader.number(runtime, "view", "runtime", 0.0, least=0.0),
-        shape_op=reader.number(runtime, SHAPE_OP, "runtime", 0.0, least=0.0),
-        **{key: reader.number(runtime, key, "runtime", 0.0, least=0.0) for key in _PYTHON},
+        **{key: reader.number(runtime, key, "runtime", 0.0, least=0.0) for key in RUNTIME},
         waits=reader.waits(runtime),
         in_place=reader.flag(runtime, "in_place", True),
         caching_allocator=reader.flag(runtime, "caching_allocator", False),
@@ -392,7 +388,7 @@ class _Reader:
 
     def runtime(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         value = self.table(data, "runtime") if "runtime" in data else {}
-        keys = ("dispatch", "view", SHAPE_OP, *_PYTHON, "waits", "in_place", "caching_allocator")
+        keys = (*RUNTIME, "waits", "in_place", "caching_allocator")
         return self._known(value, "runtime", keys)
 
     def uncertainty(self, data: Mapping[str, Any]) -> Uncertainty:

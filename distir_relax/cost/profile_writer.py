@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from json import dumps
 
-from distir_relax.cost.profile import KINDS, SHAPE_OP, Profile
-
-_RUNTIME = ("dispatch", "view", SHAPE_OP, "python", "python_collective", "bound")
+from distir_relax.cost.profile import KINDS, RUNTIME, Profile
 
 
 def print_profile(profile: Profile, comment: str = "") -> str:
@@ -28,7 +26,7 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
     if profile.cache:
         lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
-    runtime = [f"{key} = {value:.6g}" for key in _RUNTIME if (value := getattr(profile, key))]
+    runtime = [f"{key} = {value:.6g}" for key in RUNTIME if (value := getattr(profile, key))]
     waits = ", ".join(f'"{name}"' for name in sorted(profile.waits))
     runtime += [f"waits = [{waits}]"] if waits else []
     runtime += [] if profile.in_place else ["in_place = false"]

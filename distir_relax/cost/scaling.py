@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from distir_relax.cost.heterogeneous import Group
-from distir_relax.cost.profile import LARGEST, SMALLEST, Level, Line, Matrix, Profile, check_uplinks
+from distir_relax.cost.profile import LARGEST, RUNTIME, SMALLEST, Level, Line, Matrix, Profile, check_uplinks
 from distir_relax.errors import ProfileError
 from distir_relax.support.units import SIZES, TIMES, read_quantity
 
@@ -127,7 +127,7 @@ def _kind(name: str) -> tuple[str, Mapping[str, float]]:
         return "a rate such as 25GB/s", {f"{unit}/s": scale for unit, scale in SIZES.items()}
     if last in ("memory", "cache", "bound"):
         return "a size such as 40GB", SIZES
-    if last in ("latency", "overhead", "collective_overhead", *_OF_RUNTIME) or name.startswith("device.starts."):
+    if last in ("latency", "overhead", "collective_overhead", *RUNTIME) or name.startswith("device.starts."):
         return "a time such as 3us", TIMES
     return "a number", {}
 
@@ -244,7 +244,7 @@ def _line_name(line: Line, key: str) -> str:
 def _scalar_name(name: str) -> str:
     if name in _OUTSIDE_DEVICE:
         return name
-    return f"{'runtime' if name in _OF_RUNTIME else 'device'}.{name}"
+    return f"{'runtime' if name in RUNTIME else 'device'}.{name}"
 
 
 def _faster(name: str, value: float, factor: float) -> float:
@@ -259,7 +259,6 @@ _Change = Callable[[str, float], float]
 _EXAMPLE = "network.bandwidth=2x,device.flops=0.5x,device.memory=40GB"
 _FACTOR = re.compile(r"(?P<factor>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?)\s*x", re.ASCII)
 _OUTSIDE_DEVICE = ("beside", "collective_overhead")
-_OF_RUNTIME = ("dispatch", "view", "shape_op", "python", "python_collective", "bound")
 _RANGES = {"beside": (0.0, 1.0), "device.overlap": (1.0, math.inf)}
 _POSITIVE = re.compile(
     r"device\.(memory|bandwidth|overlap|(vector|ops)\..*)|group\..*|level\..*\.bandwidth|.*\.(flops|seconds_per_byte)"
