@@ -160,8 +160,7 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
     level = Level("this machine", max(2, ranks), 1e-6, 1e10, overlaps=measured.device != "cpu")
     levels = load_profile(links).levels if links else (level,)
     # The ranks of a host share its memory.
-    is_shared = measured.device == "cpu"
-    share = ranks if is_shared else 1
+    share = ranks if measured.device == "cpu" else 1
     memory, cache = machine.memory / share, measured.cache()
     name = name or f"{platform.node()}-{measured.device}"
     kind = "cpu" if measured.device == "cpu" else "gpu"

@@ -2,7 +2,7 @@
 
 The loss is the sum of squared logarithms of predicted over measured times, so that small and large ops have equal
 weight. The search is a coordinate search: each parameter is scaled up and down by a factor that shrinks, without
-gradients.
+gradients. That of a device only finds the region of a minimum, and a least-squares fit ends there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Timed = list[tuple[OpWork, float]]
 
 # Maximum factor between a parameter and its start value.
 _REACH = 1e5
-# Rounds of the coordinate search in which the fit of a device begins; it finds the region of a minimum.
+# Rounds of the coordinate search in which the fit of a device begins.
 _ROUGH = 25
 # The overhead of a device relative to the time in which its host issues an op. It is hidden by that, and not measured.
 _DEVICE_OVERHEAD = 0.2
@@ -35,7 +35,7 @@ _DEVICE_OVERHEAD = 0.2
 _NONE = 1e-12
 # The parameters of a device that do not depend on the dtype.
 _SHARED = ("overhead", "dispatch", "bandwidth", "cache_bandwidth", "overlap", "view")
-# The fields of `Matrix`, in order.
+# The fields of `Matrix` that are fitted; its bandwidth is `read`, as the device has one, too.
 _PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read", "half_area")
 
 
@@ -80,12 +80,7 @@ def fit_device(
     losses = {name: partial(_loss, partial(_with, start, dtype), group) for name, group in groups.items()}
     owners = {f"{kind} {name}": name for name in ops_with_rates for kind in ("op", "start")}
     rough, _ = separable_search(losses, owners, begin, rounds=_ROUGH)
-
-    def residuals(x: Parameters) -> list[float]:
-        machine = _with(start, dtype, x)
-        return [math.log(repeated_seconds(machine, work) / t) for work, t in prepared]
-
-    best, _ = least_squares(residuals, rough, rounds=60, tolerance=1e-5)
+    best, _ = least_squares(partial(_residuals, partial(_with, start, dtype), prepared), rough, 60, tolerance=1e-5)
     profile = _with(start, dtype, best)
     return profile, _group_errors(profile, samples, prepared)
 
@@ -207,8 +202,12 @@ def _prepare(samples: Sequence[OpSample], seconds: Sequence[float]) -> _Timed:
 
 
 def _loss(machine: Callable[[Parameters], Profile], prepared: _Timed, x: Parameters) -> float:
+    return sum(residual**2 for residual in _residuals(machine, prepared, x))
+
+
+def _residuals(machine: Callable[[Parameters], Profile], prepared: _Timed, x: Parameters) -> list[float]:
     profile = machine(x)
-    return sum(math.log(repeated_seconds(profile, work) / t) ** 2 for work, t in prepared)
+    return [math.log(repeated_seconds(profile, work) / t) for work, t in prepared]
 
 
 def _group_errors(profile: Profile, samples: Sequence[OpSample], prepared: _Timed) -> dict[str, float]:

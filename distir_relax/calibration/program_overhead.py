@@ -5,8 +5,8 @@ them. Communications are slower too: ranks arrive at different times, with tenso
 and an overhead for each of the two are fitted to the times of whole programs.
 
 The programs are few, and much smaller than those of users. The factor of ops and the bandwidth of the cache would be
-far from what the ops say if they had to explain all that is wrong with small programs. So each of them counts as one
-more program: it is off by as much as the parameter is off its prior value.
+far from what the ops say if they had to explain all that is wrong with small programs. So the deviation of each from
+its prior value counts as much as the errors of all programs together.
 """
 
 from __future__ import annotations
