@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from validation_models import Encoder, Gated, Layer
+from validation_models import Encoder, Gated, Layer, next_words
 
 import distir_relax as dr
 from distir_relax.calibration.configurations import GenerationStep
@@ -70,7 +70,7 @@ def _step(name: str, batch: int, precision: str | None, strategy: str) -> Any:
     if name == "encoder":
         loss, targets = F.cross_entropy, torch.randint(1000, (batch,))
     if name in _SIZES:
-        loss, targets = _next_words, inputs
+        loss, targets = next_words, inputs
         inputs = {"input_ids": inputs, "use_cache": False}
     return dr.compile_training(
         _model(name).train(), loss, optimizer=dr.AdamW(lr=1e-4), example_batch=(inputs, targets), strategy=strategy,
@@ -107,7 +107,3 @@ def _language_model(precision: str) -> dr.Generation:
         vocab_size=16000, max_position_embeddings=1024,
     )  # fmt: skip
     return dr.compile_generation(LlamaForCausalLM(config).eval(), strategy="1/1/1/1", precision=precision)
-
-
-def _next_words(out: Any, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())

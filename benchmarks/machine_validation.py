@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from validation_models import Encoder, Gated, Layer
+from validation_models import Encoder, Gated, Layer, next_words
 
 import distir_relax as dr
 from distir_relax.calibration.configurations import GenerationStep
@@ -98,7 +98,7 @@ def _step(
         loss: Callable[[Any, Any], Any] = F.cross_entropy if name == "encoder" else F.mse_loss
         if name == "gpt2":
             inputs, targets = {"input_ids": example, "use_cache": False}, torch.randint(WORDS, example.shape)
-            loss = _next_words
+            loss = next_words
         return dr.compile_training(
             model.train(), loss, optimizer=dr.AdamW(lr=1e-4), example_batch=(inputs, targets), strategy=strategy,
             precision=precision, name=name, **options,
@@ -150,7 +150,3 @@ def _model(name: str, batch: int) -> tuple[nn.Module, torch.Tensor]:
     if name == "encoder":
         return Encoder((Layer(224, 7) for _ in range(4)), 224, 40, 10), torch.randn(batch, 45, 40)
     return nn.Sequential(*(Gated(640, 1536) for _ in range(6))), torch.randn(batch, 640)
-
-
-def _next_words(out: Any, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())

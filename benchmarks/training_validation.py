@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from validation_models import next_words
 
 import distir_relax as dr
 
@@ -47,7 +48,7 @@ def gpt2() -> Made:
 
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=384, n_head=6, vocab_size=4000, **none)).train()
-    return model, _next_words, ({"input_ids": _ids(4000, 12, 32), "use_cache": False}, _ids(4000, 12, 32))
+    return model, next_words, ({"input_ids": _ids(4000, 12, 32), "use_cache": False}, _ids(4000, 12, 32))
 
 
 def llama() -> Made:
@@ -59,7 +60,7 @@ def llama() -> Made:
         vocab_size=2000,
     )  # fmt: skip
     inputs = {"input_ids": _ids(2000, 12, 48), "use_cache": False}
-    return LlamaForCausalLM(config).train(), _next_words, (inputs, _ids(2000, 12, 48))
+    return LlamaForCausalLM(config).train(), next_words, (inputs, _ids(2000, 12, 48))
 
 
 def vit() -> Made:
@@ -82,7 +83,3 @@ def mlp() -> Made:
 
 def _ids(words: int, *shape: int) -> torch.Tensor:
     return torch.randint(words, shape)
-
-
-def _next_words(out: Any, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())

@@ -1,12 +1,18 @@
-"""Models of several of the validations: a gated feed-forward network, and an encoder of patches."""
+"""Models of several of the validations: a gated feed-forward network, and an encoder of patches; and a loss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+def next_words(out: Any, labels: torch.Tensor) -> torch.Tensor:
+    """The mean loss of a model of transformers over all words, which its labels are."""
+    return F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())
 
 
 class Gated(nn.Module):
