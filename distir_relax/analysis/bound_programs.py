@@ -7,6 +7,7 @@ and each op takes Python's time, too.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
@@ -28,11 +29,12 @@ def as_started(profile: Profile, module: Module, updates: bool) -> Profile:
 
 def result_bytes(module: Module) -> int:
     """Return the bytes of the results of all ops of a distributed program, in all calls, on one device."""
-    found: dict[str, int] = {}
-    # Functions are called by those before them.
-    for function in reversed(module.functions):
-        found[function.name] = sum(
-            found[op.callee] if op.callee in found else sum(v.placed.local(0).bytes for v in op.results)
-            for op in function.ops
+
+    @cache
+    def of(name: str) -> int:
+        return sum(
+            of(op.callee) if op.callee else sum(v.placed.local(0).bytes for v in op.results)
+            for op in module.function(name).ops
         )
-    return found[module.main.name]
+
+    return of(module.main.name)

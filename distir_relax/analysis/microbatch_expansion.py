@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from distir_relax.analysis.interpreter import Steps, list_steps
+from distir_relax.analysis.ragged import IntArray
 from distir_relax.analysis.schedule_order import order_ops
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, MicrobatchParts, Module, Op, RepeatedMicrobatches, TaskOrder, Value
@@ -224,8 +224,6 @@ class _Alignment:
 
 _SHARED, _SAME, _PREVIOUS, _INPUT = range(4)
 
-_Array = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -255,11 +253,11 @@ class _Expander:
     values: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     """The numbers of values that are not expanded."""
-    input_numbers: dict[str, _Array] = field(default_factory=dict)
+    input_numbers: dict[str, IntArray] = field(default_factory=dict)
     """The numbers of microbatch inputs, by the input that they are parts of, for each microbatch."""
-    step_of: _Array = field(init=False)
+    step_of: IntArray = field(init=False)
     """The steps of expanded ops, by position of the op, and microbatch from 1 on."""
-    first_result: _Array = field(init=False)
+    first_result: IntArray = field(init=False)
     """The numbers of their first results."""
     steps: Steps = field(init=False)
     origins: list[tuple[int, int]] = field(init=False)
@@ -390,8 +388,8 @@ class _Expander:
         self.origins[rows] = [(number, microbatch) for microbatch in copies]
 
     def _numbers(
-        self, source: tuple[int, int, int, str], columns: slice, steps: _Array | list[int]
-    ) -> _Array | list[int]:
+        self, source: tuple[int, int, int, str], columns: slice, steps: IntArray | list[int]
+    ) -> IntArray | list[int]:
         """Return the numbers of an operand for consecutive microbatches, whose steps are `steps`."""
         kind, first, second, family = source
         if kind == _SHARED:
@@ -402,7 +400,7 @@ class _Expander:
             columns = slice(columns.start - 1, columns.stop - 1)
         if (self.step_of[first, columns] >= steps).any():
             raise VerificationError("a microbatch uses a value that another one computes later")
-        result: _Array = self.first_result[first, columns] + second
+        result: IntArray = self.first_result[first, columns] + second
         return result
 
     def _source_of(self, number: int, position: int, i: int) -> tuple[int, int, int, str]:

@@ -1,4 +1,4 @@
-"""Periods of a pipeline that are folded: a simulation says what it says if it runs all of them, to the last event."""
+"""Periods of a pipeline that are folded: the simulation equals the one that runs all of them, to the last event."""
 
 from __future__ import annotations
 
