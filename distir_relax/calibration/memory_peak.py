@@ -29,7 +29,7 @@ def step_peak(session: RankSession, inputs: Mapping[str, torch.Tensor], outputs:
     def run() -> None:
         session.run_local(call, local, outputs)
 
-    return resident + (_host_peak(run) if comm.device == "cpu" else _device_peak(run, comm.device))
+    return resident + (host_peak(run) if comm.device == "cpu" else _device_peak(run, comm.device))
 
 
 def _device_peak(run: Callable[[], None], device: str) -> int:
@@ -43,7 +43,7 @@ def _device_peak(run: Callable[[], None], device: str) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _host_peak(run: Callable[[], None]) -> int:
+def host_peak(run: Callable[[], None]) -> int:
     """Return the largest sum of a run's allocations on the CPU; torch's profiler records them."""
     from torch.profiler import ProfilerActivity, profile
 

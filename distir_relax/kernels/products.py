@@ -42,7 +42,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -
     """Return ``a @ b + bias``; `b` is a weight (in, out), or a stack of matrices."""
     if b.dim() == 2 and _is_faster(a, b, a.numel() * b.shape[1]):
         return _by_onednn(a, b.t(), bias)
-    result = torch.matmul(a, b)
+    if b.dim() == 2 and a.dim() > 2:
+        # Of rows that are no matrix in memory, such as a gradient that was broadcast, torch copies the weight for each
+        # of the batch.
+        result = torch.mm(a.flatten(0, -2), b).view(*a.shape[:-1], b.shape[1])
+    else:
+        result = torch.matmul(a, b)
     return result if bias is None else result + bias
 
 

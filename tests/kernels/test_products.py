@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from distir_relax.calibration.memory_peak import host_peak
 from distir_relax.kernels import products
 
 
@@ -65,6 +66,15 @@ def test_gradients_of_weights(threads: int, shape: tuple[int, int, int]) -> None
     narrow = a.bfloat16(), b.bfloat16()
     agree(products.linear_weight_grad(*narrow), narrow[0].double().t() @ narrow[1].double(), torch.bfloat16)
     assert products.linear_weight_grad(a[0], b[0]).shape == (n, k)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_gradient_that_was_broadcast_copies_no_weight(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(19, 1, 37).to(dtype).expand(19, 5, 37), torch.randn(37, 101).to(dtype)
+    agree(products.matmul(x, w), x.double() @ w.double(), dtype)
+    # The result, a copy of the gradient, and workspace; torch's own product takes 19 copies of the weight in bfloat16.
+    assert host_peak(lambda: products.matmul(x, w)) < 19 * w.nbytes / 2
 
 
 def test_nan_stays_in_its_row_and_column() -> None:
