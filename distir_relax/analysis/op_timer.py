@@ -363,17 +363,18 @@ class OpTimer:
         return c + (len(self.streams) + 1) * self.classes.count
 
     def _workspace(self, op: Op, entry: OpDef, devices: Devices, copied: Sequence[int]) -> Bytes:
-        functions = [entry.cost.workspace, entry.cost.cpu_workspace if self.profile.kind == "cpu" else None]
-        workspace_functions = [function for function in functions if function is not None]
+        workspace = entry.cost.workspace
+        if self.profile.kind == "cpu" and entry.cost.cpu_workspace:
+            workspace = entry.cost.cpu_workspace
         result = []
         for c, i in self._representatives(devices):
             size = 0
-            if workspace_functions or copied:
+            if workspace or copied:
                 attrs = local_attrs(op.attrs, i)
                 # The operand of a send is on other devices than the result.
                 operands = [v.placed.local(min(i, len(v.placed.devices) - 1)) for v in op.operands]
                 results = [v.placed.local(i) for v in op.results]
-                size = sum(int(function(operands, attrs, results)) for function in workspace_functions)
+                size = int(workspace(operands, attrs, results)) if workspace else 0
                 size += sum(operands[number].bytes for number in copied)
             result.append((c, size))
         return tuple(result)

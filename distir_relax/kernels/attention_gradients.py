@@ -8,14 +8,12 @@ from itertools import product
 import torch
 
 from distir_relax.kernels.attention import is_causal
-from distir_relax.kernels.native import Kernel, attention_grad, gradient_scratch, stored_name
+from distir_relax.kernels.native import LEAST_SCORES, Kernel, attention_grad, gradient_scratch, stored_name
 from distir_relax.kernels.native.script import LANES
 from distir_relax.kernels.processor import processor_flags
 
 MOST_SCORES = 1 << 23
 """Scores that torch computes at a time, unless one head has more."""
-_LEAST_SCORES = 1 << 15
-"""Scores from which the native kernel is worth its compilation."""
 
 
 def attention_grads(
@@ -52,7 +50,7 @@ def _kernel(
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype == grad.dtype else None
     if dtype is None or (mask is not None and mask.dtype != torch.bool) or 0 in (q.shape[3], v.shape[3]):
         return None
-    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _LEAST_SCORES or (dtype == "bfloat16" and _has_tiles()):
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < LEAST_SCORES or (dtype == "bfloat16" and _has_tiles()):
         return None
     return attention_grad(q.shape[3], v.shape[3], dtype, mask is not None, torch.get_num_threads() > 1)
 

@@ -1,7 +1,7 @@
 """Kernels written for TVM, which are compiled for this processor."""
 
 from distir_relax.kernels.native.attention import NUMBERS_OF_BLOCK, attend_requests, rows_of_block
-from distir_relax.kernels.native.attention_gradient import attention_grad, gradient_scratch
+from distir_relax.kernels.native.attention_gradient import LEAST_SCORES, attention_grad, gradient_scratch
 from distir_relax.kernels.native.dot import has_dot
 from distir_relax.kernels.native.elementwise import (
     GELU,
@@ -33,6 +33,7 @@ __all__ = [
     "GELU_GRAD",
     "GELU_TANH",
     "GELU_TANH_GRAD",
+    "LEAST_SCORES",
     "MOST_ELEMENTS",
     "NUMBERS_OF_BLOCK",
     "NUMBERS_OF_WAITS",

@@ -24,6 +24,8 @@ from distir_relax.kernels.native.load import native
 from distir_relax.kernels.native.math import exp2_to_one, fma
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local
 
+LEAST_SCORES = 1 << 15
+"""Scores from which the kernel is worth its compilation."""
 _MOST = 6
 """Vectors of rows of a block: a block of the weights of 512 keys is 200 KB, and stays in the second cache."""
 _KEYS, _VECTORS = 8, 2

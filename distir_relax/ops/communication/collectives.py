@@ -47,6 +47,12 @@ def _reduce_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     return _widening(results[0]) * results[0].bytes if _widening(results[0]) > 1 else 0.0
 
 
+def _cpu_reduce_workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """Workspace of reductions on a CPU, whose ranks sum bfloat16 in memory that they share."""
+    is_shared = results[0].dtype == "bfloat16" and attrs["op"] == "sum"
+    return 0.0 if is_shared else _reduce_workspace(types, attrs, results)
+
+
 def _gather_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace of gathers: the received parts, before they are concatenated along the dim."""
     return 0.0 if _is_leading(results[0], attrs["dim"]) else float(results[0].bytes)
@@ -131,7 +137,7 @@ _define_startable(
         moved=lambda parts, attrs: list(parts),
         serialized=serialized.all_reduce,
     ),
-    Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
+    Cost(workspace=_reduce_workspace, cpu_workspace=_cpu_reduce_workspace, collective=Collective.ALL_REDUCE),
     Code(bound="comm.bind_all_reduce(step, {0}, {axis}, {op}, {step})"),
 )
 _define_startable(

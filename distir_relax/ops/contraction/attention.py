@@ -7,7 +7,12 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.layout import is_symbolic
-from distir_relax.ops.contraction.attention_gradient import MASKED_SCORE, attention_gradient, attention_weights
+from distir_relax.ops.contraction.attention_gradient import (
+    MASKED_SCORE,
+    attended_keys,
+    attention_gradient,
+    attention_weights,
+)
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -96,6 +101,11 @@ def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int
     return b * h, s, t, d + e
 
 
+def _cpu_products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    batch, rows, columns, inner = _products(types, attrs, results)
+    return batch, rows, attended_keys(rows, columns, attrs), inner
+
+
 def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace: a boolean mask is converted to an additive one."""
     mask = types[3] if len(types) > 3 else None
@@ -126,6 +136,7 @@ define(
     cost=Cost(
         flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
         product=_products,
+        cpu_product=_cpu_products,
         workspace=_workspace,
     ),
     code=Code(

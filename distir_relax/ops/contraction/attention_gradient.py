@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.kernels.native import LEAST_SCORES, STORED, gradient_scratch
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
@@ -110,10 +111,22 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{text} -> b h {row} [d], b h [t] [d], b h [t] e", *shapes, summed=("s", "e"))
 
 
+def attended_keys(rows: int, keys: int, attrs: Attrs) -> int:
+    """Return the mean number of keys for which a CPU's kernels compute a row's scores: with a causal mask, those up to
+    the row's own. A boolean mask of a sequence to itself counts as causal, as that of language models is."""
+    is_causal = attrs["causal"] or (attrs["masked"] and attrs["boolean"] and rows == keys)
+    return (keys + 1) // 2 if is_causal else keys
+
+
 def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
     """Return the combined product of scores, and of the gradients of weights, queries, keys and values."""
     (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
     return b * h, s, t, 3 * d + 2 * e
+
+
+def _cpu_product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    batch, rows, columns, inner = _product(types, attrs, results)
+    return batch, rows, attended_keys(rows, columns, attrs), inner
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:
@@ -163,11 +176,21 @@ def _code(attrs: Attrs) -> str:
     return f"attention_gradients.attention_grads({{0}}, {{1}}, {{2}}, {{3}}, {mask}, {{scale}}, {{causal}})"
 
 
+def _cpu_workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """Return the bytes of the native kernel, which computes a head at a time, if there are enough scores for it."""
+    (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
+    if b * h * s * t < LEAST_SCORES or types[0].dtype not in STORED or (attrs["masked"] and not attrs["boolean"]):
+        return _workspace(types, attrs, results)
+    return 4.0 * gradient_scratch(s, t, d, e)
+
+
 define(
     "attention_grad",
     Semantics(infer=_infer, torch=_code, linear=(operands(3),)),
     Split(_rule),
-    cost=Cost(flops=_flops, product=_product, workspace=_workspace),
+    cost=Cost(
+        flops=_flops, product=_product, cpu_product=_cpu_product, workspace=_workspace, cpu_workspace=_cpu_workspace
+    ),
     code=Code(relax=_code, none_if_true=(4,)),
     gradient=Gradient(all=_second_gradient),
     traits={Trait.KEEPS_ORDER},

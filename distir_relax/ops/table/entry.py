@@ -235,12 +235,15 @@ class Cost:
     """Bytes read and written; by default those of all operands and results."""
     product: Product | None = None
     """(batch, rows, columns, inner) of a matrix product: devices are less efficient on small ones."""
+    cpu_product: Product | None = None
+    """The part of `product` that kernels of CPUs compute, such as that below the diagonal of a causal mask; by default
+    all of it."""
     seconds: Work | None = None
     """The op's time itself, independent of the device."""
     workspace: Work | None = None
     """Workspace in bytes: memory during execution besides operands and results."""
     cpu_workspace: Work | None = None
-    """Additional workspace of torch's CPU kernel, in bytes."""
+    """Workspace of CPU kernels instead, in bytes; by default `workspace`."""
     contiguous: tuple[int, ...] = ()
     """The operands that torch's kernel copies if they are not contiguous."""
     collective: Collective | None = None
@@ -358,6 +361,11 @@ class Code:
     elements of the operands at its place, ``{0}``, ``{1}``, … An op without this form or `bound` runs in Python."""
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether a program that is bound runs the op by a native kernel, whatever its operands are."""
+        return bool(self.native or self.bound or self.cached or self.buffered)
 
 
 PLAIN_CODE = Code()

@@ -120,7 +120,7 @@ def _compare(
         if split:
             entry.rule_for(operands, attrs, results)
         cost, arguments = entry.cost, typical_costs(operands, attrs, results)
-        for facet in (cost.flops, cost.moved, cost.product, cost.workspace, cost.cpu_workspace):
+        for facet in (cost.flops, cost.moved, cost.product, cost.cpu_product, cost.workspace, cost.cpu_workspace):
             if facet is not None:
                 facet(*arguments)
     except Exception as error:
