@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     import torch
 
 
+MOST_BOUND = 32
+"""Maximum number of requests of a bound step: a larger one takes so long that Python between its ops is a small part.
+"""
+
+
 class States(dict[str, "torch.Tensor"]):
     """The states of a request, by name. Kernels keep in `places` where growing ones are in memory, by their names."""
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.kernels.bound_requests import BoundRequests
 from distir_relax.kernels.bound_step import BoundStep, CannotBind
-from distir_relax.kernels.requests import Request
+from distir_relax.kernels.requests import MOST_BOUND, Request
 
 if TYPE_CHECKING:
     import torch
 
     Bind: TypeAlias = "Callable[..., Sequence[torch.Tensor]]"
 
-_MOST_REQUESTS = 32
-"""A larger step takes so long that Python between its ops is a small part of it."""
 _MOST_STEPS = 16
 """Maximum number of steps that are kept."""
 
@@ -43,7 +41,7 @@ class BoundSteps:
         import torch
 
         count = len(requests)
-        if count > _MOST_REQUESTS or any(request.new != 1 or request.last != 1 for request in requests):
+        if count > MOST_BOUND or any(request.new != 1 or request.last != 1 for request in requests):
             return None
         key = (count, torch.get_num_threads())
         if key not in self._steps:
