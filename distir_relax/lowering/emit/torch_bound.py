@@ -52,14 +52,19 @@ def only_computes(emitted: TorchFunction, op: Op) -> bool:
 
 def step_code(emitted: TorchFunction, op: Op) -> str:
     """Return the expression that adds an op, which is not a call, to the step, and gives its results."""
-    entry = lookup(op.name, op.location)
     operands = emitted.operands(op)
     if packed := emitted.packed.get(op.results[0].name):
         return f"weights[{json.dumps(packed)}].bind(step, {operands[0]})"
-    if code := torch_bound(op, operands):
-        return code
     # A mask of sizes may be None.
     constants = {*emitted.numbers.values(), *(emitted.names[name] for name in emitted.masks)}
+    return op_code(op, operands, constants)
+
+
+def op_code(op: Op, operands: Sequence[str], constants: Collection[str] = ()) -> str:
+    """Return the expression that adds an op to the step, from those of its operands, of which some are constants."""
+    entry = lookup(op.name, op.location)
+    if code := torch_bound(op, operands):
+        return code
     tensors = [code for code in dict.fromkeys(operands) if code not in constants]
     # The parameters of the function have the names of variables; the others are weights.
     used = {code for code in tensors if code.isidentifier()}
