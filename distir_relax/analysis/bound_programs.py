@@ -1,7 +1,7 @@
 """Programs whose ops start without Python: a CPU backend binds a small one after some calls.
 
 Its ops are then a list of native calls with prepared arguments (`runtime.backends.bound_calls`). Others run op by op,
-and each op takes Python's time, too.
+and each op takes Python's time, too, as do those of a bound program that have no native kernel.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
 
 
-def as_started(profile: Profile, module: Module, updates: bool) -> Profile:
-    """Return the machine on which the ops of a program take the time of Python if the program is not bound.
+def as_started(profile: Profile, module: Module, updates: bool, is_bound: bool | None = None) -> Profile:
+    """Return the machine with the fact whether a program is bound, and the time of Python in collectives if it is not.
 
-    `updates` is whether an op of the distributed program updates its operand in place: those are not bound.
+    `updates` is whether an op of the distributed program updates its operand in place: those are not bound. Others are
+    by their size, unless `is_bound` tells.
     """
-    if not profile.python or (not updates and result_bytes(module) <= profile.bound):
+    if not profile.bound or profile.binds:
         return profile
-    return replace(
-        profile,
-        overhead=profile.overhead + profile.python,
-        collective_overhead=profile.collective_overhead + profile.python_collective,
-    )
+    if is_bound is None:
+        is_bound = not updates and result_bytes(module) <= profile.bound
+    if is_bound:
+        return replace(profile, binds=True)
+    collective = profile.collective_overhead + profile.python_collective
+    return replace(profile, collective_overhead=collective, python_collective=0.0)
 
 
 def result_bytes(module: Module) -> int:

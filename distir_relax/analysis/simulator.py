@@ -42,13 +42,14 @@ from distir_relax.ops import lookup, reused_operands
 
 
 def simulate_module(
-    module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None
-) -> Simulation:
+    module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None,
+    is_bound: bool | None = None,
+) -> Simulation:  # fmt: skip
     """Simulate a program of the distributed stage on the machine of a profile.
 
     `plan` is that of another program for the same profile, if available, which may differ only in sizes that are equal
     on all devices. `repeats` has how often in turn an op runs that is not to run once, by its first result; this takes
-    time, but no more memory than one.
+    time, but no more memory than one. `is_bound` is whether a CPU backend binds the program, by default as it does.
 
     Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
     more devices than the machine has.
@@ -57,14 +58,16 @@ def simulate_module(
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     with gc_disabled():
         # A plan that is made here is freed before the collector looks at it.
-        return _simulate(module, profile, plan or SimulationPlan(module, profile), repeats or {})
+        return _simulate(module, profile, plan or SimulationPlan(module, profile), repeats or {}, is_bound)
 
 
-def _simulate(module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int]) -> Simulation:
+def _simulate(
+    module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int], is_bound: bool | None
+) -> Simulation:
     devices = len(plan.classes.of)
     if devices == 1:
         profile = profile.of_one_device()
-    profile = as_started(profile, module, plan.in_place)
+    profile = as_started(profile, module, plan.in_place, is_bound)
     if profile.cores and devices > profile.cores:
         profile = _on_shared_cores(profile, profile.cores / devices)
     if devices > profile.devices:

@@ -176,8 +176,8 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         errors.update({f"{group}{suffix}": error for group, error in group_errors.items()})
 
     for dtype, times in measured.ops.items():
-        seconds = [undisturbed(row) for row in times]
-        samples = op_samples(dtype, measured.scale)
+        rows = [(s, undisturbed(row)) for s, row in zip(op_samples(dtype, measured.scale), times, strict=True) if row]
+        samples, seconds = [sample for sample, _ in rows], [t for _, t in rows]
         if dtype in QUANTIZED:
             profile, group_errors = fit_quantized(profile, dtype, samples, seconds)
         else:
@@ -185,8 +185,10 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         residuals.append(op_residuals(profile, samples, seconds))
         add_errors(group_errors, dtype)
     if measured.collectives:
-        rows = zip(measured.collectives, measured.collective_times, strict=True)
-        collective_seconds = [(kind, undisturbed(times)) for kind, times in rows]
+        collective_seconds = [
+            (kind, undisturbed(times))
+            for kind, times in zip(measured.collectives, measured.collective_times, strict=True)
+        ]
         profile, group_errors = fit_links(profile, collective_seconds)
         residuals.append(collective_residuals(collective_seconds))
         errors.update(group_errors)

@@ -39,7 +39,7 @@ class Configuration:
 
     `kind` is ``training``, ``inference``, ``prefill`` or ``decode``, `dtype` that of the weights if they are quantized,
     else of the computation, and `strategy` the degrees of parallelism. `step` are the `requests`, `new` and `past`
-    tokens of a step of text generation, None for other programs.
+    tokens of a step of text generation, None for other programs; `is_bound` is as for `simulate_module`.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Configuration:
     strategy: str = ""
     repeats: Mapping[str, int] = field(default_factory=dict)
     step: tuple[int, int, int] | None = None
+    is_bound: bool | None = None
 
     @property
     def ranks(self) -> int:
@@ -135,7 +136,7 @@ def _of_generation(name: str, entry: GenerationStep) -> Configuration:
     program = steps.program({Chunk(entry.past, entry.new, 1): entry.requests})
     return Configuration(
         name, program.module, bundle, kind="decode" if entry.new == 1 else "prefill", strategy=_degrees(plan),
-        repeats=program.repeats, step=(entry.requests, entry.new, entry.past),
+        repeats=program.repeats, step=(entry.requests, entry.new, entry.past), is_bound=program.is_bound,
     )  # fmt: skip
 
 

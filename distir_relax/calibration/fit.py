@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 from scipy import optimize
@@ -19,8 +20,10 @@ from scipy import optimize
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.cost.profile import Line, Matrix, Profile
-from distir_relax.cost.roofline import OpWork, op_work, repeated_seconds
+from distir_relax.cost.roofline import OpWork, repeated_seconds
 from distir_relax.ops import Trait, lookup
+
+T = TypeVar("T")
 
 Parameters = dict[str, float]
 _Timed = list[tuple[OpWork, float]]
@@ -36,7 +39,11 @@ _NONE = 1e-12
 # The parameters of a device that do not depend on the dtype.
 _SHARED = ("overhead", "dispatch", "bandwidth", "cache_bandwidth", "overlap", "view")
 # The fields of `Matrix` that are fitted; its bandwidth is `read`, as the device has one, too.
-_PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read", "half_area")
+_PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read", "half_area", "call")
+# Those of an op that has products of its own, on a CPU.
+_OWN_PRODUCT = {
+    "flops": 5e10, "half_rows": 10.0, "half_columns": 10.0, "half_inner": 10.0, "bandwidth": 2e10, "call": 1e-5,
+}  # fmt: skip
 
 
 def fit_device(
@@ -58,27 +65,36 @@ def fit_device(
         "thin": 3e10,
         "read": 2e10,
         "half_area": 10.0,
+        "call": 1e-6,
         "overlap": 3.0,
         "view": 1e-6,
     }
     if start.kind != "cpu":
         # Its tiles are computed at the same time, wherever they are in the result.
         begin.update(half_rows=_NONE, half_columns=_NONE, half_area=1e6, half_inner=100.0)
-    begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
+        # Its host calls a product meanwhile.
+        del begin["call"]
+    begin.update({f"packed {key}": begin[key] for key in _PRODUCT if key in begin})
     if not is_first:
         begin = {key: value for key, value in begin.items() if key not in _SHARED} | _known_products(start)
-    ops_with_rates = sorted(
+    measured_alone = sorted(
         {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}
     )
-    begin.update((f"op {name}", 5e9) for name in ops_with_rates)
-    begin.update((f"start {name}", 0.1 * least) for name in ops_with_rates)
+    # Python calls an op of a CPU; on a GPU, whose host does so meanwhile, the device takes longer to start some.
+    kind = "call" if start.kind == "cpu" else "start"
+    owners: dict[str, str] = {}
+    for name in measured_alone:
+        figures = {f"op {name}": 5e9, f"{kind} {name}": 0.1 * least if kind == "start" else 1e-6}
+        if start.kind == "cpu" and lookup(name).cost.cpu_product:
+            figures = {f"own {key} {name}": value for key, value in _OWN_PRODUCT.items()}
+        begin.update(figures)
+        owners.update(dict.fromkeys(figures, name))
     prepared = _prepare(samples, seconds)
     groups: dict[str, _Timed] = {}
     for work, t in prepared:
-        groups.setdefault(work.name if work.name in ops_with_rates else "", []).append((work, t))
+        groups.setdefault(work.name if work.name in measured_alone else "", []).append((work, t))
     # Most parameters change the times of one op.
     losses = {name: partial(_loss, partial(_with, start, dtype), group) for name, group in groups.items()}
-    owners = {f"{kind} {name}": name for name in ops_with_rates for kind in ("op", "start")}
     rough, _ = separable_search(losses, owners, begin, rounds=_ROUGH)
     best, _ = least_squares(partial(_residuals, partial(_with, start, dtype), prepared), rough, 60, tolerance=1e-5)
     profile = _with(start, dtype, best)
@@ -90,7 +106,7 @@ def fit_quantized(
 ) -> tuple[Profile, dict[str, float]]:
     """Fit the products of weights in `dtype`, that of quantized values, to these times; return the profile with them,
     and the median error of each group. A backend packs such weights, as all that are constant."""
-    begin: Parameters = dict(zip(_PRODUCT, (2e11, 2.0, 8.0, 8.0, 3e10, 2e10, 10.0), strict=True))
+    begin: Parameters = dict(zip(_PRODUCT, (2e11, 2.0, 8.0, 8.0, 3e10, 2e10, 10.0, 1e-6), strict=True))
     prepared = _prepare(samples, seconds)
 
     def machine(x: Parameters) -> Profile:
@@ -108,16 +124,17 @@ def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -
     lines: list[Line] = []
     levels = list(start.levels)
     errors: dict[str, float] = {}
-    for collective, ranks in sorted({(kind.collective, kind.ranks) for kind, _ in times}):
-        points = tuple(sorted((float(k.bytes), t) for k, t in times if (k.collective, k.ranks) == (collective, ranks)))
+    for collective, ranks, bound in sorted({kind.line for kind, _ in times}):
+        points = tuple(sorted((float(k.bytes), t) for k, t in times if k.line == (collective, ranks, bound)))
         latency, slope = fit_line([size for size, _ in points], [t for _, t in points])
         # Beyond the measurements, extrapolate from the last point.
         intercept = max(0.0, points[-1][1] - points[-1][0] * slope)
-        lines.append(Line(collective, ranks, intercept, slope, points))
+        lines.append(Line(collective, ranks, intercept, slope, points, bound))
         error = median(abs((latency + size * slope) / t - 1) for size, t in points)
         if collective == "send":
             levels[0] = replace(levels[0], latency=latency, bandwidth=1.0 / slope)
-        errors[collective] = max(error, errors.get(collective, 0.0))
+        group = f"{collective}, bound" if bound else collective
+        errors[group] = max(error, errors.get(group, 0.0))
     return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
 
 
@@ -195,10 +212,7 @@ def least_squares(
 
 
 def _prepare(samples: Sequence[OpSample], seconds: Sequence[float]) -> _Timed:
-    return [
-        (op_work(lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.uncached), t)
-        for s, t in zip(samples, seconds, strict=True)
-    ]
+    return [(sample.work, t) for sample, t in zip(samples, seconds, strict=True)]
 
 
 def _loss(machine: Callable[[Parameters], Profile], prepared: _Timed, x: Parameters) -> float:
@@ -222,17 +236,23 @@ def _known_products(profile: Profile) -> Parameters:
     found: Parameters = {}
     for prefix, table in (("", profile.matrix), ("packed ", profile.packed)):
         matrix = next(iter(table.values()))
-        for key in _PRODUCT:
+        for key in _PRODUCT if profile.kind == "cpu" else _PRODUCT[:-1]:
             found[f"{prefix}{key}"] = getattr(matrix, "bandwidth" if key == "read" else key)
     return found
 
 
 def _matrix(x: Parameters, prefix: str = "") -> Matrix:
-    values = {key: x[f"{prefix}{key}"] for key in _PRODUCT}
+    values = {key: x[f"{prefix}{key}"] for key in _PRODUCT if f"{prefix}{key}" in x}
     return Matrix(bandwidth=values.pop("read"), **values)
 
 
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
+    calls = {key[5:]: t for key, t in x.items() if key.startswith("call ")}
+    own: dict[str, Parameters] = {}
+    for key, value in x.items():
+        if key.startswith("own "):
+            _, figure, name = key.split(" ")
+            own.setdefault(name, {})[figure] = value
     return replace(
         start,
         overhead=x.get("overhead", start.overhead),
@@ -245,5 +265,13 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
         packed={**start.packed, dtype: _matrix(x, "packed ")},
         vector={**start.vector, dtype: median(rate for key, rate in x.items() if key.startswith("op "))},
         ops={**start.ops, dtype: {key[3:]: rate for key, rate in x.items() if key.startswith("op ")}},
-        starts={**start.starts, dtype: {key[6:]: t for key, t in x.items() if key.startswith("start ")}},
+        starts=_added(start.starts, dtype, {key[6:]: t for key, t in x.items() if key.startswith("start ")}),
+        calls=_added(start.calls, dtype, calls),
+        call=median(calls.values()) if calls and not start.calls else start.call,
+        products=_added(start.products, dtype, {name: Matrix(**figures) for name, figures in own.items()}),
     )
+
+
+def _added(table: Mapping[str, Mapping[str, T]], dtype: str, row: Mapping[str, T]) -> dict[str, Mapping[str, T]]:
+    """Return a table with the row of a dtype, if there is anything in it."""
+    return {**table, dtype: row} if row else dict(table)

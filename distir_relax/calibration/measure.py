@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Manifest
 from distir_relax.calibration.microbenchmarks import OpSample, payloads
 from distir_relax.ir import Op, Value
+from distir_relax.kernels.bound_requests import BoundRequests
+from distir_relax.kernels.bound_step import BoundStep, CannotBind
 from distir_relax.kernels.packing import pack_joined, pack_linear
 from distir_relax.kernels.quantized.linear import pack_quantized
+from distir_relax.kernels.requests import Request, States
 from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.emit.torch_bound import op_code
 from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing, torch_scope
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.training.batches import numbers
@@ -45,21 +50,35 @@ _RANK_SIDE, _RANK_REPEATS, _RANK_ROUNDS = 256, 20, 7
 _READ_SIDE, _READ_ROUNDS, _MOST_CACHE = 700, 7, 96e6
 # Elements of the tensor that ranks update between two communications.
 _BETWEEN = 1 << 20
+# Bytes of the largest all-reduce that is measured in bound programs: these have small results.
+_MOST_BOUND = 1 << 20
+# Calls of an op in a bound step.
+_CALLS = 20
+_PACKING = {"pack_linear": pack_linear, "pack_joined": pack_joined, "pack_quantized": pack_quantized}
 
 
 @dataclass(frozen=True)
 class CollectiveSample:
-    """A communication of `bytes` over `ranks` devices; `bytes` as in `network.collective_seconds`."""
+    """A communication of `bytes` over `ranks` devices; `bytes` as in `network.collective_seconds`.
+
+    A `bound` one is run by a list of native calls (`kernels.bound_step`).
+    """
 
     collective: str
     ranks: int
     bytes: int
+    bound: bool = False
+
+    @property
+    def line(self) -> tuple[str, int, bool]:
+        """Whatever is the same for other sizes."""
+        return self.collective, self.ranks, self.bound
 
 
 def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: float = math.inf) -> list[float]:
     """Return the seconds of one op, run back to back as in a program, several times. Call `wait` before each.
 
-    The timed runs take `limit` seconds together, or one run each.
+    The timed runs take `limit` seconds together, or one run each. There are none of a bound op without a native kernel.
     """
     import torch
 
@@ -74,38 +93,111 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
             variants.append(list(variants[0]))
             for i in uncached:
                 variants[-1][i] = variants[0][i].clone()
+    if sample.bound:
+        step = _bound_step(sample, variants[0])
+        return (
+            [] if step is None or step.python_calls else _time_repeated(partial(_run_steps, step), device, wait, limit)
+        )
+    run, inputs = _called(sample, variants), cycle(variants)
+
+    def repeat(times: int) -> int:
+        for _ in range(times):
+            run(*next(inputs))
+        return times
+
+    return _time_repeated(repeat, device, wait, limit)
+
+
+def _time_repeated(repeat: Callable[[int], int], device: str, wait: Callable[[], None], limit: float) -> list[float]:
+    """Return the seconds of an op; `repeat` runs it about a number of times, and returns how often it did."""
+    import torch
+
+    def seconds(times: int) -> float:
+        synchronize(device)
+        wait()
+        start = time.perf_counter()
+        count = repeat(times)
+        synchronize(device)
+        return (time.perf_counter() - start) / count
+
+    with torch.inference_mode():
+        seconds(2)
+        once = max(1e-7, seconds(2))
+        times = steps_within(limit / _ROUNDS, once, max(2, min(4000, int(_MIN_SECONDS / once))))
+        return [seconds(times) for _ in range(_ROUNDS)]
+
+
+def _called(sample: OpSample, variants: Sequence[list[Any]]) -> Callable[..., object]:
+    """Return the function of the operands that runs an op from Python. Weights of `variants` are packed."""
     names = [f"a{i}" for i in range(len(sample.operands))]
-    packing = {"pack_linear": pack_linear, "pack_joined": pack_joined, "pack_quantized": pack_quantized}
-    scope = torch_scope() | packing
-    values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
-    results = tuple(Value(f"y{i}", kind) for i, kind in enumerate(sample.results))
-    op = Op(sample.op, values, results, sample.attrs)
+    scope = torch_scope() | _PACKING
+    op = _op(sample, names)
     if sample.fixed and is_packable(op):
         rows = sample.results[0].elements // sample.results[0].shape[-1]
+        code = torch_packing(op, names, rows)
         for variant in variants:
-            code = torch_packing(op, names, rows)
             variant[1] = eval(code, {**scope, **dict(zip(names, variant, strict=True))})
         code = f"{names[1]}({names[0]})"
     else:
         code = torch_in_place(op, names) or torch_expression(op, names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
-    run = scope["run"]
-    inputs_cycle = cycle(variants)
+    run: Callable[..., object] = scope["run"]
+    return run
 
-    def repeat(times: int) -> float:
-        synchronize(device)
-        wait()
-        start = time.perf_counter()
-        for _ in range(times):
-            run(*next(inputs_cycle))
-        synchronize(device)
-        return (time.perf_counter() - start) / times
 
-    with torch.inference_mode():
-        repeat(2)
-        once = max(1e-7, repeat(2))
-        times = steps_within(limit / _ROUNDS, once, max(2, min(4000, int(_MIN_SECONDS / once))))
-        return [repeat(times) for _ in range(_ROUNDS)]
+def _bound_step(sample: OpSample, inputs: Sequence[torch.Tensor]) -> BoundStep | None:
+    """Return a step that runs an op `_CALLS` times, as a program that is bound does; None if it cannot be bound."""
+    names = [f"a{i}" for i in range(len(sample.operands))]
+    step, op = BoundStep(), _op(sample, names)
+    tensors = [step.empty(x.shape, x.dtype).copy_(x) for x in inputs]
+    if sample.heads_last:
+        tensors = [step.empty(x.transpose(1, 2).shape, x.dtype).copy_(x.transpose(1, 2)) for x in inputs]
+        tensors = [x.transpose(1, 2) for x in tensors]
+    if sample.cached:
+        q, k, v = tensors
+        return step if _attends_to_cache(step, q, k, v, sample.attrs["scale"]) else None
+    scope = torch_scope() | _PACKING | {"step": step} | dict(zip(names, tensors, strict=True))
+    if sample.fixed and is_packable(op):
+        rows = sample.results[0].elements // sample.results[0].shape[-1]
+        packed = eval(torch_packing(op, names, rows), scope)
+        step.keep(packed)
+        for _ in range(_CALLS):
+            packed.bind(step, tensors[0])
+    else:
+        code = compile(op_code(op, names), sample.op, "eval")
+        for _ in range(_CALLS):
+            eval(code, scope)
+    return step
+
+
+def _attends_to_cache(step: BoundStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
+    """Add `_CALLS` times the attention of a request's new position to all; return False without a kernel for it."""
+    requests, length = BoundRequests(step, 1), k.shape[2]
+    # Each layer of a model has keys and values of its own.
+    states = {f"{name}{n}": x.clone() for n in range(_CALLS) for name, x in (("k", k), ("v", v))}
+    request = Request(length - 1, 1, 1, States(states))
+    new_k, new_v = (x.narrow(2, length - 1, 1).clone() for x in (k, v))
+    step.keep(requests, request, q, new_k, new_v)
+    try:
+        for n in range(_CALLS):
+            caches = (f"k{n}", 2, None, None), (f"v{n}", 2, None, None)
+            requests.attend(q, new_k, new_v, None, scale, caches)
+    except CannotBind:
+        return False
+    return requests.update([request])
+
+
+def _run_steps(step: BoundStep, times: int) -> int:
+    count = max(1, times // _CALLS)
+    for _ in range(count):
+        step.run()
+    return count * _CALLS
+
+
+def _op(sample: OpSample, names: Sequence[str]) -> Op:
+    values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
+    results = tuple(Value(f"y{i}", kind) for i, kind in enumerate(sample.results))
+    return Op(sample.op, values, results, sample.attrs)
 
 
 def time_ops(
@@ -178,11 +270,30 @@ def time_collectives(
     results = []
     for count in (n for n in range(2 if parts else world.size, world.size + 1) if world.size % n == 0):
         comm = world.communicator(DeviceMesh((world.size // count, count), ("apart", "together")), device)
+        if device == "cpu":
+            comm.share_memory()
         for elements in payloads(scale):
             for collective, payload, messages, run in _collectives(comm, count, elements, device):
                 seconds = [t / messages for t in _time_together(world, run, device, limit)]
                 results.append((CollectiveSample(collective, count, payload), seconds))
+            if device != "cpu" or 4 * elements > _MOST_BOUND:
+                continue
+            step = _bound_all_reduces(comm, elements)
+            if not step.python_calls:
+                seconds = [t / _CALLS for t in _time_together(world, step.run, device, limit)]
+                results.append((CollectiveSample("all_reduce", count, 4 * elements, True), seconds))
     return results
+
+
+def _bound_all_reduces(comm: Communicator, elements: int) -> BoundStep:
+    """Return a step of `_CALLS` all-reduces in turn: few of them wait for ranks that begin the step later."""
+    import torch
+
+    step = BoundStep()
+    x = step.empty((elements,), torch.float32).zero_()
+    for number in range(_CALLS):
+        x = comm.bind_all_reduce(step, x, "together", "sum", number)
+    return step
 
 
 def time_steps(world: World, session: RankSession, steps: int, limit: float = math.inf) -> list[float]:
@@ -241,7 +352,10 @@ def _collectives(
     square = x[: elements - elements % count].view(count, -1)
     columns = square.shape[1]
     split = [columns // count + (i < columns % count) for i in range(count)]
-    yield "all_to_all", square.numel() * 4, 1, lambda: comm.all_to_all(square, "together", 1, split, 0, [count] * count)
+    # A profile has no times of nothing.
+    if square.numel():
+        all_to_all = partial(comm.all_to_all, square, "together", 1, split, 0, [count] * count)
+        yield "all_to_all", square.numel() * 4, 1, all_to_all
     if count == 2:
 
         def round_trip() -> None:
@@ -297,5 +411,8 @@ def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, kind.dtype)
+    if dtype == torch.bool and len(kind.shape) > 1:
+        # The mask of a language model.
+        return torch.ones(kind.shape, dtype=dtype, device=device).tril()
     # Roots and logarithms of negative numbers may take a slow path.
     return torch.randn(kind.shape, generator=generator, device=device).abs().to(dtype)

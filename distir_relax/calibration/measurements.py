@@ -32,7 +32,7 @@ from distir_relax.runtime.world import World
 
 # The shares of a collective and of a program in the time of a pass, relative to an op; and the approximate number of
 # collectives.
-_COLLECTIVE, _PROGRAM, _COLLECTIVES = 3, 10, 50
+_COLLECTIVE, _PROGRAM, _COLLECTIVES = 3, 10, 58
 
 # A product takes so many times as long, with its weight from memory, if most of its time is reading that.
 _MOSTLY_READING = 2.0
@@ -117,7 +117,7 @@ class Measurements:
         """Return how much faster a device reads weights from memory while the others are idle."""
         if not self.alone:
             return 1.0
-        times, ratios = [undisturbed(row) for row in self.ops["float32"]], []
+        times, ratios = [undisturbed(row) if row else math.inf for row in self.ops["float32"]], []
         samples = op_samples("float32", self.scale)
         for i, alone in zip(cold_samples(self.scale), self.alone, strict=True):
             # The sample before is the same product of a weight in a cache.

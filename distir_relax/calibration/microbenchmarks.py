@@ -7,9 +7,10 @@ data.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distir_relax.cost.roofline import OpWork, op_work
 from distir_relax.ir import TensorType
 from distir_relax.kernels.processor import processor_flags
 from distir_relax.kernels.quantized.weights import GROUP
@@ -23,7 +24,8 @@ class OpSample:
 
     `weight` is the index of the weight operand, if any. It is `fixed` if the backend may pack it once. If `cold`, the
     weight, or all operands without a weight, are not in a cache. Of attention with `heads_last`, operands are views of
-    (batch, rows, heads, width), as models make them.
+    (batch, rows, heads, width), as models make them; with `cached`, the query is of the last position of a sequence,
+    to which keys and values belong. A `bound` op runs in a list of native calls (`kernels.bound_step`).
     """
 
     group: str
@@ -34,6 +36,8 @@ class OpSample:
     fixed: bool = False
     cold: bool = False
     heads_last: bool = False
+    bound: bool = False
+    cached: bool = False
 
     @property
     def uncached(self) -> tuple[bool, ...]:
@@ -48,9 +52,18 @@ class OpSample:
         """The result types."""
         return infer(self.op, self.operands, self.attrs)
 
+    @property
+    def work(self) -> OpWork:
+        """The counts of the op for the cost model."""
+        entry = lookup(self.op)
+        return op_work(entry, self.operands, self.attrs, self.results, self.fixed, self.uncached, bound=self.bound)
+
     def __str__(self) -> str:
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
+
+_BOUND_BYTES = 130_000
+"""Bytes of the results of the largest ops that are measured in a list of native calls."""
 
 QUANTIZED = ("int8", "uint8")
 """The dtypes of values of quantized weights, of 8 and 4 bits, whose products are measured alone."""
@@ -73,8 +86,31 @@ def scale_of(device: str) -> int:
 def op_samples(dtype: str, scale: int) -> list[OpSample]:
     """Return the ops to measure. `scale` multiplies the larger sizes."""
     if dtype in QUANTIZED:
-        return list(_quantized_products(dtype))
-    return [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
+        samples = list(_quantized_products(dtype))
+    else:
+        samples = [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
+    # GPUs, whose sizes are scaled, have no bound programs.
+    if scale > 1:
+        return samples
+    decoding = [] if dtype in QUANTIZED else _decoding(dtype)
+    return [*samples, *(replace(sample, bound=True) for sample in samples if _is_bound(sample)), *decoding]
+
+
+def _is_bound(sample: OpSample) -> bool:
+    """Whether a sample is measured in a list of native calls, too: one that Python may take a large part of."""
+    entry = lookup(sample.op)
+    has_kernel = entry.code.is_native or (sample.fixed and bool(entry.code.packed))
+    is_small = sum(t.bytes for t in sample.results) <= _BOUND_BYTES and not sample.cold
+    return has_kernel and is_small and not sample.attrs.get("masked")
+
+
+def _decoding(dtype: str) -> Iterator[OpSample]:
+    """Return the attention of one new position to those before it."""
+    attrs = {"scale": 0.15, "causal": False, "masked": False, "boolean": False}
+    for heads, length, width in ((5, 61, 48), (7, 230, 48), (5, 345, 80)):
+        q, k = TensorType((1, heads, 1, width), dtype), TensorType((1, heads, length, width), dtype)
+        op = "nn.scaled_dot_product_attention"
+        yield OpSample("attention", op, (q, k, k), attrs, heads_last=True, bound=True, cached=True)
 
 
 def payloads(scale: int) -> tuple[int, ...]:
@@ -93,7 +129,7 @@ def _products(dtype: str, scale: int) -> Iterator[OpSample]:
             x, weight = TensorType((rows, inner), dtype), TensorType((columns, inner), dtype)
             yield OpSample("products, packed", "linear", (x, weight), weight=1, fixed=True)
             is_large = min(inner, columns) > 100 * scale
-            if is_large and rows in (1, 7, 29):
+            if is_large and rows in (1, 7, 14, 29):
                 yield OpSample("products, cold", "linear", (x, weight), weight=1, fixed=True, cold=True)
             second = TensorType((inner, columns), dtype)
             yield OpSample("products", "matmul", (x, second), weight=1)
@@ -166,7 +202,7 @@ def _rows(dtype: str, scale: int) -> Iterator[OpSample]:
         yield OpSample("rows", "sum", (x,), {"axis": (1,), "keepdims": True})
         yield OpSample("rows", "mean", (x,), {"axis": (1,), "keepdims": True})
     for batch, heads, length, width in (
-        (1, 3, 29, 48),
+        (4, 5, 29, 48),
         (2, 5, 58, 48),
         (3, 5, 115, 48),
         (1, 7, 230, 48),

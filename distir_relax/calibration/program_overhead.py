@@ -71,10 +71,10 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
     """
     on_host = overhead if profile.is_asynchronous else 0.0
 
-    def products(table: dict[str, Matrix]) -> dict[str, Matrix]:
+    def products(table: Mapping[str, Matrix]) -> dict[str, Matrix]:
         return {
-            dtype: replace(m, flops=m.flops / factor, thin=m.thin / factor, bandwidth=m.bandwidth / factor)
-            for dtype, m in table.items()
+            name: replace(m, flops=m.flops / factor, thin=m.thin / factor, bandwidth=m.bandwidth / factor)
+            for name, m in table.items()
         }
 
     return replace(
@@ -84,8 +84,9 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
         bound=0.0 if profile.is_asynchronous else float(MOST_BYTES),
         dispatch=profile.dispatch + on_host,
         bandwidth=profile.bandwidth / factor,
-        matrix=products(dict(profile.matrix)),
-        packed=products(dict(profile.packed)),
+        matrix=products(profile.matrix),
+        packed=products(profile.packed),
+        products={dtype: products(table) for dtype, table in profile.products.items()},
         vector={dtype: rate / factor for dtype, rate in profile.vector.items()},
         ops={dtype: {name: rate / factor for name, rate in table.items()} for dtype, table in profile.ops.items()},
         starts={dtype: {name: t * factor for name, t in table.items()} for dtype, table in profile.starts.items()},
@@ -94,13 +95,16 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
 
 def scale_communication(profile: Profile, factor: float, overhead: float) -> Profile:
     """Return a machine whose communications take `factor` times as long, plus `overhead` seconds: on a CPU in programs
-    that are not bound."""
+    that are not bound, and by lines that are not."""
     everywhere = overhead if profile.is_asynchronous else 0.0
 
     def level(row: Level) -> Level:
         return replace(row, latency=row.latency * factor + everywhere, bandwidth=row.bandwidth / factor)
 
     def line(row: Line) -> Line:
+        if row.bound:
+            # It was measured as programs run it.
+            return row
         return replace(
             row,
             latency=row.latency * factor + everywhere,

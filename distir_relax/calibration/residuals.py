@@ -22,7 +22,7 @@ from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.calibration.programs import ProgramSample
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Profile
-from distir_relax.cost.roofline import error_kind, op_work, repeated_seconds
+from distir_relax.cost.roofline import error_kind, repeated_seconds
 from distir_relax.cost.uncertainty import Uncertainty
 from distir_relax.ops import lookup
 
@@ -40,16 +40,16 @@ def op_residuals(profile: Profile, samples: Sequence[OpSample], seconds: Sequenc
     found: Residuals = {}
     for sample, t in zip(samples, seconds, strict=True):
         entry = lookup(sample.op)
-        work = op_work(entry, sample.operands, sample.attrs, sample.results, sample.fixed, sample.uncached)
+        work = sample.work
         found.setdefault(error_kind(profile, entry), []).append(math.log(repeated_seconds(profile, work) / t))
     return found
 
 
 def collective_residuals(times: Sequence[tuple[CollectiveSample, float]]) -> Residuals:
     """Return the residuals of each measured point of a line, interpolated between its neighbors."""
-    lines: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    lines: dict[tuple[str, int, bool], list[tuple[float, float]]] = {}
     for kind, t in times:
-        lines.setdefault((kind.collective, kind.ranks), []).append((kind.bytes, t))
+        lines.setdefault(kind.line, []).append((kind.bytes, t))
     found = []
     for points in map(sorted, lines.values()):
         for (a, before), (b, t), (c, after) in zip(points, points[1:], points[2:], strict=False):

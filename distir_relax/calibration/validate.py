@@ -97,7 +97,7 @@ class _Runs:
 
     def outcome(self, machine: Profile) -> Outcome:
         c = self.configuration
-        predicted = simulate_module(c.module, machine, repeats=c.repeats)
+        predicted = simulate_module(c.module, machine, repeats=c.repeats, is_bound=c.is_bound)
         peaks = tuple(int(n) for n in predicted.peak_memory) if self.peaks else ()
         return Outcome(
             c.name, c.ranks, predicted.makespan, undisturbed([t for times in self.passes for t in times]), peaks,

@@ -224,7 +224,9 @@ class _StepTimer:
         key = tuple(sorted(rounded.items(), key=lambda item: astuple(item[0])))
         if key not in self.times:
             program = self.steps.program(dict(key))
-            self.times[key] = _step_time(simulate_module(program.module, self.profile, repeats=program.repeats))
+            repeats, is_bound = program.repeats, program.is_bound
+            found = simulate_module(program.module, self.profile, repeats=repeats, is_bound=is_bound)
+            self.times[key] = _step_time(found)
         return self.times[key]
 
     def _past(self, pasts: Sequence[int], new: int) -> int:

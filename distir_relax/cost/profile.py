@@ -20,7 +20,7 @@ from distir_relax.support import is_finite, parse_toml, read_text, shown
 
 SHAPE_OP = "shape_op"
 """The name of ops on shapes in `Profile.waits`."""
-RUNTIME = ("dispatch", "view", SHAPE_OP, "python", "python_collective", "bound")
+RUNTIME = ("dispatch", "view", SHAPE_OP, "call", "python", "python_collective", "bound")
 """The figures in a profile's table of the runtime."""
 KINDS = ("gpu", "cpu")
 """The kinds of devices."""
@@ -50,6 +50,8 @@ class Matrix:
     device that works in tiles of `tile` rows and columns, the first of a batch takes as long as alone, and each other
     one at most the time of its whole tiles, ``2 m' n' k / flops``, with m' and n' rounded up to tiles. 0 if products of
     a batch run sequentially.
+
+    `call` is the time of Python to call a product, as `Profile.calls` for other ops.
     """
 
     flops: float
@@ -60,6 +62,7 @@ class Matrix:
     bandwidth: float = 0.0
     tile: float = 0.0
     half_area: float = 0.0
+    call: float = 0.0
 
     def seconds(self, batch: int, rows: int, columns: int, inner: int) -> float:
         """Return the compute seconds of `batch` products of ``rows x inner`` with ``inner x columns``."""
@@ -98,7 +101,8 @@ class Level:
 class Line:
     """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``; it overrides the formulas.
 
-    Between measured `points` (bytes, seconds) times are interpolated, and the line holds beyond them.
+    Between measured `points` (bytes, seconds) times are interpolated, and the line holds beyond them. A `bound` line is
+    that of programs that are bound, in which Python calls no collective that has a native kernel.
     """
 
     collective: str
@@ -106,6 +110,7 @@ class Line:
     latency: float
     seconds_per_byte: float
     points: tuple[tuple[float, float], ...] = ()
+    bound: bool = False
 
     def seconds(self, size: float) -> float:
         """Return the seconds for `size` bytes."""
@@ -137,8 +142,8 @@ class Profile:
     one device has `bandwidth_alone`, if devices share their memory. A device whose weights fit in half of its `cache`
     reads them at `cache_bandwidth` (`roofline.uncached_share`), as it does the operands and results of an op if they
     fit. `ops` has, by dtype and name, the flop/s of ops that were measured individually, as their entries count
-    operations. `starts` has the seconds that such an op takes besides: for each row of its products, as attention has
-    for each query, else once.
+    operations. `starts` has the seconds that such an op takes besides. `products` has, by dtype and name, the speed of
+    ops whose products have kernels of their own, such as attention.
 
     `dispatch` is the host's time to issue an op. A device computes asynchronously: it starts an op as soon as it has
     finished the one before, and its host has issued it; meanwhile the host goes on. If `dispatch` is 0, host and device
@@ -149,9 +154,11 @@ class Profile:
     an operand that is not needed any more, `caching_allocator` whether memory is as torch's allocator of CUDA devices
     reserves it.
 
-    On a CPU, an op of a program that is not bound (`runtime.backends.bound_calls`) takes `python` more, and a
-    communication `python_collective`, as its ranks arrive at different times. These are training steps, and programs
-    whose results take more than `bound` bytes.
+    On a CPU, Python takes `calls` seconds, by dtype and name, to call an op, and `call` for others. In whole programs
+    an op takes `python` more, and a communication `python_collective`, as its ranks arrive at different times. A
+    program is bound (`runtime.backends.bound_calls`) if it is no training step, and its results take at most `bound`
+    bytes: ops with native kernels then take none of these, and views no time. `binds` says so of the program that runs;
+    it is no figure of the machine.
 
     `overlap` is how well an op overlaps memory access with compute: it takes ``(computing ** overlap + moving **
     overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity. `beside` is the fraction of the
@@ -185,11 +192,14 @@ class Profile:
     waits: frozenset[str] = frozenset()
     in_place: bool = True
     caching_allocator: bool = False
+    call: float = 0.0
     python: float = 0.0
     python_collective: float = 0.0
     bound: float = 0.0
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     starts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    calls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    products: Mapping[str, Mapping[str, Matrix]] = field(default_factory=dict)
     packed: Mapping[str, Matrix] = field(default_factory=dict)
     bandwidth_alone: float = 0.0
     cache: float = 0.0
@@ -202,6 +212,7 @@ class Profile:
     instructions: str = ""
     cores: int = 0
     uncertainty: Uncertainty | None = None
+    binds: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -322,6 +333,7 @@ def read_profile(text: str, where: str = "") -> Profile:
             reader.number(row, "latency", "collective", least=0.0),
             reader.number(row, "seconds_per_byte", "collective"),
             reader.points(row),
+            reader.flag(row, "bound", False),
         )
         for row in reader.rows(data, "collective")
     )
@@ -329,6 +341,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         raise ProfileError("a profile has at least one [[level]] of links", where)
     check_uplinks(levels, where)
     cache = reader.number(device, "cache", "device", 0.0, least=0.0)
+    times: dict[str, Any] = {key: reader.number(runtime, key, "runtime", 0.0, least=0.0) for key in RUNTIME}
     return Profile(
         name=reader.text(data, "name", where),
         devices=reader.whole(data, "devices", ""),
@@ -340,12 +353,14 @@ def read_profile(text: str, where: str = "") -> Profile:
         levels=levels,
         lines=lines,
         overlap=reader.number(device, "overlap", "device", math.inf, least=1.0),
-        **{key: reader.number(runtime, key, "runtime", 0.0, least=0.0) for key in RUNTIME},
+        **times,
         waits=reader.waits(runtime),
         in_place=reader.flag(runtime, "in_place", True),
         caching_allocator=reader.flag(runtime, "caching_allocator", False),
         ops=reader.by_op(device, "ops"),
         starts=reader.by_op(device, "starts", least=0.0),
+        calls=reader.by_op(device, "calls", least=0.0),
+        products=reader.products_by_op(device),
         packed=packed,
         cache=cache,
         bandwidth_alone=reader.number(device, "bandwidth_alone", "device", 0.0, least=0.0),
@@ -384,7 +399,8 @@ class _Reader:
         value = self.table(data, "device")
         figures = ("memory", "bandwidth", "bandwidth_alone", "cache", "cache_bandwidth", "overhead", "overlap")
         machine = ("kind", "processor", "instructions", "cores")
-        return self._known(value, "device", (*machine, *figures, "matrix", "packed", "vector", "ops", "starts"))
+        tables = ("matrix", "packed", "products", "vector", "ops", "starts", "calls")
+        return self._known(value, "device", (*machine, *figures, *tables))
 
     def runtime(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         value = self.table(data, "runtime") if "runtime" in data else {}
@@ -408,6 +424,15 @@ class _Reader:
     def products(self, device: Mapping[str, Any], kind: str) -> dict[str, Matrix]:
         tables = self.table(device, kind, "device.")
         return {dtype: self._matrix(tables, dtype, f"device.{kind}.") for dtype in tables}
+
+    def products_by_op(self, device: Mapping[str, Any]) -> dict[str, dict[str, Matrix]]:
+        """Return the speeds of products by dtype and name of an op."""
+        tables = self.table(device, "products", "device.") if "products" in device else {}
+        return {
+            dtype: {name: self._matrix(row, name, f"device.products.{dtype}.") for name in row}
+            for dtype in tables
+            for row in (self.table(tables, dtype, "device.products."),)
+        }
 
     def by_op(self, device: Mapping[str, Any], kind: str, least: float | None = None) -> dict[str, dict[str, float]]:
         """Return the numbers of a kind by dtype and name of an op."""
@@ -436,7 +461,7 @@ class _Reader:
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
-        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile", "half_area")
+        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile", "half_area", "call")
         self._known(row, inside, ("flops", *others))
         return Matrix(
             self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in others)

@@ -32,14 +32,18 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     runtime += [] if profile.in_place else ["in_place = false"]
     runtime += ["caching_allocator = true"] if profile.caching_allocator else []
     lines += ["", "[runtime]", *runtime] if runtime else []
-    for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):
-        for dtype, matrix in products.items():
-            lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
-            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
-            others = ("thin", "bandwidth", "tile", "half_area")
-            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in others if getattr(matrix, key)]
+    matrices = {f"matrix.{dtype}": matrix for dtype, matrix in profile.matrix.items()}
+    matrices |= {f"packed.{dtype}": matrix for dtype, matrix in profile.packed.items()}
+    matrices |= {
+        f'products.{dtype}."{name}"': matrix for dtype, row in profile.products.items() for name, matrix in row.items()
+    }
+    for name, matrix in matrices.items():
+        lines += ["", f"[device.{name}]", f"flops = {matrix.flops:.6g}"]
+        lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
+        others = ("thin", "bandwidth", "tile", "half_area", "call")
+        lines += [f"{key} = {getattr(matrix, key):.6g}" for key in others if getattr(matrix, key)]
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
-    for kind, numbers in (("ops", profile.ops), ("starts", profile.starts)):
+    for kind, numbers in (("ops", profile.ops), ("starts", profile.starts), ("calls", profile.calls)):
         for dtype, row in numbers.items():
             lines += ["", f"[device.{kind}.{dtype}]", *(f'"{name}" = {number:.6g}' for name, number in row.items())]
     if (errors := profile.uncertainty) is not None:
@@ -58,4 +62,5 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         if line.points:
             points = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
             lines.append(f"points = [{points}]")
+        lines += ["bound = true"] if line.bound else []
     return "\n".join(lines) + "\n"

@@ -28,6 +28,8 @@ class OpWork:
     """Floating-point operations."""
     product: tuple[int, int, int, int] | None = None
     """(batch, rows, columns, inner) of a matrix product."""
+    cpu_product: tuple[int, int, int, int] | None = None
+    """The part of it that kernels of CPUs compute."""
     weights: str = ""
     """The dtype of the product's second operand: products of 8-bit weights have rates of their own."""
     can_be_packed: bool = False
@@ -35,11 +37,15 @@ class OpWork:
     moved: float = 0.0
     """Bytes read and written."""
     uncached: float = 0.0
-    """Those of them that are outside of all caches."""
+    """Those of them that may be outside of all caches."""
+    share: float = 1.0
+    """The share of equal ops for which they are."""
     views: int | None = None
     """Views to create; None for ops that compute."""
     shape_ops: int = 0
     """Ops on shapes that the model's own program runs here."""
+    native: bool = False
+    """Whether a native kernel runs it in a program that is bound: Python takes no time for it."""
     seconds: float | None = None
     """The time on a device of speed 1, if it does not depend on the device otherwise."""
 
@@ -52,11 +58,13 @@ def op_work(
     fixed: bool = False,
     cold: Sequence[bool] = (),
     share: float = 1.0,
+    bound: bool = False,
 ) -> OpWork:
     """Return the counts of an op that does not communicate, on local operands, for typical values of symbolic sizes.
 
     `fixed`: the op's weight is constant, so that a backend may pack it once, or view it once. `cold` is whether each
     operand, and after them each result, is outside of all caches; none if empty. Of those that are, a `share` is.
+    `bound` is whether the program is, so that ops with native kernels run without Python.
     """
     cost = entry.cost
     operands, attrs, results = typical_costs(operands, attrs, results)
@@ -65,7 +73,7 @@ def op_work(
     if cost.shape_ops:
         return OpWork(entry.name, views=0, shape_ops=int(cost.shape_ops(operands, attrs, results)))
     if Trait.VIEW in entry.traits:
-        return OpWork(entry.name, views=0 if fixed else len(results))
+        return OpWork(entry.name, views=0 if fixed or bound else len(results))
     if Trait.SCALAR in entry.traits:
         return OpWork(entry.name, views=0)
     tensors = (*operands, *results)
@@ -77,10 +85,13 @@ def op_work(
         next((t.dtype for t in operands if t.dtype != "bool"), results[0].dtype),
         _flops(entry, operands, attrs, results),
         cost.product(operands, attrs, results) if cost.product else None,
+        (cost.cpu_product or cost.product)(operands, attrs, results) if cost.product else None,
         operands[1].dtype if cost.product and len(operands) > 1 else "",
         fixed and bool(entry.code.packed),
         moved,
-        moved * share * cold_bytes / sum(t.bytes for t in tensors) if cold_bytes else 0.0,
+        moved * cold_bytes / sum(t.bytes for t in tensors) if cold_bytes else 0.0,
+        share,
+        native=bound and (entry.code.is_native or (fixed and bool(entry.code.packed))),
     )
 
 
@@ -124,22 +135,29 @@ def work_seconds(profile: Profile, work: OpWork, speed: float = 1.0) -> float:
         return work.seconds / speed
     if work.views is not None:
         return 0.0 if profile.is_asynchronous else host_seconds(profile, work)
-    compute, start, bandwidth = 0.0, 0.0, profile.bandwidth
+    compute, start, bandwidth, call = 0.0, 0.0, profile.bandwidth, profile.call
+    cache_bandwidth = memory_bandwidth(profile, work.moved - work.uncached)
     rate = profile.ops.get(work.dtype, {}).get(work.name)
+    own = profile.products.get(work.dtype, {}).get(work.name)
     if rate:
         compute = work.flops / rate
-        # The rows of a product start one after the other on a CPU, and together on a GPU.
-        rows = work.product[0] * work.product[1] if work.product and profile.kind == "cpu" else 1
-        start = rows * profile.starts.get(work.dtype, {}).get(work.name, 0.0)
+        start = profile.starts.get(work.dtype, {}).get(work.name, 0.0)
+        call = profile.calls.get(work.dtype, {}).get(work.name, call)
     elif work.product:
-        matrix = _products(profile, work)
-        compute = matrix.seconds(*work.product)
+        matrix = own or _products(profile, work)
+        compute = matrix.seconds(*(work.cpu_product if own and work.cpu_product else work.product))
         bandwidth = matrix.bandwidth or bandwidth
+        cache_bandwidth = own.bandwidth if own and own.bandwidth else cache_bandwidth
+        call = matrix.call
     else:
         compute = work.flops / profile.rate(profile.vector, work.dtype)
-    cached = work.moved - work.uncached
-    memory = work.uncached / bandwidth + cached / memory_bandwidth(profile, cached)
-    return profile.overhead + (start + _combine(compute, memory, profile.overlap)) / speed
+    cached = (work.moved - work.uncached) / cache_bandwidth
+    seconds = _combine(compute, cached + work.uncached / bandwidth, profile.overlap)
+    if work.uncached and work.share < 1.0:
+        nearer = _combine(compute, work.moved / memory_bandwidth(profile, work.moved), profile.overlap)
+        seconds = work.share * seconds + (1.0 - work.share) * nearer
+    python = 0.0 if work.native else call + profile.python
+    return profile.overhead + python + (start + seconds) / speed
 
 
 def _products(profile: Profile, work: OpWork) -> Matrix:
@@ -160,7 +178,8 @@ def error_kind(profile: Profile, entry: OpDef) -> str:
     if Trait.VIEW in entry.traits:
         return "views"
     # Of products, attention has a rate of its own.
-    if entry.cost.product and not any(entry.name in rates for rates in profile.ops.values()):
+    own = (*profile.ops.values(), *profile.products.values())
+    if entry.cost.product and not any(entry.name in names for names in own):
         return "products"
     return "elementwise" if Trait.POINTWISE in entry.traits or entry.code.in_place else "rows"
 

@@ -127,7 +127,7 @@ def _kind(name: str) -> tuple[str, Mapping[str, float]]:
         return "a rate such as 25GB/s", {f"{unit}/s": scale for unit, scale in SIZES.items()}
     if last in ("memory", "cache", "bound"):
         return "a size such as 40GB", SIZES
-    if last in ("latency", "overhead", "collective_overhead", *RUNTIME) or name.startswith("device.starts."):
+    if last in ("latency", "overhead", "collective_overhead", *RUNTIME) or name.startswith(_TIMES_BY_OP):
         return "a time such as 3us", TIMES
     return "a number", {}
 
@@ -191,19 +191,21 @@ def _change(profile: Profile, new: _Change) -> Profile:
         **scalars,
         matrix=_products(profile.matrix, "device.matrix", new),
         packed=_products(profile.packed, "device.packed", new),
+        products={dtype: _products(row, f"device.products.{dtype}", new) for dtype, row in profile.products.items()},
         vector={dtype: new(f"device.vector.{dtype}", rate) for dtype, rate in profile.vector.items()},
-        ops={
-            dtype: {op: new(f"device.ops.{dtype}.{op}", rate) for op, rate in rates.items()}
-            for dtype, rates in profile.ops.items()
-        },
-        starts={
-            dtype: {op: new(f"device.starts.{dtype}.{op}", seconds) for op, seconds in row.items()}
-            for dtype, row in profile.starts.items()
-        },
+        ops=_by_op(profile.ops, "device.ops", new),
+        starts=_by_op(profile.starts, "device.starts", new),
+        calls=_by_op(profile.calls, "device.calls", new),
         levels=tuple(_level(level, new) for level in profile.levels),
         lines=tuple(_line(line, new) for line in profile.lines),
         groups=tuple(_group(number, group, new) for number, group in enumerate(profile.groups)),
     )
+
+
+def _by_op(table: Mapping[str, Mapping[str, float]], above: str, new: _Change) -> dict[str, dict[str, float]]:
+    return {
+        dtype: {op: new(f"{above}.{dtype}.{op}", value) for op, value in row.items()} for dtype, row in table.items()
+    }
 
 
 def _products(table: Mapping[str, Matrix], above: str, new: _Change) -> dict[str, Matrix]:
@@ -238,7 +240,7 @@ def _line(line: Line, new: _Change) -> Line:
 
 
 def _line_name(line: Line, key: str) -> str:
-    return f"collective.{line.collective}.{line.ranks}.{key}"
+    return f"collective.{line.collective}.{line.ranks}{'.bound' * line.bound}.{key}"
 
 
 def _scalar_name(name: str) -> str:
@@ -258,6 +260,7 @@ def _is_inverse(name: str) -> bool:
 _Change = Callable[[str, float], float]
 _EXAMPLE = "network.bandwidth=2x,device.flops=0.5x,device.memory=40GB"
 _FACTOR = re.compile(r"(?P<factor>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?)\s*x", re.ASCII)
+_TIMES_BY_OP = ("device.starts.", "device.calls.")
 _OUTSIDE_DEVICE = ("beside", "collective_overhead")
 _RANGES = {"beside": (0.0, 1.0), "device.overlap": (1.0, math.inf)}
 _POSITIVE = re.compile(
@@ -265,11 +268,11 @@ _POSITIVE = re.compile(
 )
 """Figures that are never 0; others are 0 where they were not measured, or take no time."""
 _FAMILIES = {
-    "device.flops": r"device\.(matrix|packed)\..*\.(flops|thin)|device\.(vector|ops)\..*",
-    "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed)\..*\.bandwidth)",
+    "device.flops": r"device\.(matrix|packed|products)\..*\.(flops|thin)|device\.(vector|ops)\..*",
+    "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed|products)\..*\.bandwidth)",
     "device.overhead": r"device\.(overhead|starts\..*)",
     "device.memory": r"device\.memory|group\.\d+\.memory",
-    "runtime.times": r"runtime\.(dispatch|view|shape_op|python|python_collective)",
+    "runtime.times": r"runtime\.(dispatch|view|shape_op|call|python.*)|device\.calls\..*|device\..*\.call",
     "network.bandwidth": r"level\..*\.(bandwidth|uplink)|collective\..*\.seconds_per_byte",
     "network.latency": r"level\..*\.latency|collective\..*\.latency|collective_overhead",
 }

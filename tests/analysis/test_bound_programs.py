@@ -12,11 +12,17 @@ import distir_relax as dr
 from distir_relax.analysis.bound_programs import result_bytes
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
+from distir_relax.cost.profile import Line
 from distir_relax.ir import Module
 from distir_relax.ops import Trait, lookup
 from tests.machines import machine
 
-SLOW = replace(machine(3), kind="cpu", python=1e-3, python_collective=1e-2, bound=1e9)
+SLOW = replace(
+    machine(3),
+    kind="cpu", call=3e-3, python=1e-3, python_collective=1e-2, view=5e-3, bound=1e9,
+    lines=(Line("all_reduce", 3, 7e-2, 1e-10), Line("all_reduce", 3, 2e-2, 1e-10, bound=True)),
+)  # fmt: skip
+FREE = replace(SLOW, call=0.0, python=0.0, python_collective=0.0, view=0.0)
 
 
 def inference(strategy: str) -> Module:
@@ -28,17 +34,37 @@ def inference(strategy: str) -> Module:
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "1/3/1/1"])
 def test_small_programs_are_bound(strategy: str) -> None:
     module = inference(strategy)
-    free = replace(SLOW, python=0.0, python_collective=0.0)
-    assert simulate_module(module, SLOW).makespan == simulate_module(module, free).makespan
+    least = simulate_module(module, FREE).makespan
+    assert simulate_module(module, SLOW).makespan == least
     limited = replace(SLOW, bound=result_bytes(module))
-    assert simulate_module(module, limited).makespan == simulate_module(module, free).makespan
-    slower = simulate_module(module, replace(limited, bound=limited.bound - 1)).makespan
+    assert simulate_module(module, limited).makespan == least
+    too_small = replace(limited, bound=limited.bound - 1)
+    slower = simulate_module(module, too_small).makespan
     ops = [lookup(op.name) for function in module.functions for op in function.ops]
     sums = sum(Trait.COMMUNICATES in op.traits for op in ops)
-    computing = sum(not {Trait.COMMUNICATES, Trait.VIEW, Trait.SCALAR} & op.traits for op in ops)
+    # Products have no call time here: theirs are of their matrix.
+    products, computing = (
+        sum(not {Trait.COMMUNICATES, Trait.VIEW, Trait.SCALAR} & op.traits and bool(op.cost.product) == is_product
+            for op in ops)
+        for is_product in (True, False)
+    )  # fmt: skip
     assert sums == (strategy != "1/1/1/1")
-    expected = computing * 1e-3 + sums * 1e-2
-    assert slower - simulate_module(module, free).makespan == pytest.approx(expected, rel=1e-6)
+    expected = (products + computing) * 1e-3 + computing * 3e-3 + sums * (1e-2 + 7e-2 - 2e-2)
+    assert slower - least == pytest.approx(expected, rel=1e-6)
+    assert simulate_module(module, too_small, is_bound=True).makespan == least
+    assert simulate_module(module, SLOW, is_bound=False).makespan == slower
+
+
+def test_ops_without_a_native_kernel_take_the_time_of_python_in_any_program() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(35, 127), nn.Unflatten(1, (1, 127)), nn.Tanh(), nn.Hardtanh()).eval()
+    module = fuse_for_ranks(dr.compile(model, (torch.randn(5, 35),), strategy="1/1/1/1").modules["distributed"])
+    ops = [lookup(op.name) for op in module.main.ops]
+    by_python = sum(not op.code.is_native and not op.cost.product and Trait.VIEW not in op.traits for op in ops)
+    assert by_python
+    assert any(Trait.VIEW in op.traits for op in ops), "views take no time"
+    found, free = simulate_module(module, SLOW).makespan, simulate_module(module, FREE).makespan
+    assert found - free == pytest.approx(by_python * (1e-3 + 3e-3), rel=1e-6)
 
 
 def test_results_of_all_calls_count() -> None:
@@ -58,5 +84,5 @@ def test_training_steps_are_not() -> None:
         model, nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=batch, strategy="1/1/1/1"
     )
     module = fuse_for_ranks(step.plan.modules["distributed"])
-    free = simulate_module(module, replace(SLOW, python=0.0)).makespan
+    free = simulate_module(module, FREE).makespan
     assert simulate_module(module, SLOW).makespan > free + 10 * 1e-3

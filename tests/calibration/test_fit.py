@@ -24,20 +24,23 @@ from distir_relax.calibration.program_overhead import fit_programs, scale_commun
 from distir_relax.calibration.programs import ProgramSample, program_makers
 from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Line, Matrix, Profile
-from distir_relax.cost.roofline import op_seconds
+from distir_relax.cost.roofline import repeated_seconds
 from distir_relax.ir import TensorType
-from distir_relax.ops import lookup
 from tests.machines import link, machine
 
+ATTENTION = "nn.scaled_dot_product_attention"
 TRUE = replace(
-    machine(8, bandwidth=1.3e10, overhead=3e-6),
-    matrix={"float32": Matrix(1.9e11, 5.0, 20.0, 12.0, 4e10, 7e9)},
-    packed={"float32": Matrix(2.6e11, 2.0, 30.0, 9.0, 1.1e11, 9e9)},
+    machine(8, bandwidth=1.3e10, overhead=2e-7),
+    matrix={"float32": Matrix(1.9e11, 5.0, 20.0, 12.0, 4e10, 7e9, call=5e-6)},
+    packed={"float32": Matrix(2.6e11, 2.0, 30.0, 9.0, 1.1e11, 9e9, call=4e-6)},
     vector={"float32": 7e9},
-    ops={"float32": {"add": 1.3e10, "tanh": 2e9, "nn.scaled_dot_product_attention": 4e10}},
-    starts={"float32": {"tanh": 8e-6, "nn.scaled_dot_product_attention": 3e-7}},
+    ops={"float32": {"add": 1.3e10, "tanh": 2e9}},
+    calls={"float32": {"add": 2e-6, "tanh": 8e-6}},
+    call=3e-6,
+    products={"float32": {ATTENTION: Matrix(8e10, 9.0, 15.0, 4.0, call=3e-5)}},
     overlap=2.0,
     view=2e-6,
+    bound=float(1 << 24),
     cache=2e6,
     cache_bandwidth=6e10,
     kind="cpu",
@@ -47,8 +50,7 @@ START = replace(machine(8), cache=TRUE.cache, kind="cpu")
 
 
 def seconds(profile: Profile, sample: OpSample) -> float:
-    entry = lookup(sample.op)
-    return op_seconds(profile, entry, sample.operands, sample.attrs, sample.results, sample.fixed, sample.uncached)
+    return repeated_seconds(profile, sample.work)
 
 
 @pytest.fixture(scope="module")
@@ -72,21 +74,27 @@ def test_a_made_up_device_is_found_again(fitted: tuple[Profile, dict[str, float]
     assert found.matrix["float32"].thin == pytest.approx(4e10, rel=0.1)
     assert found.matrix["float32"].bandwidth == pytest.approx(7e9, rel=0.1)
     assert found.ops["float32"]["tanh"] == pytest.approx(2e9, rel=0.05)
-    assert found.starts["float32"]["tanh"] == pytest.approx(8e-6, rel=0.05)
-    assert found.starts["float32"]["nn.scaled_dot_product_attention"] == pytest.approx(3e-7, rel=0.05)
+    assert found.calls["float32"]["tanh"] == pytest.approx(8e-6, rel=0.05)
+    assert found.calls["float32"]["add"] == pytest.approx(2e-6, rel=0.05)
+    assert found.packed["float32"].call == pytest.approx(4e-6, rel=0.05)
+    attention = found.products["float32"][ATTENTION]
+    assert attention.flops == pytest.approx(8e10, rel=0.1)
+    assert attention.half_rows == pytest.approx(9.0, rel=0.15)
+    assert attention.call == pytest.approx(3e-5, rel=0.1)
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.05)
     assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
 
 
 def test_products_of_weights_of_8_bits_are_found_again(fitted: tuple[Profile, dict[str, float]]) -> None:
     samples = op_samples("int8", 1)
-    true = replace(TRUE, packed={**TRUE.packed, "int8": Matrix(5e11, 3.0, 15.0, 7.0, 2e11, 1.5e10)})
+    true = replace(TRUE, packed={**TRUE.packed, "int8": Matrix(5e11, 3.0, 15.0, 7.0, 2e11, 1.5e10, call=3e-6)})
     times = [seconds(true, sample) for sample in samples]
     assert times[9] != seconds(TRUE, samples[9]), "weights have rates of their own"
     found, errors = fit_quantized(TRUE, "int8", samples, times)
     assert max(errors.values()) < 0.02
     assert found.packed["int8"].flops == pytest.approx(5e11, rel=0.05)
     assert found.packed["int8"].bandwidth == pytest.approx(1.5e10, rel=0.1)
+    assert found.packed["int8"].call == pytest.approx(3e-6, rel=0.05)
     assert (found.packed["float32"], found.matrix) == (TRUE.packed["float32"], TRUE.matrix)
 
 
@@ -143,7 +151,8 @@ def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
 
 def test_samples_have_distinct_types_and_lie_within_reason() -> None:
     samples = op_samples("float32", 1)
-    assert len({(str(sample), str(sample.attrs), sample.fixed, sample.cold) for sample in samples}) == len(samples)
+    kinds = {(str(sample), str(sample.attrs), sample.fixed, sample.cold, sample.bound) for sample in samples}
+    assert len(kinds) == len(samples)
     assert max(sum(t.bytes for t in s.operands) for s in samples) < 64e6
 
 

@@ -116,6 +116,22 @@ def test_measured_lines_stand_before_formulas_and_are_interpolated() -> None:
     assert collective_seconds(profile, "send", (0, 1), (4,)) == A + 4 * B
 
 
+def test_programs_that_are_bound_have_lines_of_their_own() -> None:
+    lines = (
+        Line("all_reduce", 2, 2.0, 0.25),
+        Line("all_reduce", 2, 1.0, 0.125, bound=True),
+        Line("all_reduce", 3, 3.0, 0.25, bound=True),
+        Line("all_gather", 2, 5.0, 0.5),
+    )
+    profile = replace(machine(16, link(A, 1 / B)), lines=lines)
+    assert collective_seconds(profile, "all_reduce", ALL[:2], [4] * 2) == 3.0
+    assert collective_seconds(profile, "all_reduce", ALL[:3], [4] * 3) == 3.0, "that of fewer ranks"
+    bound = replace(profile, binds=True)
+    assert collective_seconds(bound, "all_reduce", ALL[:2], [4] * 2) == 1.5
+    assert collective_seconds(bound, "all_reduce", ALL[:3], [4] * 3) == 4.0
+    assert collective_seconds(bound, "all_gather", ALL[:2], [4] * 2) == 9.0, "Python calls it in any program"
+
+
 def test_errors_name_what_is_missing() -> None:
     with pytest.raises(ProfileError, match="the program uses device 16, the profile by hand has 16") as raised:
         collective_seconds(machine(16), "send", (0, 16), (8,))

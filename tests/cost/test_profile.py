@@ -11,7 +11,7 @@ import pytest
 
 from distir_relax.cost.profile import Level, Line, Matrix, load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
-from distir_relax.cost.roofline import cache_of, op_seconds, op_work, uncached_share
+from distir_relax.cost.roofline import cache_of, op_seconds, op_work, uncached_share, work_seconds
 from distir_relax.errors import ProfileError
 from distir_relax.ir import TensorType
 from distir_relax.ops import lookup
@@ -65,7 +65,14 @@ def test_all_that_a_profile_has_is_written() -> None:
             7, (Level("a", 2, 1e-6, 3e9, overlaps=False), Level("b", 8, 2e-6, 1e9)), bandwidth=1.5e9, overhead=1e-6
         ),
         matrix={"float32": Matrix(1e12, 3.0, 5.0, 7.0, tile=64.0), "int8": Matrix(2e12)},
-        lines=(Line("all_reduce", 3, 1e-5, 2.5e-10), Line("send", 2, 1e-6, 1e-10)),
+        products={"float32": {"nn.scaled_dot_product_attention": Matrix(3e11, 5.0, 7.0, call=3e-5)}},
+        calls={"float32": {"nn.gelu": 7e-6, "add": 0.0}},
+        call=2e-6,
+        lines=(
+            Line("all_reduce", 3, 1e-5, 2.5e-10),
+            Line("all_reduce", 3, 1e-6, 2e-10, ((4.0, 1e-6), (700.0, 3e-6)), bound=True),
+            Line("send", 2, 1e-6, 1e-10),
+        ),
         overlap=2.5,
         dispatch=8e-6,
         view=1e-6,
@@ -206,6 +213,26 @@ def test_each_mistake_is_named(old: str, new: str, message: str) -> None:
     assert raised.value.where.split(":")[0] == "own"
 
 
+@pytest.mark.parametrize(("causal", "masked", "keys"), [(False, False, 58), (True, False, 29), (False, True, 29)])
+def test_attention_of_a_cpu_is_a_product_without_what_its_mask_hides(causal: bool, masked: bool, keys: int) -> None:
+    q = TensorType((3, 5, 57, 16), "float32")
+    mask = (TensorType((1, 1, 57, 57), "bool"),) if masked else ()
+    attrs = {"scale": 0.25, "causal": causal, "masked": masked, "boolean": masked}
+    entry = lookup("nn.scaled_dot_product_attention")
+    own = {"float32": {entry.name: Matrix(1e9, half_rows=6.0, bandwidth=1e8)}}
+    profile = replace(machine(1), products=own, overlap=1.0)
+    moved = sum(t.bytes for t in (q, q, q, *mask, q))
+    expected = 15 * 2 * (57 + 6) * min(keys, 57) * 32 / 1e9 + moved / 1e8
+    assert op_seconds(profile, entry, (q, q, q, *mask), attrs, (q,)) == pytest.approx(expected)
+    # One new position attends to all before it.
+    new = TensorType((3, 5, 1, 16), "float32")
+    mask = (TensorType((1, 1, 1, 57), "bool"),) if masked else ()
+    moved = sum(t.bytes for t in (new, q, q, *mask, new))
+    expected = 15 * 2 * (1 + 6) * 57 * 32 / 1e9 + moved / 1e8
+    one = {**attrs, "causal": False}
+    assert op_seconds(profile, entry, (new, q, q, *mask), one, (new,)) == pytest.approx(expected)
+
+
 def test_the_roofline() -> None:
     """An op takes the longer of computing and moving, and its overhead; products are slower where they are small."""
     x = TensorType((1000, 1000), "float32")
@@ -245,7 +272,17 @@ def test_the_roofline() -> None:
     assert [uncached_share(used, 8e6) for used in (0.0, 4e6, 10e6, 16e6, 1e9)] == [0.0, 0.0, 0.5, 1.0, 1.0]
     assert uncached_share(cache_of(10e6) * 1.25, cache_of(10e6)) == 0.5
     work = op_work(lookup("add"), (x, x), {}, (x,), cold=(True, False, True), share=0.25)
-    assert (work.moved, work.uncached) == (12e6, 2e6), "a quarter of 8 MB"
+    assert (work.moved, work.uncached) == (12e6, 8e6)
+    near = 1e-3 + 12e6 / 1e11
+    assert work_seconds(cached, work) == pytest.approx(0.25 * half + 0.75 * near), "a quarter of such ops reads memory"
+    # Python calls an op, unless it is in a list of native calls; a product has figures of its own.
+    called = replace(fast, call=3.0, calls={"float32": {"add": 5.0}}, python=7.0, ops={"float32": {"add": 1e12}})
+    assert op_seconds(called, lookup("add"), (x, x), {}, (x,)) == pytest.approx(12.0 + 1e-3 + 1e6 / 1e12)
+    assert op_seconds(called, lookup("subtract"), (x, x), {}, (x,)) == pytest.approx(10.0 + 1e-3 + 1e6 / 1e12)
+    bound = op_work(lookup("add"), (x, x), {}, (x,), bound=True)
+    assert work_seconds(called, bound) == pytest.approx(1e-3 + 1e6 / 1e12)
+    by_python = op_work(lookup("tanh"), (x,), {}, (x,), bound=True)
+    assert work_seconds(called, by_python) == pytest.approx(10.0 + 1e-3 + 1e6 / 1e12)
     held = replace(profile, dispatch=1.0)
     assert op_seconds(held, lookup("add"), (x, x), {}, (x,)) == 1.0
     turned = TensorType((1000, 1000), "float32")

@@ -1,0 +1,58 @@
+"""Ops and collectives are measured as programs run them: called from Python, and in lists of native calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distir_relax.calibration.measure import _bound_all_reduces, _bound_step, _collectives, time_op
+from distir_relax.calibration.microbenchmarks import OpSample, op_samples
+from distir_relax.kernels.bound_step import BoundStep
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.transports.threads import ThreadWorld
+
+
+def drawn(sample: OpSample) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(kind.shape, generator=generator).to(getattr(torch, kind.dtype)) for kind in sample.operands]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
+def test_bound_samples_run_without_python(dtype: str) -> None:
+    samples = [sample for sample in op_samples(dtype, 1) if sample.bound]
+    # One of each op and kind: the largest of some have no native kernel, and so no times.
+    chosen = {(sample.op, sample.cached): sample for sample in reversed(samples)}
+    assert len(chosen) == (1 if dtype in ("int8", "uint8") else 15)
+    for sample in chosen.values():
+        found = time_op(sample, "cpu", lambda: None, limit=0.002)
+        assert len(found) == 2, str(sample)
+        assert min(found) > 0, str(sample)
+
+
+def test_there_are_no_times_of_a_bound_op_without_a_kernel() -> None:
+    sample = next(s for s in op_samples("float32", 1) if s.op == "tanh")
+    assert time_op(OpSample(sample.group, "tanh", sample.operands, bound=True), "cpu", lambda: None, 0.002) == []
+
+
+def test_decoding_reads_the_cache_of_each_layer() -> None:
+    sample = next(s for s in op_samples("float32", 1) if s.cached)
+    inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in drawn(sample)]
+    step = _bound_step(sample, inputs)
+    assert isinstance(step, BoundStep)
+    assert step.python_calls == 0
+    assert step.native_calls == 20
+    caches = 20 * sum(x.nbytes for x in inputs[1:])
+    assert caches > 2e6, "they do not stay in the nearest cache"
+
+
+def test_collectives_of_nothing_are_not_measured() -> None:
+    comm = ThreadWorld(DeviceMesh((1, 5), ("apart", "together"))).communicator(0, "cpu")
+    names = [name for name, *_ in _collectives(comm, 5, 3, "cpu")]
+    assert names == ["all_reduce", "all_gather", "reduce_scatter"], "3 elements make no rows for 5 ranks"
+    sizes = {name: size for name, size, *_ in _collectives(comm, 5, 190, "cpu")}
+    assert sizes["all_to_all"] == 4 * 190
+
+
+def test_ranks_that_share_no_memory_have_no_bound_sums() -> None:
+    comm = ThreadWorld(DeviceMesh((1, 3), ("apart", "together"))).communicator(0, "cpu")
+    assert _bound_all_reduces(comm, 7).python_calls == 20
