@@ -22,6 +22,7 @@ from distir_relax.ir import CachedState, Function, Module, Op, Value
 from distir_relax.ir.outline import Region, outline_regions, region_key
 from distir_relax.layout import typical_value
 from distir_relax.ops import lookup
+from distir_relax.sharding.factors import is_annotation
 from distir_relax.strategies.chain_partition import balanced_cuts
 from distir_relax.strategies.sample_dims import Samples
 from distir_relax.strategies.stage_costs import StageCosts
@@ -34,6 +35,11 @@ def weight_origins(main: Function) -> dict[str, str]:
         if len(op.operands) == 1 and op.operands[0].name in origins and not op.callee:
             origins.update((v.name, origins[op.operands[0].name]) for v in op.results)
     return origins
+
+
+def count_places(module: Module) -> int:
+    """Return the most stages that a program of the global stage can be cut into, with several microbatches."""
+    return len(_StageOps.of(module, Samples.of(module), divided=True).starts(module.main))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,8 @@ class CutStages:
         main = module.main
         samples = Samples.of(module)
         ops = _StageOps.of(module, samples, self.microbatches > 1)
-        if len(ops.body) < self.count:
-            raise self._too_few(main, ops)
+        if (places := len(ops.starts(main))) < self.count:
+            raise self._too_few(main, ops, places)
         if self.weights:
             firsts = self._by_weights(main, ops.body)
         else:
@@ -87,8 +93,8 @@ class CutStages:
         assert outlined is not None, "stages are consecutive"
         return replace(module, functions=(outlined[0], *module.functions[1:], *outlined[1]))
 
-    def _too_few(self, main: Function, ops: _StageOps) -> DistIRError:
-        count = f"the model has {len(ops.body)} consecutive ops with weights"
+    def _too_few(self, main: Function, ops: _StageOps, places: int) -> DistIRError:
+        count = f"the model has {places} consecutive ops with weights"
         problem = f"too few for {self.count} stages"
         if ops.join is None:
             return DistIRError(f"{count}, {problem}", hint="use fewer stages")
@@ -114,6 +120,10 @@ class CutStages:
         op_costs = costs.of(body)
         op_costs[-1] += sum(costs.of(rest))
         crossing = [costs.send_seconds(values) for values in _crossing(main, body)]
+        # An annotation alone is no stage: it goes with the op before it.
+        for index in range(1, len(body)):
+            if is_annotation(main.ops[body[index]]):
+                crossing[index] = math.inf
         # A state is used, and its next value computed, on the same devices.
         for number in _within_updates(module, body):
             crossing[number] = math.inf
@@ -190,6 +200,10 @@ class _StageOps:
     roles: Mapping[str, str]
     join: int | None = None
     """The first op on values of weights that joins samples, if weights are used after it."""
+
+    def starts(self, main: Function) -> list[int]:
+        """Return the numbers of the ops that a stage may begin with."""
+        return [number for number in self.body if not is_annotation(main.ops[number])]
 
     @staticmethod
     def of(module: Module, samples: Samples, divided: bool) -> _StageOps:

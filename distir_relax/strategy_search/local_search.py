@@ -1,5 +1,8 @@
 """Local search, for spaces of too many strategies to simulate.
 
+The training of a model that is a chain of equal blocks has lower bounds (`step_bounds`): the candidates with the least
+bounds are tried, until those of all others are above the best. For other models, or if bounds rule out too few:
+
 1. Each D x T x P is tried once, with the most microbatches, and the least ZeRO that leaves room; those that need more
    ZeRO only if none with less fits. A pipeline whose bubble alone makes it slower than the best is skipped.
 2. Around the best one, one option at a time is changed, a number to its neighbor in the list, until nothing is faster.
@@ -7,12 +10,13 @@
    is used: many candidates of a small model, few of one whose program is long.
 
 Candidates are chosen in rounds of `ROUND`, whatever the number of workers, so their outcomes do not depend on it, nor
-on whether the search was interrupted. Each outcome is that of `Source.simulate`. If not all are tried, the fastest may
-be missed: two options may only be good together.
+on whether the search was interrupted. Each outcome is that of `Source.simulate`. If not all are tried or ruled out, the
+fastest may be missed: two options may only be good together.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -25,10 +29,11 @@ from distir_relax.cost.profile import Profile
 from distir_relax.strategies.strategy import OPTIONS, Strategy
 from distir_relax.strategy_search.evaluate import Draw, Evaluator
 from distir_relax.strategy_search.grid_search import OutcomeCallback, Search, outcomes_of
-from distir_relax.strategy_search.lower_bounds import LowerBounds
+from distir_relax.strategy_search.lower_bounds import KEEPS_TOO_MUCH, TOO_SLOW, LowerBounds
 from distir_relax.strategy_search.outcome import Outcome
 from distir_relax.strategy_search.results_file import ResultsFile, open_results
 from distir_relax.strategy_search.search_space import Candidate, Space
+from distir_relax.strategy_search.step_bounds import StepBounds
 
 COMFORTABLE = 0.4
 """Preferred upper limit of weights, gradients and state, as a fraction of a device's memory, for first candidates."""
@@ -36,6 +41,8 @@ ROUND = 4
 """How many candidates are simulated before the next are chosen."""
 OP_BUDGET = 75_000
 """Budget of ops over all tried programs; beyond it only neighbors of the best are tried."""
+_BOUNDED = 4
+"""The factor of the budget with lower bounds: they may rule out all that is left."""
 
 
 def search_locally(
@@ -61,14 +68,17 @@ def search_locally(
         on_outcome, draw,
     )  # fmt: skip
     search.rule_out()
-    for tier in search.firsts():
+    limit = op_budget // max(1, sum(len(function.ops) for function in source.imported.module.functions))
+    while batch := search.least_bounds(_BOUNDED * limit):
+        search.run(batch)
+    for tier in [] if search.fits else search.firsts():
         while batch := search.promising(tier)[:ROUND]:
             search.run([*batch, *search.speculative(ROUND - len(batch))])
         if search.fits:
             break
-    ops = sum(len(function.ops) for function in source.imported.module.functions)
-    while batch := search.neighbors_of_best(op_budget // max(1, ops))[:ROUND]:
+    while batch := search.neighbors_of_best(limit)[:ROUND]:
         search.run(batch)
+    search.rule_out_slow()
     outcomes = tuple(search.outcomes.values())
     untried = sum(candidate not in search.outcomes for group in search.groups.values() for candidate in group)
     return Search(space, profile, outcomes, search.resumed, time.perf_counter() - start, search.evaluator, untried)
@@ -86,9 +96,16 @@ class _LocalSearch:
     draw: Draw | None
     evaluator: Evaluator = field(init=False)
     lower_bounds: LowerBounds = field(init=False)
+    bounds: StepBounds | None = None
+    least: dict[Candidate, float] = field(default_factory=dict)
+    """The least time of the step of each candidate, if there are bounds."""
+    with_data: set[Candidate] = field(default_factory=set)
+    """The candidates whose bounds include the traffic of data parallelism."""
     groups: dict[object, list[Candidate]] = field(default_factory=dict)
     """The candidates that may fit, by D x T x P and batch."""
     outcomes: dict[Candidate, Outcome] = field(default_factory=dict)
+    best_seconds: dict[int, float] = field(default_factory=dict)
+    """The shortest step of each batch."""
     resumed: int = 0
     """The number of outcomes that an earlier search left."""
 
@@ -104,11 +121,46 @@ class _LocalSearch:
 
     def rule_out(self) -> None:
         """Group the candidates; those that are ruled out get an outcome."""
+        left = []
         for candidate in self.space.candidates():
             if reason := self.lower_bounds.refusal(candidate.strategy):
-                self._record(Outcome(str(candidate.strategy), candidate.samples, refused=reason))
+                self._refuse(candidate, reason)
+            else:
+                left.append(candidate)
+        self.bounds = StepBounds.of(self.source, self.profile, left)
+        if self.bounds is not None:
+            self.bounds.prepare(left, False, self._processes)
+            self.least = {candidate: self.bounds.seconds(candidate) for candidate in left}
+        for candidate in left:
+            if self.least.get(candidate, 0.0) == math.inf:
+                self._refuse(candidate, KEEPS_TOO_MUCH)
             else:
                 self.groups.setdefault(_group(candidate), []).append(candidate)
+
+    def least_bounds(self, limit: int) -> list[Candidate]:
+        """Return the untried candidates with the least bounds, if there are any and fewer than `limit` were tried.
+
+        A bound without the traffic of data parallelism is computed again with it before its candidate is tried.
+        """
+        if self.bounds is None or sum(not outcome.refused for outcome in self.outcomes.values()) >= limit:
+            return []
+        while True:
+            left = [c for group in self.groups.values() for c in group if self._is_open(c)]
+            left.sort(key=lambda c: (self.least[c], str(c.strategy), c.samples))
+            batch = left[:ROUND]
+            if self.with_data.issuperset(batch):
+                return batch
+            # Several of the next ones, for all processes.
+            unsure = [candidate for candidate in left if candidate not in self.with_data][: 2 * ROUND]
+            self.bounds.prepare(unsure, True, self._processes)
+            self.least.update({candidate: self.bounds.seconds(candidate, True) for candidate in unsure})
+            self.with_data.update(unsure)
+
+    def rule_out_slow(self) -> None:
+        """Give an outcome to the candidates that the best of their batch rules out."""
+        for candidate in [c for group in self.groups.values() for c in group]:
+            if candidate not in self.outcomes and not self._is_open(candidate):
+                self._refuse(candidate, TOO_SLOW)
 
     def firsts(self) -> list[list[Candidate]]:
         """Return the first candidate of each group, in tiers of ZeRO: up to stage 1, then more.
@@ -128,7 +180,7 @@ class _LocalSearch:
             best[outcome.samples] = min(
                 best.get(outcome.samples, (outcome.seconds, compute)), (outcome.seconds, compute)
             )
-        untried = [candidate for candidate in candidates if candidate not in self.outcomes]
+        untried = [candidate for candidate in candidates if self._is_open(candidate)]
         for samples, (seconds, compute) in best.items():
             untried = [c for c in untried if c.samples != samples or compute * (1.0 + _bubble(c)) < seconds]
         return untried
@@ -180,15 +232,14 @@ class _LocalSearch:
         tried_groups = [group for _, group in groups]
         others = [group for group in self.groups.values() if group[0].samples == samples and group not in tried_groups]
         skipped = sorted((min(group, key=self.rank) for group in others), key=_bubble)
-        untried = [[c for c in group if c not in self.outcomes] for group in tried_groups]
-        for distance, candidates in enumerate([*neighbors[:1], skipped, *neighbors[1:], *untried]):
-            if candidates:
+        for distance, tier in enumerate([*neighbors[:1], skipped, *neighbors[1:], *tried_groups]):
+            if candidates := [candidate for candidate in tier if self._is_open(candidate)]:
                 yield distance, candidates
 
     def _neighbors(self, outcome: Outcome, group: Sequence[Candidate]) -> list[Candidate]:
-        """Return the untried candidates of a group that differ from an outcome in one option."""
+        """Return the candidates of a group that differ from an outcome in one option."""
         best = outcome.candidate.strategy
-        return [c for c in group if c not in self.outcomes and self._are_neighbors(c.strategy, best)]
+        return [c for c in group if self._are_neighbors(c.strategy, best)]
 
     def _are_neighbors(self, other: Strategy, best: Strategy) -> bool:
         """Return whether two strategies of the same degrees differ in one option, a number by one place in its list."""
@@ -207,8 +258,24 @@ class _LocalSearch:
                 best.append((min(tried, key=_sort_key), group))
         return sorted(best, key=lambda pair: _sort_key(pair[0]))
 
+    @property
+    def _processes(self) -> int:
+        """The number of processes to compute bounds in: under mpirun the first rank alone does it."""
+        return self.workers if self.executor is None else 1
+
+    def _is_open(self, candidate: Candidate) -> bool:
+        """Return whether a candidate is neither tried, nor ruled out by its bound and the best of its batch."""
+        best = self.best_seconds.get(candidate.samples, math.inf)
+        return candidate not in self.outcomes and self.least.get(candidate, 0.0) < best
+
+    def _refuse(self, candidate: Candidate, reason: str) -> None:
+        self._record(Outcome(str(candidate.strategy), candidate.samples, refused=reason))
+
     def _record(self, outcome: Outcome) -> None:
         self.outcomes[outcome.candidate] = outcome
+        if outcome.fits:
+            best = self.best_seconds.get(outcome.samples, math.inf)
+            self.best_seconds[outcome.samples] = min(best, outcome.seconds)
         if self.on_outcome is not None:
             self.on_outcome(outcome, len(self.outcomes))
 

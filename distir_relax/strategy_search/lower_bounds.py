@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.pass_pipeline import weight_memory
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError
 from distir_relax.strategies.factor_costs import Classes, classes_of
+from distir_relax.strategies.pipeline_stages import CutStages, count_places
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.tensor_parallel import tensor_classes
 
 TOO_LARGE = "weights, gradients and the optimizer's state alone do not fit"
 TOO_FINE = "the weights of a layer cannot be cut into as many parts as there are tensor ranks"
-RULED_OUT = (TOO_LARGE, TOO_FINE)
+TOO_MANY_STAGES = "the model cannot be cut into as many stages"
+KEEPS_TOO_MUCH = "weights, the optimizer's state and the activations of microbatches in flight do not fit"
+TOO_SLOW = "the least time of its step is above that of the best"
+RULED_OUT = (TOO_LARGE, TOO_FINE, TOO_MANY_STAGES, KEEPS_TOO_MUCH, TOO_SLOW)
 """The reasons why candidates are not compiled."""
 
 
@@ -64,8 +72,22 @@ class LowerBounds:
             return ""
         if self._is_too_fine(strategy.tensor):
             return TOO_FINE
+        if strategy.pipeline > 1 and strategy.microbatches > 1 and strategy.pipeline * strategy.chunks > self._places:
+            return TOO_MANY_STAGES
         limit = max(memory for _, memory in self.profile.device_specs(strategy.devices))
         return TOO_LARGE if self.bytes(strategy) > limit else ""
+
+    @cached_property
+    def _places(self) -> float:
+        """The most stages that the model can be cut into, with several microbatches; infinity if that is unknown."""
+        source = self.source.with_strategy(Strategy(1, 1, 2, 2))
+        try:
+            passes = source.distributed_passes(repeated=True)
+            cut = next((i for i, step in enumerate(passes) if isinstance(step, CutStages)), None)
+            return math.inf if cut is None else count_places(run_passes(source.imported.module, passes[:cut], []))
+        except DistIRError:
+            # Compilation of a candidate gives the reason.
+            return math.inf
 
     def _is_too_fine(self, tensor: int) -> bool:
         """Return whether a class that is split over the tensor axis has fewer units than ranks."""

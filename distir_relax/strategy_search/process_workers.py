@@ -1,6 +1,6 @@
 """Worker processes that simulate candidates, each with programs similar to its previous ones.
 
-They are forked, so the model needs no serialization; outcomes return one by one. Remaining candidates of a group are
+They are forked, so the model needs no serialization; outcomes return one by one. Remaining items of a group are
 redistributed to idle workers.
 """
 
@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import Any, TypeVar
 
 from distir_relax.errors import RunError
 from distir_relax.ir import gc_disabled
-from distir_relax.strategy_search.outcome import Outcome
-from distir_relax.strategy_search.search_space import Candidate
 
-Pieces = deque[list[Candidate]]
-"""Candidates of similar programs, a few at a time."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+Pieces = deque[list[Any]]
+"""Items of similar programs, a few at a time."""
 
 
-def run_in_processes(
-    outcome: Callable[[Candidate], Outcome], groups: Sequence[Sequence[list[Candidate]]], workers: int
-) -> Iterator[Outcome]:
-    """Yield the outcomes of candidates as they complete; `groups` are pieces of similar programs.
+def run_in_processes(outcome: Callable[[T], R], groups: Sequence[Sequence[list[T]]], workers: int) -> Iterator[R]:
+    """Yield the outcomes of items, such as candidates, as they complete; `groups` are pieces of similar programs.
 
-    Raises `RunError` if a process died.
+    No outcome is None. Raises `RunError` if a process died.
     """
     unassigned = deque(deque(group) for group in groups)
     # No more processes than pieces.
@@ -67,7 +67,7 @@ def _send_next(connection: Connection, queues: dict[Connection, Pieces], unassig
 class _Pool:
     """Worker processes, with a connection to each."""
 
-    def __init__(self, outcome: Callable[[Candidate], Outcome], count: int) -> None:
+    def __init__(self, outcome: Callable[[Any], object], count: int) -> None:
         context = get_context("fork")
         self.connections: list[Connection] = []
         self.processes: list[ForkProcess] = []
@@ -88,8 +88,8 @@ class _Pool:
             process.join()
 
 
-def _serve(outcome: Callable[[Candidate], Outcome], connection: Connection, others: Sequence[Connection]) -> None:
-    """Serve candidates until the parent closes the connection; the parent handles interrupts."""
+def _serve(outcome: Callable[[Any], object], connection: Connection, others: Sequence[Connection]) -> None:
+    """Serve items until the parent closes the connection; the parent handles interrupts."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     # Otherwise this end would stay open in other workers, which would wait for a parent that has ended.
@@ -100,8 +100,8 @@ def _serve(outcome: Callable[[Candidate], Outcome], connection: Connection, othe
     try:
         while True:
             with gc_disabled():
-                for candidate in connection.recv():
-                    connection.send(outcome(candidate))
+                for item in connection.recv():
+                    connection.send(outcome(item))
             connection.send(None)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
