@@ -8,7 +8,7 @@ merged with free neighbors. Segments are kept; when memory runs out, those witho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 MIB = 1 << 20
@@ -20,80 +20,121 @@ SMALL_SEGMENT, MEDIUM_SEGMENT, LARGE_UNIT = 2 * MIB, 20 * MIB, 2 * MIB
 Owner = tuple[int, int] | None
 """The size and the tag of the tensor in a block; None if it is free."""
 
+# Addresses are offsets in a segment, after its number: no two segments touch.
+_SEGMENT_BITS = 64
+
 
 @dataclass(slots=True)
-class _Segment:
-    is_small: bool
-    blocks: list[tuple[int, Owner]]
-
-
-@dataclass
 class CachingAllocator:
-    """The allocator of one device with `memory` bytes. `reserved` is what its segments take, `peak` its maximum."""
+    """The allocator of one device with `memory` bytes; `reserved` is the size of its segments."""
 
     memory: float
     reserved: int = 0
-    peak: int = 0
-    _segments: list[_Segment] = field(default_factory=list)
+    _segments: list[int] = field(default_factory=list)
+    """The size of each segment, in the order in which they were reserved."""
+    _blocks: dict[int, tuple[int, Owner]] = field(default_factory=dict)
+    """The length and the owner of each block, by its address."""
+    _free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = field(default_factory=lambda: ([], []))
+    """The lengths and addresses of free blocks, in ascending order: of large segments, and of small ones."""
+    _free_ends: dict[int, int] = field(default_factory=dict)
+    """The address of each free block, by that of its end."""
+    _tensors: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """The addresses of the blocks of each owner, in ascending order."""
 
     def allocate(self, size: int, tag: int = 0) -> bool:
         """Allocate `size` bytes for a tensor of a kind, its `tag`; return whether there is room."""
         rounded = max(UNIT, -(-size // UNIT) * UNIT)
         is_small = rounded <= SMALL
-        best = min(self._fitting(rounded, is_small), default=None)
-        if best is None and not self._reserve(rounded, is_small):
-            return False
-        found, number, position = best or (self._segments[-1].blocks[0][0], len(self._segments) - 1, 0)
-        blocks, rest = self._segments[number].blocks, found - rounded
-        is_split = rest >= UNIT if is_small else rest > SMALL
-        blocks[position] = (rounded if is_split else found, (size, tag))
-        if is_split:
-            blocks.insert(position + 1, (rest, None))
+        free = self._free[is_small]
+        best = bisect_left(free, (rounded, -1))
+        if best == len(free):
+            if not self._reserve(rounded, is_small):
+                return False
+            free = self._free[is_small]
+            best = bisect_left(free, (rounded, -1))
+        found, address = free.pop(best)
+        del self._free_ends[address + found]
+        rest = found - rounded
+        if rest >= UNIT if is_small else rest > SMALL:
+            self._blocks[address] = rounded, (size, tag)
+            self._add_free(address + rounded, rest, is_small)
+        else:
+            self._blocks[address] = found, (size, tag)
+        addresses = self._tensors.get((size, tag))
+        if addresses is None:
+            self._tensors[size, tag] = [address]
+        else:
+            insort(addresses, address)
         return True
 
     def free(self, size: int, tag: int = 0) -> None:
         """Free a tensor of this size and tag: of several, the one in the first segment, at the lowest address."""
-        owner = (size, tag)
-        for segment in self._segments:
-            blocks = segment.blocks
-            for position, block in enumerate(blocks):
-                if block[1] == owner:
-                    first, end = position, position + 1
-                    if end < len(blocks) and blocks[end][1] is None:
-                        end += 1
-                    if first and blocks[first - 1][1] is None:
-                        first -= 1
-                    blocks[first:end] = [(sum(length for length, _ in blocks[first:end]), None)]
-                    return
-        raise KeyError(owner)
+        addresses = self._tensors[size, tag]
+        address = addresses.pop(0)
+        if not addresses:
+            del self._tensors[size, tag]
+        length, _ = self._blocks.pop(address)
+        is_small = self._segments[address >> _SEGMENT_BITS] == SMALL_SEGMENT
+        after, owner = self._blocks.get(address + length, (0, (0, 0)))
+        if owner is None:
+            self._remove_free(address + length, after, is_small)
+            length += after
+        before = self._free_ends.get(address)
+        if before is not None:
+            self._remove_free(before, address - before, is_small)
+            address, length = before, length + address - before
+        self._add_free(address, length, is_small)
 
     def state(self) -> object:
         """Return a value that is equal for allocators that treat all that follows equally."""
-        return tuple([(segment.is_small, *segment.blocks) for segment in self._segments])
+        return tuple(sorted(self._blocks.items()))
 
     def copy(self) -> CachingAllocator:
         """Return an allocator in the same state."""
-        segments = [_Segment(segment.is_small, segment.blocks.copy()) for segment in self._segments]
-        return CachingAllocator(self.memory, self.reserved, self.peak, segments)
+        free = self._free[0].copy(), self._free[1].copy()
+        tensors = {owner: addresses.copy() for owner, addresses in self._tensors.items()}
+        segments, blocks, free_ends = self._segments.copy(), self._blocks.copy(), self._free_ends.copy()
+        return CachingAllocator(self.memory, self.reserved, segments, blocks, free, free_ends, tensors)
 
-    def _fitting(self, size: int, is_small: bool) -> Iterator[tuple[int, int, int]]:
-        """Yield the free blocks with room for `size`: size, segment, position."""
-        for number, segment in enumerate(self._segments):
-            if segment.is_small == is_small:
-                for position, (room, owner) in enumerate(segment.blocks):
-                    if owner is None and room >= size:
-                        yield room, number, position
+    def _add_free(self, address: int, length: int, is_small: bool) -> None:
+        self._blocks[address] = length, None
+        self._free_ends[address + length] = address
+        insort(self._free[is_small], (length, address))
+
+    def _remove_free(self, address: int, length: int, is_small: bool) -> None:
+        del self._blocks[address], self._free_ends[address + length]
+        free = self._free[is_small]
+        del free[bisect_left(free, (length, address))]
 
     def _reserve(self, size: int, is_small: bool) -> bool:
         """Reserve a segment for a tensor; return whether there is memory for it."""
         large = MEDIUM_SEGMENT if size < MEDIUM else -(-size // LARGE_UNIT) * LARGE_UNIT
         room = SMALL_SEGMENT if is_small else large
         if self.reserved + room > self.memory:
-            self._segments = [s for s in self._segments if len(s.blocks) > 1 or s.blocks[0][1] is not None]
-            self.reserved = sum(length for segment in self._segments for length, _ in segment.blocks)
+            self._release_unused()
         if self.reserved + room > self.memory:
             return False
         self.reserved += room
-        self.peak = max(self.peak, self.reserved)
-        self._segments.append(_Segment(is_small, [(room, None)]))
+        self._segments.append(room)
+        self._add_free(len(self._segments) - 1 << _SEGMENT_BITS, room, is_small)
         return True
+
+    def _release_unused(self) -> None:
+        """Give segments without a tensor back, and number the others anew, so that equal states stay equal."""
+        kept = [n for n, size in enumerate(self._segments) if self._blocks[n << _SEGMENT_BITS] != (size, None)]
+        number = {old << _SEGMENT_BITS: new << _SEGMENT_BITS for new, old in enumerate(kept)}
+        offset = (1 << _SEGMENT_BITS) - 1
+        blocks, self._blocks = self._blocks, {}
+        self._segments = [self._segments[n] for n in kept]
+        self.reserved = sum(self._segments)
+        self._free, self._free_ends, self._tensors = ([], []), {}, {}
+        for address, (length, owner) in sorted(blocks.items()):
+            segment = number.get(address & ~offset)
+            if segment is None:
+                continue
+            moved = segment | address & offset
+            if owner is None:
+                self._add_free(moved, length, self._segments[moved >> _SEGMENT_BITS] == SMALL_SEGMENT)
+            else:
+                self._blocks[moved] = length, owner
+                self._tensors.setdefault(owner, []).append(moved)

@@ -16,53 +16,69 @@ def reserved_bytes(changes: Sequence[Change | Called], device_class: int, memory
     the same function leaves it in the same state, and is not replayed. None if the device does not have enough.
     """
     replay = _Replay(device_class, CachingAllocator(memory))
-    return replay.allocator.peak if replay.run(changes) else None
+    return replay.peak if replay.run(changes) else None
 
 
 @dataclass
 class _Replay:
     device_class: int
     allocator: CachingAllocator
-    _after: dict[object, CachingAllocator | None] = field(default_factory=dict)
-    """The allocator after a call, by the call's changes and the state before; None if memory has run out."""
-    _concerns: dict[int, bool] = field(default_factory=dict)
-    """Whether changes, by identity, are any of the class."""
+    """The allocator now. Those after calls are kept, and never change: they are copied before they would."""
+    peak: int = 0
+    _number: int | None = None
+    """The number of the allocator's state, equal for equal states; None if it has changed since the last call."""
+    _numbers: dict[object, int] = field(default_factory=dict)
+    """The number of each state."""
+    _after: dict[tuple[int, int], tuple[CachingAllocator, int] | None] = field(default_factory=dict)
+    """The allocator after a call, and the number of its state, by the call's changes and the state before; None if
+    memory has run out."""
+    _of_class: dict[int, Sequence[Change | Called]] = field(default_factory=dict)
+    """The changes of the class among changes, by identity, with calls that have any."""
 
     def run(self, changes: Sequence[Change | Called]) -> bool:
         """Replay changes in order; return whether there was memory for all."""
-        for change in changes:
+        for change in self._concerning(changes):
             if isinstance(change, Called):
-                if self._is_concerned(change.changes) and not self._call(change.changes):
+                if not self._call(change.changes):
                     return False
-            elif change.device_class == self.device_class:
-                if change.bytes < 0:
-                    self.allocator.free(-change.bytes, change.category)
-                elif change.bytes and not self.allocator.allocate(change.bytes, change.category):
+                continue
+            if self._number is not None:
+                # It is kept as the state after a call.
+                self.allocator, self._number = self.allocator.copy(), None
+            if change.bytes < 0:
+                self.allocator.free(-change.bytes, change.category)
+            elif change.bytes:
+                if not self.allocator.allocate(change.bytes, change.category):
                     return False
+                self.peak = max(self.peak, self.allocator.reserved)
         return True
 
     def _call(self, changes: Sequence[Change | Called]) -> bool:
-        before = self.allocator
-        key = id(changes), before.state()
+        key = id(changes), self._state()
         if key not in self._after:
-            self.allocator = before.copy()
-            self._after[key] = self.allocator if self.run(changes) else None
+            self._after[key] = (self.allocator, self._state()) if self.run(changes) else None
         after = self._after[key]
         if after is None:
             return False
-        peak = max(before.peak, after.peak)
-        # An allocator kept for later calls must not change.
-        self.allocator = after.copy()
-        self.allocator.peak = peak
+        # The peak has already risen to that of the call, when it was replayed.
+        self.allocator, self._number = after
         return True
 
-    def _is_concerned(self, changes: Sequence[Change | Called]) -> bool:
-        found = self._concerns.get(id(changes))
+    def _state(self) -> int:
+        if self._number is None:
+            self._number = self._numbers.setdefault(self.allocator.state(), len(self._numbers))
+        return self._number
+
+    def _concerning(self, changes: Sequence[Change | Called]) -> Sequence[Change | Called]:
+        found = self._of_class.get(id(changes))
         if found is None:
-            found = self._concerns[id(changes)] = any(
-                self._is_concerned(change.changes)
-                if isinstance(change, Called)
-                else change.device_class == self.device_class
+            found = self._of_class[id(changes)] = [
+                change
                 for change in changes
-            )
+                if (
+                    self._concerning(change.changes)
+                    if isinstance(change, Called)
+                    else change.device_class == self.device_class
+                )
+            ]
         return found
