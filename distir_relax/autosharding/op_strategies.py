@@ -94,7 +94,7 @@ class StrategySpace:
         """Return the layout that an annotation asks for, with partial sums reduced."""
         value = op.results[0]
         annotated = validate_annotation(str(op.attrs["placements"]), self.mesh, value.tensor.shape, op.location)
-        splits = self.targets.splits[value.name]
+        splits = self.targets.splits(value.name)
         layout: list[Placement] = []
         for axis, (placement, split) in enumerate(zip(annotated, splits, strict=True)):
             is_split = isinstance(placement, Shard) and split is not None

@@ -8,9 +8,13 @@ annotation op; a user's have round 0) reach values that earlier rounds left. Eve
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Value
@@ -26,7 +30,9 @@ from distir_relax.layout.partition import (
 )
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW
-from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
+from distir_relax.sharding.components import IntArray
+from distir_relax.sharding.factors import Factoring, Slot, annotations_of, is_annotation
+from distir_relax.sharding.slot_graph import SlotGraph
 
 Split = tuple[int, int]
 """(dim, slot index): the slot of a value that is split along a mesh axis."""
@@ -40,17 +46,49 @@ Cause = tuple[str, Op | None, str, str]
 class TargetSplits:
     """Splits of all values that annotations request, as found by propagation.
 
-    `splits[value][axis]` is the split along a mesh axis, or None; `pinned` maps annotated values to their annotations;
-    `units[axis][class]` is the cut of a factor class along the axis; `causes[value, axis]` is the cause of a split;
+    `slots[axis, value]` is the index of the slot that is split along a mesh axis, -1 without a split, and
+    `edges[axis, value]` the edge of the graph through which it was reached, -1 for an annotated value; both by the
+    number of the value. `annotation_of` is the number of the annotation among `annotations`. `pinned` maps annotated
+    values to their annotations; `units[axis][class]` is the cut of a factor class along the axis;
     `partial[value, axis]` is the pending reduction along an axis. `inputs` are the names of the program's inputs.
     """
 
-    splits: dict[str, list[Split | None]]
-    pinned: dict[str, Op]
+    function: Function
+    factoring: Factoring
+    graph: SlotGraph
+    slots: IntArray
+    edges: IntArray
+    annotation_of: IntArray
     units: list[dict[Slot, Cut]]
     inputs: frozenset[str]
-    causes: dict[tuple[str, int], Cause] = field(default_factory=dict)
+    annotations: list[Op] = field(default_factory=list)
+    pinned: dict[str, Op] = field(default_factory=dict)
     partial: dict[tuple[str, int], Partial] = field(default_factory=dict)
+    _lists: tuple[list[list[int]], list[list[int]], list[list[int]]] | None = None
+
+    def splits(self, name: str) -> list[Split | None]:
+        """Return the split of a value along each axis, or None."""
+        classes = self.factoring.classes
+        value = classes.numbers[name]
+        return [None if slot < 0 else classes.place(value, slot) for slot in self._as_lists()[0][value]]
+
+    def cause(self, name: str, axis: int) -> Cause | None:
+        """Return the cause of a value's split along an axis, None without a split."""
+        slots, edges, annotations = self._as_lists()
+        value = self.factoring.classes.numbers[name]
+        if slots[value][axis] < 0:
+            return None
+        annotation, edge = self.annotations[annotations[value][axis]], edges[value][axis]
+        if edge < 0:
+            return annotation.location, None, "", ""
+        op, factor, source = self.graph.describe(edge)
+        return annotation.location, self.function.ops[op], factor, self.factoring.classes.names[source]
+
+    def _as_lists(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        """Return the arrays as lists by value, which are faster to look up."""
+        if self._lists is None:
+            self._lists = self.slots.T.tolist(), self.edges.T.tolist(), self.annotation_of.T.tolist()
+        return self._lists
 
     def source(self, cause: Cause) -> str:
         """Return the value from which a split came: the input that its annotation is on, if it is one; or empty."""
@@ -67,9 +105,8 @@ def propagate_annotations(function: Function, factoring: Factoring, mesh: Device
     Raises `PlacementError` for a placement that does not fit its tensor and `AnnotationError` for contradictory ones.
     """
     search = _Search(function, factoring, mesh)
-    for op in function.ops:
-        if is_annotation(op):
-            search.pin(op)
+    for op in annotations_of(function):
+        search.pin(op)
     search.run()
     search.refine()
     return search.targets
@@ -81,11 +118,7 @@ def annotated_slot(value: Value, placement: Shard, factoring: Factoring) -> Slot
     return next((slot for slot in slots if not factoring.is_blocked(slot)), slots[0])
 
 
-_Edge = tuple[int, Split, str, bool]
-"""Another tensor of an op, which a split propagates to: its index, split, factor, and whether that is a window."""
-
-_User = tuple[int, list[str], dict[Split, list[_Edge]]]
-"""A user of a value: the op's number, the names of its tensors, and the edges for each split of the value."""
+_NONE = -1
 
 
 @dataclass(slots=True)
@@ -93,38 +126,32 @@ class _Search:
     function: Function
     factoring: Factoring
     mesh: DeviceMesh
+    graph: SlotGraph = field(init=False)
     targets: TargetSplits = field(init=False)
-    rounds: dict[int, deque[tuple[str, int, Split, str]]] = field(default_factory=lambda: defaultdict(deque))
-    users: Mapping[str, list[_User]] = field(init=False)
-    """For each value, its uses and its definition."""
+    rounds: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """The annotated values of each round, each with a mesh axis."""
+    is_fixed: npt.NDArray[np.bool_] = field(init=False)
+    """By axis and number of a value, whether propagation does not split it: it is annotated, or its only user is an
+    annotation without a split."""
     sized_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
     """The location of the annotation that gave sizes or a rule for a class along an axis."""
     annotations: dict[str, Op] = field(default_factory=dict)
     """The first annotation of each input."""
-    unsplit: set[tuple[str, int]] = field(default_factory=set)
-    """The values, each with a mesh axis, that are not split, as their only user is an annotation without a split."""
     partition_rules: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
     """The rule, in blocks, by shares or at multiples, of classes along an axis whose annotation has no sizes."""
     valid: dict[tuple[str, tuple[int, ...]], tuple[Placement, ...]] = field(default_factory=dict)
     """Placements that fit tensors, by their text and the tensor's shape."""
 
     def __post_init__(self) -> None:
-        values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
-        axes = len(self.mesh.shape)
+        axes, values = len(self.mesh.shape), len(self.factoring.slots)
+        self.graph = SlotGraph.of(self.factoring)
+        slots, edges, annotation_of = (np.full((axes, values), _NONE, dtype=np.int64) for _ in range(3))
+        units: list[dict[Slot, Cut]] = [{} for _ in range(axes)]
         inputs = frozenset(item.value.name for item in self.function.inputs)
-        self.targets = TargetSplits({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)], inputs)
-        users: dict[str, list[_User]] = {v.name: [] for v in values}
-        tables: dict[tuple[int, int], list[dict[Split, list[_Edge]]]] = {}
-        for number, op in enumerate(self.function.ops):
-            names = [v.name for v in (*op.operands, *op.results)]
-            atoms = self.factoring.atoms[number]
-            key = id(atoms), len(names)
-            edges = tables.get(key)
-            if edges is None:
-                edges = tables[key] = [_edges(atoms, position) for position in range(len(names))]
-            for name, table in zip(names, edges, strict=True):
-                users[name].append((number, names, table))
-        self.users = users
+        self.targets = TargetSplits(
+            self.function, self.factoring, self.graph, slots, edges, annotation_of, units, inputs
+        )
+        self.is_fixed = np.zeros((axes, values), dtype=bool)
 
     def pin(self, op: Op) -> None:
         """Add one annotation."""
@@ -134,30 +161,36 @@ class _Search:
         if placements is None:
             placements = self.valid[key] = validate_annotation(text, self.mesh, value.tensor.shape, op.location)
         self._reject_contradiction(op, text)
-        self.targets.pinned[value.name] = op
+        targets, numbers = self.targets, self.factoring.classes.numbers
+        targets.pinned[value.name] = op
+        targets.annotations.append(op)
+        number = numbers[value.name]
+        self.is_fixed[:, number] = True
         for axis, placement in enumerate(placements):
             if isinstance(placement, Partial):
-                self.targets.partial[value.name, axis] = placement
+                targets.partial[value.name, axis] = placement
                 # The producer leaves its result partial too, rather than reduce it first.
-                if not self._is_input(source := op.operands[0].name) and source not in self.targets.pinned:
-                    self.targets.partial[source, axis] = placement
+                if not self._is_input(source := op.operands[0].name) and source not in targets.pinned:
+                    targets.partial[source, axis] = placement
             if placement == R and self._is_sum_for(op):
-                self.unsplit.add((op.operands[0].name, axis))
+                self.is_fixed[axis, numbers[op.operands[0].name]] = True
             if not isinstance(placement, Shard):
                 continue
             slot = annotated_slot(value, placement, self.factoring)
             self._set_units(slot, axis, placement, op.location)
-            self.targets.splits[value.name][axis] = slot[1:]
-            self.targets.causes[value.name, axis] = op.location, None, "", ""
-            self.rounds[_round(op)].append((value.name, axis, slot[1:], op.location))
+            targets.slots[axis, number] = self.factoring.classes.index(slot)
+            targets.annotation_of[axis, number] = len(targets.annotations) - 1
+            self.rounds[_round(op)].append((axis, number))
 
     def _is_sum_for(self, op: Op) -> bool:
         """Return whether an annotated value is a sum over a factor of its op, and has no other user."""
         source = op.operands[0].name
-        uses = self.users[source]
-        if self._is_input(source) or len(uses) != 2:
+        number = self.factoring.classes.numbers[source]
+        # Its definition and the annotation.
+        if self._is_input(source) or self.graph.uses[number] != 2:
             return False
-        return any(atom.kind not in (PARALLEL, BLOCKED, WINDOW) for atom in self.factoring.atoms[uses[0][0]])
+        atoms = self.factoring.atoms[self.graph.first_uses[number]]
+        return any(atom.kind not in (PARALLEL, BLOCKED, WINDOW) for atom in atoms)
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
@@ -210,21 +243,31 @@ class _Search:
         for number in sorted(self.rounds):
             self._run(self.rounds[number])
 
-    def _run(self, queue: deque[tuple[str, int, Split, str]]) -> None:
-        pinned, splits, causes, unsplit = self.targets.pinned, self.targets.splits, self.targets.causes, self.unsplit
-        ops, users = self.function.ops, self.users
-        while queue:
-            name, axis, split, annotation = queue.popleft()
-            for number, names, table in users[name]:
-                for other, place, factor, is_window in table.get(split, ()):
-                    value = names[other]
-                    if is_window:
-                        self._scale_units(axis, (name, *split), (value, *place))
-                    if splits[value][axis] is not None or value in pinned or (value, axis) in unsplit:
-                        continue
-                    splits[value][axis] = place
-                    causes[value, axis] = annotation, ops[number], factor, name
-                    queue.append((value, axis, place, annotation))
+    def _run(self, queue: Sequence[tuple[int, int]]) -> None:
+        """Propagate breadth first: all splits at one distance from their annotations at once.
+
+        Of the splits that reach a value in one step the first counts: in the order of the splits that they come from,
+        and for one of those in the order of the ops that use it.
+        """
+        targets, graph, count = self.targets, self.graph, len(self.factoring.slots)
+        slots, edges, annotation_of = (a.reshape(-1) for a in (targets.slots, targets.edges, targets.annotation_of))
+        is_fixed = self.is_fixed.reshape(-1)
+        # A value with an axis is one number.
+        reached = np.array([axis * count + value for axis, value in queue], dtype=np.int64)
+        while len(reached):
+            rows, found, others = graph.neighbors(slots[reached])
+            sources = reached[rows]
+            if graph.has_windows:
+                for number in np.flatnonzero(graph.is_window(found)).tolist():
+                    source = int(sources[number])
+                    self._scale_units(source // count, int(slots[source]), int(others[number]))
+            values = sources - sources % count + graph.value_of[others]
+            is_new = np.flatnonzero((slots[values] < 0) & ~is_fixed[values])
+            _, first = np.unique(values[is_new], return_index=True)
+            chosen = is_new[np.sort(first)]
+            reached = values[chosen]
+            slots[reached], edges[reached] = others[chosen], found[chosen]
+            annotation_of[reached] = annotation_of[sources[chosen]]
 
     def refine(self) -> None:
         """Where values are split along several axes by one class, nest the cuts of these axes.
@@ -232,28 +275,31 @@ class _Search:
         Sizes given by the user stay; the other axes divide within them, in the order of the mesh. If sizes of two
         annotations are not nested, values between them keep the split of the first axis only.
         """
-        classes: dict[Slot, list[str]] = defaultdict(list)
-        for name, splits in self.targets.splits.items():
-            for split in {s for s in splits if s is not None}:
-                if splits.count(split) > 1:
-                    classes[self.factoring.classes[name, *split]].append(name)
-        for class_, names in classes.items():
-            shared = {axis for name in names for axis in self._axes_of(name, class_)}
+        slots, classes = self.targets.slots, self.factoring.classes
+        is_shared = np.zeros(slots.shape[1], dtype=bool)
+        for first, second in combinations(slots, 2):
+            is_shared |= (first == second) & (first >= 0)
+        members: dict[Slot, list[int]] = defaultdict(list)
+        for value in np.flatnonzero(is_shared).tolist():
+            column = slots[:, value].tolist()
+            for slot in {slot for slot in column if slot >= 0 and column.count(slot) > 1}:
+                members[classes.representative(slot)].append(value)
+        for class_, values in members.items():
+            shared = {axis for value in values for axis in self._axes_of(value, class_)}
             cuts: list[Cut] = []
             for axis in sorted(shared, key=lambda a: (not self._is_sized(a, class_), a)):
                 cut = self._refine_class(class_, axis, cuts)
                 if all(is_nested(other, cut) for other in cuts):
                     cuts.append(cut)
                     continue
-                for name in names:
-                    if name not in self.targets.pinned and axis in self._axes_of(name, class_):
-                        self.targets.splits[name][axis] = None
-                        del self.targets.causes[name, axis]
+                for value in values:
+                    if classes.names[value] not in self.targets.pinned and axis in self._axes_of(value, class_):
+                        slots[axis, value] = _NONE
 
-    def _axes_of(self, name: str, class_: Slot) -> list[int]:
+    def _axes_of(self, value: int, class_: Slot) -> list[int]:
         """Return the axes along which a value is split by a class."""
-        splits = enumerate(self.targets.splits[name])
-        return [axis for axis, s in splits if s is not None and self.factoring.classes[name, *s] == class_]
+        splits = enumerate(self.targets.slots[:, value].tolist())
+        return [axis for axis, s in splits if s >= 0 and self.factoring.classes.representative(s) == class_]
 
     def _refine_class(self, class_: Slot, axis: int, others: list[Cut]) -> Cut:
         """Return the cut of a class along an axis, given those along others: the user's, or one that divides theirs."""
@@ -268,27 +314,16 @@ class _Search:
     def _is_sized(self, axis: int, class_: Slot) -> bool:
         return (axis, class_) in self.sized_by and (axis, class_) not in self.partition_rules
 
-    def _scale_units(self, axis: int, source: Slot, target: Slot) -> None:
-        """Cut a dim on the other side of a window in the proportions of the user's cut."""
+    def _scale_units(self, axis: int, slot: int, other: int) -> None:
+        """Cut a dim on the other side of a window in the proportions of the user's cut; slots are given by index."""
         classes, units = self.factoring.classes, self.targets.units[axis]
-        sized_at = self.sized_by.get((axis, classes[source]))
-        if sized_at is None or classes[target] in units or not units[classes[source]].is_block:
+        source, target = classes.representative(slot), classes.representative(other)
+        sized_at = self.sized_by.get((axis, source))
+        if sized_at is None or target in units or not units[source].is_block:
             return
-        (segment,) = units[classes[source]].segments
-        units[classes[target]] = Cut.of(*scale_sizes(segment.sizes, self.factoring.size(target)))
-        self.sized_by[axis, classes[target]] = sized_at
-
-
-def _edges(atoms: Sequence[Atom], position: int) -> dict[Split, list[_Edge]]:
-    """Return the edges from the tensor at a position to the others, by its split."""
-    edges: dict[Split, list[_Edge]] = defaultdict(list)
-    for atom in atoms:
-        split = atom.places[position]
-        if split is not None and atom.kind != BLOCKED:
-            places = enumerate(atom.places)
-            others = [(other, place) for other, place in places if place is not None and other != position]
-            edges[split] += [(other, place, atom.name, atom.kind == WINDOW) for other, place in others]
-    return dict(edges)
+        (segment,) = units[source].segments
+        units[target] = Cut.of(*scale_sizes(segment.sizes, self.factoring.size(target)))
+        self.sized_by[axis, target] = sized_at
 
 
 def _round(op: Op) -> int:

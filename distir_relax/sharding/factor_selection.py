@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import numpy as np
+
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Instance, Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, is_symbolic
 from distir_relax.layout.partition import balanced, cut_in_elements, is_nested
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Routing, lookup
 from distir_relax.sharding.annotation_propagation import Split, TargetSplits
+from distir_relax.sharding.components import IntArray
 from distir_relax.sharding.expert_routing import is_exchanged, routed_placements
+from distir_relax.sharding.factor_split import list_instances
 from distir_relax.sharding.factors import Atom, Factoring, Slot
 from distir_relax.sharding.reshard_plan import cost
 
@@ -40,16 +44,13 @@ class FactorSelector:
     """Cache of `choose`: layers repeat, and so do updates of weights."""
     _requests: dict[str, int] = field(default_factory=dict)
     """Cache of `_request`."""
-    _target_ids: dict[str, int] = field(default_factory=dict)
-    """Cache of `_target_id`."""
     _atom_ids: dict[int, int] = field(default_factory=dict)
     """Cache of `_atoms_id`, by identity."""
     _ids: dict[object, int] = field(default_factory=dict)
-    _cut_ids: dict[tuple[Slot, int], int] = field(default_factory=dict)
 
     def target_layout(self, name: str) -> Placed:
         """Return the layout that annotations request for a value."""
-        splits, partial = self.targets.splits[name], self.targets.partial
+        splits, partial = self.targets.splits(name), self.targets.partial
         return tuple(
             partial.get((name, axis), R if s is None else self.shard(name, axis, s)) for axis, s in enumerate(splits)
         )
@@ -97,29 +98,54 @@ class FactorSelector:
                 have.append(placement)
         return [tuple(need) for need in needs], [tuple(give) for give in gives]
 
-    def instance_key(self, instance: Instance) -> int:
-        """Return a number that is equal for instances of one function with the same requested layouts.
+    def instance_keys(self, entry: Instance) -> dict[int, int]:
+        """Return a number for each call of the program, by identity, given its entry function.
 
-        If their operands have equal layouts too, so have all their values.
+        It is equal for calls of one function with the same requested layouts: if their operands have equal layouts too,
+        so have all their values.
         """
-        atoms = self.factoring.atoms
-        parts = [self._target_id(name) for name in instance.names.values()]
-        parts += [
-            self.instance_key(inner) if isinstance(inner, Instance) else self._atoms_id(atoms[inner])
-            for inner in instance.ops
-        ]
-        return self._ids.setdefault(tuple(parts), len(self._ids))
+        columns = self._target_columns()
+        atoms = np.array([self._atoms_id(atoms) for atoms in self.factoring.atoms], dtype=np.int64)
+        instances = list_instances(entry)
+        functions = {id(equal[0].function): number for number, equal in enumerate(instances)}
+        keys: dict[int, int] = {id(entry): 0}
 
-    def _target_id(self, name: str) -> int:
-        """Return a number that is equal for values of equal slots and requested layouts."""
-        result = self._target_ids.get(name)
-        if result is None:
-            partial, splits = self.targets.partial, self.targets.splits[name]
-            cuts = [s if s is None else (s, self._cut_id((name, *s), axis)) for axis, s in enumerate(splits)]
-            partial_along = tuple([partial.get((name, axis)) for axis in range(len(splits))]) if partial else ()
-            target = "target", self.factoring.slots.get(name, ()), tuple(cuts), partial_along
-            result = self._target_ids[name] = self._ids.setdefault(target, len(self._ids))
-        return result
+        def number_calls(number: int) -> None:
+            equal, body = instances[number], self.factoring.bodies[number]
+            places = [place for place, inner in enumerate(equal[0].ops) if isinstance(inner, Instance)]
+            for place in places:
+                inner = equal[0].ops[place]
+                assert isinstance(inner, Instance)
+                if id(inner) not in keys:
+                    number_calls(functions[id(inner.function)])
+            calls = [[keys[id(instance.ops[place])] for place in places] for instance in equal]
+            targets = columns[body.values].reshape(len(equal), -1)
+            rows = np.hstack([targets, atoms[body.numbers], np.array(calls, dtype=np.int64).reshape(len(equal), -1)])
+            for instance, row in zip(equal, rows, strict=True):
+                keys[id(instance)] = self._ids.setdefault(("instance", number, row.tobytes()), len(self._ids))
+
+        for number in range(1, len(instances)):
+            if id(instances[number][0]) not in keys:
+                number_calls(number)
+        return keys
+
+    def _target_columns(self) -> IntArray:
+        """Return numbers for each value, equal for values of equal slots and requested layouts."""
+        classes, targets = self.factoring.classes, self.targets
+        columns = [self.factoring.dims_id]
+        for axis, slots in enumerate(targets.slots):
+            columns.append(np.where(slots < 0, -1, slots - classes.firsts[:-1]))
+            roots, inverse = np.unique(classes.roots[slots[slots >= 0]], return_inverse=True)
+            cuts = [self._units(axis, classes.representative(root)) for root in roots.tolist()]
+            cut_ids = np.array([self._ids.setdefault(cut, len(self._ids)) for cut in cuts], dtype=np.int64)
+            columns.append(np.full(len(slots), -1, dtype=np.int64))
+            columns[-1][slots >= 0] = cut_ids[inverse]
+        if targets.partial:
+            partial = np.full((len(targets.slots), len(columns[0])), -1, dtype=np.int64)
+            for (name, axis), reduction in targets.partial.items():
+                partial[axis, classes.numbers[name]] = self._ids.setdefault(reduction, len(self._ids))
+            columns += list(partial)
+        return np.stack(columns, axis=-1)
 
     def _atoms_id(self, atoms: tuple[Atom, ...]) -> int:
         """Return a number that is equal for equal atoms, which the factoring keeps alive."""
@@ -138,16 +164,9 @@ class FactorSelector:
             cuts = tuple([units.get(class_) for units in self.targets.units for class_ in names])
             partial = self.targets.partial
             partial_along = tuple([partial.get((name, a)) for a in range(len(self.mesh.shape))]) if partial else ()
-            request = (slots, cuts, tuple(self.targets.splits[name]), partial_along)
+            request = (slots, cuts, tuple(self.targets.splits(name)), partial_along)
             result = self._requests[name] = self._ids.setdefault(("request", *request), len(self._ids))
         return result
-
-    def _cut_id(self, slot: Slot, axis: int) -> int:
-        """Return an id of the cut of a slot's class along an axis."""
-        class_ = self.factoring.classes[slot], axis
-        if class_ not in self._cut_ids:
-            self._cut_ids[class_] = self._ids.setdefault(self._units(axis, slot), len(self._ids))
-        return self._cut_ids[class_]
 
     def _units(self, axis: int, slot: Slot) -> Cut:
         class_ = self.factoring.classes[slot]

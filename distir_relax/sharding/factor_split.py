@@ -35,6 +35,17 @@ class OpGroup:
     tensors: IntArray
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A function in an inlined program: the numbers of its values, and of its ops but calls, a row for each call of it.
+
+    Values are in the order of `Instance.names`.
+    """
+
+    values: IntArray
+    numbers: IntArray
+
+
 @dataclass(slots=True)
 class Rules:
     """The rules of a function's ops, and the positions of factors in the rules.
@@ -49,6 +60,8 @@ class Rules:
     numbers: dict[str, int] = field(init=False)
     """The number of each value."""
     groups: list[OpGroup] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+    """The functions of the program, in the order of `list_instances`."""
 
     @staticmethod
     def of(function: Function, instance: Instance | None = None) -> Rules:
@@ -62,11 +75,9 @@ class Rules:
         shapes = {key: value.tensor.generic.shape for key, value in types.items()}
         result.shapes = {value.name: shapes[id(value.type)] for value in values}
         result.numbers = {name: number for number, name in enumerate(result.shapes)}
-        instances: dict[int, list[Instance]] = defaultdict(list)
-        _list_instances(instance or _whole(function), instances)
         table = _RuleTable()
         members: dict[int, list[tuple[IntArray, IntArray]]] = defaultdict(list)
-        for equal in instances.values():
+        for equal in list_instances(instance or _whole(function)):
             for rule, numbers, tensors in result._group(equal, table):
                 members[id(rule)].append((numbers, tensors))
         for key, parts in members.items():
@@ -87,11 +98,11 @@ class Rules:
     def _group(self, instances: Sequence[Instance], table: _RuleTable) -> Iterator[tuple[Rule, IntArray, IntArray]]:
         """Yield each rule of a function with the ops of it in all instances, and their tensors."""
         ops = [(place, op) for place, op in enumerate(instances[0].function.ops) if not op.callee]
-        if not ops:
-            return
         names = {name: index for index, name in enumerate(instances[0].names)}
-        values = np.array([[self.numbers[i.names[name]] for name in names] for i in instances], dtype=np.int64)
+        number_of = self.numbers.__getitem__
+        values = np.array([list(map(number_of, i.names.values())) for i in instances], dtype=np.int64)
         numbers = np.array([[i.ops[place] for place, _ in ops] for i in instances], dtype=np.int64)
+        self.bodies.append(Body(values, numbers))
         by_rule: dict[int, list[int]] = defaultdict(list)
         tensors = [[names[v.name] for v in (*op.operands, *op.results)] for _, op in ops]
         for index, (_, op) in enumerate(ops):
@@ -109,14 +120,6 @@ def _whole(function: Function) -> Instance:
     """Return a function without calls as an instance of itself."""
     names = [i.value.name for i in function.inputs] + [v.name for op in function.ops for v in op.results]
     return Instance(function, dict(zip(names, names, strict=True)), tuple(range(len(function.ops))))
-
-
-def _list_instances(instance: Instance, instances: dict[int, list[Instance]]) -> None:
-    """Add an instance and those of its calls to `instances`, by the identity of their functions."""
-    instances[id(instance.function)].append(instance)
-    for inner in instance.ops:
-        if isinstance(inner, Instance):
-            _list_instances(inner, instances)
 
 
 @dataclass(slots=True)
@@ -139,6 +142,20 @@ class _RuleTable:
                 self.by_id[id(rule)] = rule
             self._by_type_ids[ids] = rule
         return rule
+
+
+def list_instances(instance: Instance) -> list[list[Instance]]:
+    """Return an instance and those of all calls in it, callers first, in one list for each function."""
+    found: dict[int, list[Instance]] = defaultdict(list)
+
+    def visit(instance: Instance) -> None:
+        found[id(instance.function)].append(instance)
+        for inner in instance.ops:
+            if isinstance(inner, Instance):
+                visit(inner)
+
+    visit(instance)
+    return list(found.values())
 
 
 def find_boundaries(rules: Rules) -> JoinedBoundaries | PropagatedBoundaries:

@@ -19,7 +19,14 @@ from distir_relax.ir import Function, Instance, Module, Op, inlined_main, memoiz
 from distir_relax.layout import is_symbolic
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
 from distir_relax.sharding.components import Edges, IntArray, components, equal_rows
-from distir_relax.sharding.factor_split import Dims, JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
+from distir_relax.sharding.factor_split import (
+    Body,
+    Dims,
+    JoinedBoundaries,
+    PropagatedBoundaries,
+    Rules,
+    find_boundaries,
+)
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""
@@ -48,8 +55,13 @@ class SlotClasses:
         # Values without slots have the index of the next value.
         self.firsts = np.cumsum([0, *[sum(map(len, dims)) for dims in slots.values()]])
         """The index of the first slot of each value, in one numbering of all slots."""
-        self._names = list(slots)
-        self._first: dict[str, int] = dict(zip(slots, self.firsts.tolist(), strict=False))
+        self.names = list(slots)
+        """The names of values by number."""
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        """The number of each value."""
+        self.roots: IntArray = np.zeros(0, dtype=np.int64)
+        """The index of the slot that represents the class of each slot."""
+        self._first: list[int] = self.firsts.tolist()
         self._roots: list[int] = []
         self._representatives: dict[int, Slot] = {}
 
@@ -57,7 +69,21 @@ class SlotClasses:
         name, dim, index = slot
         if dim:
             index = slot_index(self._slots[name], dim, index)
-        return self.representative(self._first[name] + index)
+        return self.representative(self._first[self.numbers[name]] + index)
+
+    def index(self, slot: Slot) -> int:
+        """Return the index of a slot in the numbering of all slots."""
+        name, dim, index = slot
+        return self._first[self.numbers[name]] + slot_index(self._slots[name], dim, index)
+
+    def place(self, value: int, number: int) -> tuple[int, int]:
+        """Return the dim and the slot index in it of a slot, by index, of the value of this number."""
+        dims, index = self._slots[self.names[value]], number - self._first[value]
+        dim = 0
+        while index >= len(dims[dim]):
+            index -= len(dims[dim])
+            dim += 1
+        return dim, index
 
     def representative(self, number: int) -> Slot:
         """Return the representative slot of the class of a slot, by index."""
@@ -65,17 +91,13 @@ class SlotClasses:
         found = self._representatives.get(root)
         if found is None:
             value = int(np.searchsorted(self.firsts, root, "right")) - 1
-            dims, index = self._slots[self._names[value]], root - int(self.firsts[value])
-            dim = 0
-            while index >= len(dims[dim]):
-                index -= len(dims[dim])
-                dim += 1
-            found = self._representatives[root] = self._names[value], dim, index
+            found = self._representatives[root] = self.names[value], *self.place(value, root)
         return found
 
     def join(self, edges: Sequence[Edges]) -> None:
         """Join the classes of slots, by index; once, before any lookup."""
-        self._roots = components(int(self.firsts[-1]), edges).tolist()
+        self.roots = components(int(self.firsts[-1]), edges)
+        self._roots = self.roots.tolist()
 
 
 def slot_index(dims: Dims, dim: int, index: int) -> int:
@@ -84,16 +106,30 @@ def slot_index(dims: Dims, dim: int, index: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class AtomGroup:
+    """Ops of equal atoms on equally divided dims: their numbers, and the numbers of their tensors, one row for each."""
+
+    atoms: tuple[Atom, ...]
+    numbers: IntArray
+    tensors: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Factoring:
     """The slots, atoms and classes of one function.
 
-    Slots have generic values of symbolic sizes; `sizes` has those sizes by the representative of the class.
+    Slots have generic values of symbolic sizes; `sizes` has those sizes by the representative of the class. `groups`
+    has all ops by their `atoms`, `dims_id` a number for each value, equal for values of equal slots, and `bodies` the
+    functions that were inlined.
     """
 
     slots: dict[str, Dims]
     atoms: tuple[tuple[Atom, ...], ...]
     classes: SlotClasses
     blocked: frozenset[Slot]
+    groups: tuple[AtomGroup, ...]
+    dims_id: IntArray
+    bodies: tuple[Body, ...]
     sizes: Mapping[Slot, int] = field(default_factory=dict)
 
     def size(self, slot: Slot) -> int:
@@ -115,7 +151,8 @@ class Factoring:
         if not any(atom.kind == WINDOW for atoms in self.atoms for atom in atoms):
             return self
         atoms = tuple(tuple(atom for atom in atoms if atom.kind != WINDOW) for atoms in self.atoms)
-        return replace(self, atoms=atoms)
+        groups = (replace(g, atoms=tuple(atom for atom in g.atoms if atom.kind != WINDOW)) for g in self.groups)
+        return replace(self, atoms=atoms, groups=tuple(groups))
 
     def is_blocked(self, slot: Slot) -> bool:
         """Whether some op of the program needs the slot's class unsplit."""
@@ -125,6 +162,12 @@ class Factoring:
 def is_annotation(op: Op) -> bool:
     """Whether the op is an active sharding annotation."""
     return Trait.ANNOTATION in lookup(op.name, op.location).traits and not op.attrs.get("inactive")
+
+
+def annotations_of(function: Function) -> list[Op]:
+    """Return the active sharding annotations of a function."""
+    names = {name for name in {op.name for op in function.ops} if Trait.ANNOTATION in lookup(name).traits}
+    return [op for op in function.ops if op.name in names and not op.attrs.get("inactive")]
 
 
 def with_annotations(function: Function, active: bool) -> Function:
@@ -185,6 +228,7 @@ class _Factors:
         atoms: list[tuple[Atom, ...]] = [()] * len(ops)
         edges: list[Edges] = []
         blocked: list[IntArray] = []
+        groups: list[AtomGroup] = []
         dims_ids: dict[object, int] = {}
         dims_id = np.array([dims_ids.setdefault(slots[name], len(dims_ids)) for name in self.rules.shapes])
         conflict_ids: dict[object, int] = {}
@@ -196,12 +240,15 @@ class _Factors:
                 found = self._op_atoms(members[0])
                 for number in members:
                     atoms[number] = found.atoms
+                groups.append(AtomGroup(found.atoms, np.array(members, dtype=np.int64), group.tensors[rows]))
                 firsts = classes.firsts[group.tensors[rows]]
                 edges += [(firsts[:, t] + slot, firsts[:, u] + other) for t, slot, u, other in found.ties]
                 blocked += [firsts[:, t] + slot for t, slot in found.blocked]
         classes.join(edges)
         blocked_slots = frozenset(classes.representative(slot) for part in blocked for slot in np.unique(part).tolist())
-        return Factoring(slots, tuple(atoms), classes, blocked_slots, _symbolic_sizes(self.function, slots, classes))
+        sizes = _symbolic_sizes(self.function, slots, classes)
+        bodies = tuple(self.rules.bodies)
+        return Factoring(slots, tuple(atoms), classes, blocked_slots, tuple(groups), dims_id, bodies, sizes)
 
     def _op_atoms(self, number: int) -> _Atoms:
         op = self.function.ops[number]
@@ -212,7 +259,7 @@ class _Factors:
     def _cut(self) -> None:
         """Divide dims into slots at their boundaries."""
         slots = self.slots = self.boundaries.slots()
-        for op in filter(is_annotation, self.function.ops):
+        for op in annotations_of(self.function):
             for value in (*op.operands, *op.results):
                 # A dim of at most one element can be annotated, though no op can be split along it.
                 dims = slots[value.name]

@@ -129,14 +129,16 @@ class _Program:
     gathers: list[Gather] = field(default_factory=list)
     callees: dict[object, _Callee] = field(default_factory=dict)
     entry_names: dict[str, str] = field(init=False)
+    instance_keys: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.instance_keys = self.selector.instance_keys(self.entry)
         self.entry_names = {flat: name for name, flat in self.entry.names.items()}
 
     def callee(self, instance: Instance, operands: Sequence[Value]) -> _Callee:
         """Return the function specialized for a call."""
         layouts = tuple(v.dtensor.placements for v in operands)
-        key = (instance.function.name, layouts, self.selector.instance_key(instance))
+        key = (instance.function.name, layouts, self.instance_keys[id(instance)])
         if key not in self.callees:
             name = fresh_name(instance.function.name, self.names)
             self.callees[key] = _Layout(self, instance, name).callee(operands)
@@ -311,8 +313,8 @@ class _Layout:
         names_here = {flat: name for name, flat in self.instance.names.items()}
         entry = self.program.entry_names
         for name, flat in self.instance.names.items():
-            for axis in range(len(targets.splits[flat])):
-                if cause := targets.causes.get((flat, axis)):
+            for axis in range(len(targets.slots)):
+                if cause := targets.cause(flat, axis):
                     annotation, op, factor, _ = cause
                     source = targets.source(cause)
                     via = (op.name, factor) if source and op is not None else ("", "")
