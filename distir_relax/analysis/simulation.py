@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from distir_relax.analysis.events import WAIT, Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
-from distir_relax.analysis.reserved_memory import reserved_bytes
+from distir_relax.analysis.reserved_memory import ReservedMemory
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import error_kind
 from distir_relax.ir import Module, Op
@@ -98,7 +98,7 @@ class Simulation:
     alternative: Alternative | None = None
     scale: str | None = None
     before: Simulation | None = None
-    _reserved: dict[int, int | None] = field(default_factory=dict)
+    _reserved: ReservedMemory | None = None
 
     def __repr__(self) -> str:
         strategy = f", strategy {self.strategy}" if self.strategy else ""
@@ -233,9 +233,8 @@ class Simulation:
         c = int(self.class_of[device])
         if not self.profile.caching_allocator:
             return self.peaks[c].bytes
-        if c not in self._reserved:
-            self._reserved[c] = reserved_bytes(self._changes, c, self._device_specs[c][1])
-        reserved = self._reserved[c]
+        self._reserved = self._reserved or ReservedMemory(self._changes)
+        reserved = self._reserved.peak(c, self._device_specs[c][1])
         return None if reserved is None else max(reserved, self.peaks[c].bytes)
 
     @property

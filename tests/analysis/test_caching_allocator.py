@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis import reserved_memory
 from distir_relax.analysis.caching_allocator import MIB, CachingAllocator
 from distir_relax.analysis.events import Change
+from distir_relax.analysis.reserved_memory import ReservedMemory
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cost.profile import Level
 from tests.analysis.schedules import schedule
@@ -20,7 +20,7 @@ LARGE = 100 * MIB
 
 def reserved_bytes(changes: list[tuple[int, int]], memory: float) -> int | None:
     """The same for bytes and tags of one device."""
-    return reserved_memory.reserved_bytes([Change(0, 3, size, tag) for size, tag in changes], 3, memory)
+    return ReservedMemory([Change(0, 3, size, tag) for size, tag in changes]).peak(3, memory)
 
 
 def test_small_tensors_share_a_segment() -> None:
