@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.repeated_blocks import find_repeats
-from distir_relax.ir import Function, Module
+from distir_relax.ir import Function, Module, memoize
 from distir_relax.ir.outline import Region, op_users, outline_regions, region_key
 
 MIN_OPS = 4
@@ -36,12 +36,18 @@ class Outline:
 
     def run(self, module: Module) -> Module:
         """Return the module with its repeated blocks as functions; unchanged without any, or if it has functions."""
-        main = module.main
         if len(module.functions) > 1:
             return module
-        groups = _blocks_by_scope(main, self.scopes) if self.scopes else _blocks_by_ops(main)
-        outlined = outline_regions(main, groups, {main.name}) if groups else None
-        return module if outlined is None else replace(module, functions=(outlined[0], *outlined[1]))
+        return replace(module, functions=_outlined_functions(module, self.scopes))
+
+
+@memoize(2)
+def _outlined_functions(module: Module, scopes: Mapping[str, tuple[Frame, ...]]) -> tuple[Function, ...]:
+    """Return the functions of a module with one; cached, since all strategies of a search begin with this."""
+    main = module.main
+    groups = _blocks_by_scope(main, scopes) if scopes else _blocks_by_ops(main)
+    outlined = outline_regions(main, groups, {main.name}) if groups else None
+    return module.functions if outlined is None else (outlined[0], *outlined[1])
 
 
 def _blocks_by_scope(main: Function, scopes: Mapping[str, tuple[Frame, ...]]) -> list[list[Region]]:

@@ -67,7 +67,7 @@ def classes_with_weights(module: Module) -> Classes:
     return classes
 
 
-@memoize(2)
+@memoize(4)
 def classes_of(module: Module) -> Classes:
     """Return the classes of the inlined entry of a module of the global stage."""
     classes = classes_with_weights(module)
