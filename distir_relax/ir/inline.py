@@ -155,6 +155,9 @@ class _Writer:
     types: dict[tuple[int, int], PlacedType] = field(default_factory=dict)
     """The types of functions on the devices of calls, by the identities of the type and of the devices."""
 
+    locations: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Absolute locations, by that of a block and one in it."""
+
     def write(
         self,
         function: Function,
@@ -169,9 +172,10 @@ class _Writer:
         None to keep the names.
         """
         places: list[int | Instance] = []
+        names, ops = self.names, self.ops
         for op in function.ops:
-            operands = tuple(values[v.name] for v in op.operands)
-            where = absolute_location(place, op.location)
+            operands = tuple([values[v.name] for v in op.operands])
+            where = self._absolute(place, op.location)
             if op.callee:
                 # The ops of a pipeline stage have absolute locations: a stage is not a block of the model.
                 inner = place if op.task else where
@@ -180,12 +184,25 @@ class _Writer:
             results = []
             for value in op.results:
                 kind = value.type if devices is None else self._remapped(value.placed, devices)
-                name = value.name if prefix is None else fresh_name(prefix + value.name, self.names)
-                results.append(Value(name, kind))
-                values[value.name] = results[-1]
-            places.append(len(self.ops))
-            self.ops.append(Op(op.name, operands, tuple(results), op.attrs, where))
+                name = value.name
+                if prefix is not None:
+                    name = prefix + name
+                    if name in names:
+                        name = fresh_name(name, names)
+                    else:
+                        names.add(name)
+                values[value.name] = result = Value(name, kind)
+                results.append(result)
+            places.append(len(ops))
+            ops.append(Op(op.name, operands, tuple(results), op.attrs, where))
         return Instance(function, {name: value.name for name, value in values.items()}, tuple(places), place)
+
+    def _absolute(self, place: str, location: str) -> str:
+        key = place, location
+        found = self.locations.get(key)
+        if found is None:
+            found = self.locations[key] = absolute_location(place, location)
+        return found
 
     def _remapped(self, kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
         key = id(kind), id(devices)
