@@ -158,10 +158,12 @@ def compile_passes(
             strategy.microbatches, hazards, repeated and pieces is None, samples, is_trained, ordered=pieces is not None
         )
     passes += _strategy_passes(strategy, training, evaluation, cut, parts, profile)
-    placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
+    # A simulation needs no explanations.
+    propagate = Propagate(mesh, reasons=not repeated)
+    placement_passes: tuple[Pass, ...] = (propagate, DelayReductions(hazards))
     if pieces is not None:
         # Sums over ranks are delayed up to those over microbatches, and without microbatches not at all.
-        placement_passes = placement_passes if parts is not None else (Propagate(mesh),)
+        placement_passes = placement_passes if parts is not None else (propagate,)
         schedule_passes = (OrderSums(pieces),)
     if searched:
         placement_passes = (_by_search(mesh, tail, hazards, strategy, profile, memory),)

@@ -103,7 +103,7 @@ class Microbatches:
         annotated = replace(annotated, records=())
         factoring = factoring_of(annotated) if self.factored is None else self.factored.of(module, annotated)
         # One device cannot exchange halos with others: windows over samples keep all of them.
-        propagated = Propagate(mesh).run(annotated, factoring.without_windows())
+        propagated = Propagate(mesh, reasons=False).run(annotated, factoring.without_windows())
         sharded = propagated if self.ordered else DelayReductions(self.hazards, stages_apart=True).run(propagated)
         placed = ToDistIR(in_time=True).run(sharded)
         unroller = _Unroller(placed, len(sizes), summed, self.ordered)

@@ -350,8 +350,10 @@ def _symbolic_sizes(function: Function, slots: Mapping[str, Dims], classes: Slot
     A class is a dim of some value, or the exact quotient of a dim and the other slots in it.
     """
     values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
-    types = {id(value.type): value.tensor for value in values}
-    symbolic = {key for key, type_ in types.items() if is_symbolic(type_.shape)}
+    of_type = {id(value.type): value for value in values}
+    symbolic = {key for key, value in of_type.items() if is_symbolic(value.tensor.shape)}
+    if not symbolic:
+        return {}
     dims: dict[tuple[int, tuple[Slot, ...]], tuple[int, ...]] = {}
     for value in values:
         for dim, size in enumerate(value.tensor.shape) if id(value.type) in symbolic else ():

@@ -47,13 +47,14 @@ from distir_relax.sharding.replicated import is_fully_replicated, replicate_all
 class Propagate:
     """Pass: global stage in, sharded stage out. `mesh` is the default if the module has none.
 
-    Records a `Reason` for each split that annotations request, and a `Gather` for each implicit gather; for a function,
-    those of the first call that it is specialized for.
+    Records a `Gather` for each implicit gather and, with `reasons`, a `Reason` for each split that annotations request;
+    for a function, those of the first call that it is specialized for.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "sharded"
     mesh: DeviceMesh | None = None
+    reasons: bool = True
 
     def run(self, module: Module, factoring: Factoring | None = None) -> Module:
         """Compute the layouts of all values of the module.
@@ -79,6 +80,7 @@ class Propagate:
             FactorSelector(factoring, targets, mesh, grouped_operands(inlined.function)),
             inlined.instance,
             names={module.main.name},
+            records_reasons=self.reasons,
         )
         main = _Layout(program, inlined.instance, module.main.name).main()
         records = (*module.records, *program.reasons, *program.gathers)
@@ -124,6 +126,7 @@ class _Program:
     selector: FactorSelector
     entry: Instance
     names: set[str]
+    records_reasons: bool
     functions: list[Function] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     gathers: list[Gather] = field(default_factory=list)
@@ -219,7 +222,8 @@ class _Layout:
                 self.values[op.results[0].name] = self._convert(source, target, op.results[0].name, op.location)
             else:
                 self._add_op(place, op)
-        self._record_reasons()
+        if self.program.records_reasons:
+            self._record_reasons()
 
     def _target_layout(self, value: Value) -> Placed:
         return self.program.selector.target_layout(self.instance.names[value.name])
