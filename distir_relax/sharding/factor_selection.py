@@ -44,12 +44,28 @@ class FactorSelector:
     """Cache of `choose`: layers repeat, and so do updates of weights."""
     _requests: dict[str, int] = field(default_factory=dict)
     """Cache of `_request`."""
+    _columns: IntArray | None = None
+    """Cache of `_target_columns`."""
+    _layouts: dict[bytes, Placed] = field(default_factory=dict)
+    """Cache of `target_layout`, by the value's row of `_target_columns`."""
+    _root_cuts: dict[int, tuple[Cut | None, ...]] = field(default_factory=dict)
+    """Cache of `_cuts_of`."""
     _atom_ids: dict[int, int] = field(default_factory=dict)
     """Cache of `_atoms_id`, by identity."""
     _ids: dict[object, int] = field(default_factory=dict)
 
     def target_layout(self, name: str) -> Placed:
         """Return the layout that annotations request for a value."""
+        if self.factoring.sizes:
+            # Values of equal slots may have other symbolic sizes.
+            return self._layout_of(name)
+        key = self._target_columns()[self.factoring.classes.numbers[name]].tobytes()
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = self._layout_of(name)
+        return layout
+
+    def _layout_of(self, name: str) -> Placed:
         splits, partial = self.targets.splits(name), self.targets.partial
         return tuple(
             partial.get((name, axis), R if s is None else self.shard(name, axis, s)) for axis, s in enumerate(splits)
@@ -131,6 +147,8 @@ class FactorSelector:
 
     def _target_columns(self) -> IntArray:
         """Return numbers for each value, equal for values of equal slots and requested layouts."""
+        if self._columns is not None:
+            return self._columns
         classes, targets = self.factoring.classes, self.targets
         columns = [self.factoring.dims_id]
         for axis, slots in enumerate(targets.slots):
@@ -145,7 +163,8 @@ class FactorSelector:
             for (name, axis), reduction in targets.partial.items():
                 partial[axis, classes.numbers[name]] = self._ids.setdefault(reduction, len(self._ids))
             columns += list(partial)
-        return np.stack(columns, axis=-1)
+        self._columns = np.stack(columns, axis=-1)
+        return self._columns
 
     def _atoms_id(self, atoms: tuple[Atom, ...]) -> int:
         """Return a number that is equal for equal atoms, which the factoring keeps alive."""
@@ -158,14 +177,20 @@ class FactorSelector:
         """Return a number that is equal for values of equal slots, cuts of their classes, and requested layouts."""
         result = self._requests.get(name)
         if result is None:
-            slots, classes = self.factoring.slots.get(name, ()), self.factoring.classes
-            names = [classes[name, dim, index] for dim, sizes in enumerate(slots) for index in range(len(sizes))]
             # A class without a cut is cut into balanced parts of its size.
-            cuts = tuple([units.get(class_) for units in self.targets.units for class_ in names])
+            cuts = tuple([self._cuts_of(root) for root in self.factoring.classes.roots_of(name)])
             partial = self.targets.partial
             partial_along = tuple([partial.get((name, a)) for a in range(len(self.mesh.shape))]) if partial else ()
-            request = (slots, cuts, tuple(self.targets.splits(name)), partial_along)
+            request = (self.factoring.slots[name], cuts, tuple(self.targets.splits(name)), partial_along)
             result = self._requests[name] = self._ids.setdefault(("request", *request), len(self._ids))
+        return result
+
+    def _cuts_of(self, root: int) -> tuple[Cut | None, ...]:
+        """Return the cuts of a class along each axis, by the index of its representative; None for a class without."""
+        result = self._root_cuts.get(root)
+        if result is None:
+            class_ = self.factoring.classes.representative(root)
+            result = self._root_cuts[root] = tuple([units.get(class_) for units in self.targets.units])
         return result
 
     def _units(self, axis: int, slot: Slot) -> Cut:
