@@ -3,7 +3,7 @@
 The search is breadth first from all annotations of a round at once, so the nearest annotation decides. It stops at
 values that already have a split, at ops that need a factor unsplit, and at partial sums that are annotated as
 replicated: those are all-reduced, rather than scattered and gathered. Annotations of a later round (an attribute of the
-annotation op; a user's have round 0) reach values that earlier rounds left. Every split has a `Reason`.
+annotation op; a user's have round 0) reach values that earlier rounds left. Every split has a cause.
 """
 
 from __future__ import annotations
