@@ -59,6 +59,10 @@ class BlockCosts:
         if profile.dispatch:
             profile = replace(profile, dispatch=_ISSUE, view=0.0, shape_op=0.0, waits=frozenset())
         self._devices = profile.devices
+        candidates = list(candidates)
+        self._largest: dict[Strategy, int] = defaultdict(lambda: 2)
+        for strategy, samples in (self._steady(candidate, False) for candidate in candidates):
+            self._largest[strategy] = max(self._largest[strategy], samples)
         shared = dict.fromkeys(short for candidate in candidates for short in self._needed(candidate, False))
         self._evaluators = tuple(Evaluator(source, profile, map(_step, shared)) for source in sources)
         self._found: dict[_Short, list[_Tasks] | None] = {}
@@ -95,16 +99,28 @@ class BlockCosts:
 
     def kept_bytes(self, candidate: Candidate) -> float:
         """Return the bytes that a block keeps of a microbatch for its backward, at least."""
-        one, two = map(self._tasks, _kept(candidate.strategy))
-        if one is None or two is None:
+        return self._added_bytes(_kept(candidate.strategy)) * self._samples(candidate)
+
+    def held_bytes(self, candidate: Candidate) -> float:
+        """Return the bytes that a block holds between the backward of a microbatch and the gradients of weights.
+
+        The short pipeline has two microbatches in flight, at most, and holds one.
+        """
+        added = self._added_bytes(self._held(candidate.strategy)) * self._samples(candidate)
+        return max(0.0, added - 2.0 * self.kept_bytes(candidate))
+
+    def _added_bytes(self, shorts: Sequence[_Short]) -> float:
+        """Return the activations that a block has for a sample in the largest of two steps, and not in the other."""
+        one, large = map(self._tasks, shorts)
+        if one is None or large is None:
             return 0.0
         # Less what a block has whatever the samples: its weights in another dtype.
-        of_sample = [more.activations - few.activations for few, more in zip(one, two, strict=True)]
-        return max(0.0, float(of_sample[1] - of_sample[0])) * self._samples(candidate)
+        of_sample = [more.activations - few.activations for few, more in zip(one, large, strict=True)]
+        return max(0.0, (of_sample[1] - of_sample[0]) / (shorts[1].samples - shorts[0].samples))
 
     def _needed(self, candidate: Candidate, with_data: bool) -> list[_Short]:
         """Return the short steps that the costs of a candidate are taken from."""
-        needed = [self._steady(candidate, with_data), *_kept(candidate.strategy)]
+        needed = [self._steady(candidate, with_data), *_kept(candidate.strategy), *self._held(candidate.strategy)]
         return needed + ([] if with_data or not _shards_gradients(candidate.strategy) else _sharded(candidate.strategy))
 
     def _steady(self, candidate: Candidate, with_data: bool) -> _Short:
@@ -114,6 +130,11 @@ class BlockCosts:
             # Two stages have twice its devices: half of the ranks send less.
             s = s.replace(data=max(1, s.data // 2))
         return _Short(_in_two(s, with_data), self._samples(candidate))
+
+    def _held(self, strategy: Strategy) -> list[_Short]:
+        """Return steps of two stages that differ by samples of a microbatch."""
+        alone = _in_two(strategy, with_data=False)
+        return [_Short(alone, 1), _Short(alone, self._largest[alone])]
 
     def _samples(self, candidate: Candidate) -> int:
         """Return the samples of a microbatch on a data rank, at least; no more than the batch of the model allows."""
@@ -128,7 +149,8 @@ class BlockCosts:
     def _simulated(self, short: _Short) -> tuple[_Short, list[_Tasks] | None]:
         """Return the tasks of both short versions; None if one cannot be compiled."""
         try:
-            return short, [_Tasks.of(evaluator.simulate(_step(short))) for evaluator in self._evaluators]
+            simulations = [evaluator.simulate(_step(short)) for evaluator in self._evaluators]
+            return short, [_Tasks.of(simulation, short.strategy.pipeline) for simulation in simulations]
         except DistIRError:
             return short, None
 
@@ -136,14 +158,14 @@ class BlockCosts:
 @dataclass(frozen=True, slots=True)
 class _Tasks:
     """Seconds of the tasks of each kind and microbatch of a step, of their computation alone, and the most bytes of
-    activations on its first device."""
+    activations, on one device of each stage together."""
 
     seconds: _Seconds
     computed: _Seconds
     activations: int
 
     @staticmethod
-    def of(simulation: Simulation) -> _Tasks:
+    def of(simulation: Simulation, stages: int) -> _Tasks:
         """Return the tasks of a simulated pipeline, on the first device of each.
 
         Ops between two tasks of a device, such as sums of gradients over data-parallel ranks, belong to the first.
@@ -165,7 +187,10 @@ class _Tasks:
                     # What follows the last microbatch is done once.
                     if running[device_class] < _MICROBATCHES - 1:
                         seconds[_BETWEEN, running[device_class]] += event.duration / FEMTOSECONDS
-        activations = max((split[ACTIVATIONS] for _, split in simulation.memory_curve(0)), default=0)
+        curves = [
+            simulation.memory_curve(device) for device in range(0, simulation.devices, simulation.devices // stages)
+        ]
+        activations = sum(max((split[ACTIVATIONS] for _, split in curve), default=0) for curve in curves)
         return _Tasks(dict(seconds), dict(computed), activations)
 
 

@@ -52,12 +52,14 @@ class TaskSeconds:
 class OrderBounds:
     """What an order of tasks implies for each rank.
 
-    `in_flight` are the microbatches whose activations it keeps on each of its stages, at least; `late` its gradients of
-    weights after its last backward. Whether ranks begin with their first stage (`arrives`), which are the first ones of
-    the model in order, and whether their last backward is that of the same stage (`returns`).
+    `in_flight` are the microbatches whose activations it keeps on each of its stages at once, at least; `pending` those
+    that each of its stages has at some time between a backward and the gradients of weights, at least; `late` the
+    gradients of weights after its last backward. Whether ranks begin with their first stage (`arrives`), which are the
+    first ones of the model in order, and whether their last backward is that of the same stage (`returns`).
     """
 
     in_flight: tuple[int, ...]
+    pending: tuple[int, ...]
     late: tuple[int, ...]
     arrives: bool
     returns: bool
@@ -72,6 +74,7 @@ class OrderBounds:
         lasts = [tasks[end] for tasks, end in zip(order.tasks, ends, strict=True)]
         return OrderBounds(
             tuple(_in_flight(order, rank) for rank in range(order.ranks)),
+            tuple(_pending(order, rank) for rank in range(order.ranks)),
             # Of a whole backward, too, the gradients of its weights come last.
             tuple(len(order.tasks[rank]) - 1 - ends[rank] + (t.kind == "B") for rank, t in enumerate(lasts)),
             all(first == ("F", rank) for rank, first in enumerate(firsts)),
@@ -81,7 +84,7 @@ class OrderBounds:
     @staticmethod
     def unknown(ranks: int) -> OrderBounds:
         """Return those of any order."""
-        return OrderBounds((1,) * ranks, (0,) * ranks, arrives=False, returns=False)
+        return OrderBounds((1,) * ranks, (0,) * ranks, (0,) * ranks, arrives=False, returns=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +152,13 @@ def _in_flight(order: Order, rank: int) -> int:
         elif task.kind in ("B", "W"):
             live[task.stage] -= 1
     return most
+
+
+def _pending(order: Order, rank: int) -> int:
+    """Return how many microbatches each stage of a rank has at some time between ``I`` and ``W``, at least."""
+    live: Counter[int] = Counter()
+    most = {stage: 1 for stage, owner in enumerate(order.rank_of) if owner == rank}
+    for task in order.tasks[rank]:
+        live[task.stage] += (task.kind == "I") - (task.kind == "W")
+        most[task.stage] = max(most.get(task.stage, 1), live[task.stage])
+    return min(most.values(), default=0)

@@ -66,7 +66,10 @@ class StepBounds:
         """Return the number of blocks for which each rank has memory."""
         limit = max(memory for _, memory in self.profile.device_specs(candidate.strategy.devices))
         weights, kept = self.costs.weight_bytes(candidate.strategy), self.costs.kept_bytes(candidate)
-        return [limit / (weights + count * kept) for count in order.in_flight]
+        # A stage has at least its share of the blocks of its rank.
+        held = self.costs.held_bytes(candidate) / candidate.strategy.chunks
+        flights = zip(order.in_flight, order.pending, strict=True)
+        return [limit / (weights + max(count * kept, pending * held)) for count, pending in flights]
 
     def _order(self, s: Strategy) -> OrderBounds:
         """Return the bounds of the order of a pipeline; of many more ranks than blocks those of any order."""

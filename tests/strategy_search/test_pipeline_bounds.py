@@ -83,9 +83,11 @@ def test_memory_limits_the_blocks_of_ranks() -> None:
 
 
 def test_an_order_tells_how_ranks_begin_and_end() -> None:
-    assert OrderBounds.of(order_of("1f1b", 3, 5)) == OrderBounds((3, 2, 1), (1, 1, 1), arrives=True, returns=True)
+    expected = OrderBounds((3, 2, 1), (1, 1, 1), (1, 1, 1), arrives=True, returns=True)
+    assert OrderBounds.of(order_of("1f1b", 3, 5)) == expected
     assert OrderBounds.of(order_of("gpipe", 3, 5)).in_flight == (5, 5, 5)
     zero_bubble = OrderBounds.of(order_of("zb-h1", 3, 5))
     assert zero_bubble.returns
     assert zero_bubble.late == (1, 2, 3)
-    assert OrderBounds.unknown(2) == OrderBounds((1, 1), (0, 0), arrives=False, returns=False)
+    assert zero_bubble.pending == (1, 2, 3)
+    assert OrderBounds.unknown(2) == OrderBounds((1, 1), (0, 0), (0, 0), arrives=False, returns=False)
