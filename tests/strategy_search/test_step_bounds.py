@@ -193,13 +193,13 @@ def test_a_search_with_bounds_finds_the_best_of_all() -> None:
     """On fast hosts and links most candidates are ruled out, none is left, and the best is that of the grid."""
     levels = tuple(replace(x, latency=0.0, bandwidth=1e13, uplink=0.0) for x in MACHINE.levels)
     fast = replace(MACHINE, dispatch=0.0, overhead=0.0, levels=levels)
-    space, model = Space(4, (48,), True, (2, 6), schedules=("1f1b", "gpipe")), source(5)
+    space, model = Space(4, (48,), True, (3, 12)), source(4)
     found, every = (run(model, fast, space, workers=1) for run in (search_locally, search_grid))
     assert found.untried == 0
     assert found.ranked[0] == every.ranked[0]
     refused = [outcome.refused for outcome in found.outcomes]
     assert len(refused) == len(space.candidates())
-    assert refused.count(TOO_SLOW) > 5
+    assert refused.count(TOO_SLOW) > 3
     # They are slower.
     seconds = {outcome.candidate: outcome.seconds for outcome in every.outcomes}
     assert all(seconds[o.candidate] > every.ranked[0].seconds for o in found.outcomes if o.refused == TOO_SLOW)
