@@ -1,11 +1,12 @@
-"""Start and end times of pipeline tasks in a simulation."""
+"""Start and end times of pipeline tasks in a simulation, and their spans on each class of devices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from distir_relax.analysis.events import WAIT, Called, Event
-from distir_relax.analysis.op_timer import FEMTOSECONDS
+from distir_relax.analysis.op_timer import COMPUTE, FEMTOSECONDS
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Op
 
@@ -30,24 +31,52 @@ def task_times(simulation: Simulation) -> list[TaskTime]:
 
     A task on several device classes starts with the first of them and ends with the last.
     """
-    extents: dict[int, tuple[int, int] | None] = {}
-
-    def extent(events: list[Event | Called]) -> tuple[int, int] | None:
-        if id(events) not in extents:
-            timed = [e for e in events if isinstance(e, Event) and not e.stream and e.kind != WAIT]
-            intervals = [(e.start, e.start + e.duration) for e in timed]
-            for called in (e for e in events if isinstance(e, Called)):
-                inner = extent(called.events)
-                if inner is not None:
-                    intervals.append((called.base + inner[0], called.base + inner[1]))
-            extents[id(events)] = (min(a for a, _ in intervals), max(b for _, b in intervals)) if intervals else None
-        return extents[id(events)]
-
+    known: dict[int, dict[int, Span]] = {}
     tasks = []
     for called in simulation.called():
         if called.op.task:
-            inner = extent(called.events) or (0, 0)
-            first = int(simulation.class_of[(called.op.devices or (0,))[0]])
+            spans = spans_of(called.events, known).values()
+            inner = min((span.start for span in spans), default=0), max((span.end for span in spans), default=0)
             start, end = ((called.base + time) / FEMTOSECONDS for time in inner)
-            tasks.append(TaskTime(called.op, first, start, end))
+            tasks.append(TaskTime(called.op, first_class(simulation, called), start, end))
     return tasks
+
+
+def first_class(simulation: Simulation, called: Called) -> int:
+    """Return the class of the first device that a call runs on."""
+    return int(simulation.class_of[(called.op.devices or (0,))[0]])
+
+
+class Span(NamedTuple):
+    """The extent of timed ops on a class of devices, and the time in which it computes, in femtoseconds."""
+
+    start: int
+    end: int
+    computed: int
+
+
+def spans_of(events: list[Event | Called], known: dict[int, dict[int, Span]]) -> dict[int, Span]:
+    """Return the span of each device class in the events of a function, without those of streams.
+
+    `known` has those of functions by the identity of their events; the result is added.
+    """
+    if id(events) in known:
+        return known[id(events)]
+    found: dict[int, Span] = {}
+
+    def add(device_class: int, span: Span) -> None:
+        before = found.get(device_class, span._replace(computed=0))
+        found[device_class] = Span(
+            min(before.start, span.start), max(before.end, span.end), before.computed + span.computed
+        )
+
+    for event in events:
+        if isinstance(event, Called):
+            for device_class, span in spans_of(event.events, known).items():
+                add(device_class, Span(event.base + span.start, event.base + span.end, span.computed))
+        elif not event.stream and event.kind != WAIT:
+            computed = event.duration if event.kind == COMPUTE else 0
+            for device_class in event.classes:
+                add(device_class, Span(event.start, event.start + event.duration, computed))
+    known[id(events)] = found
+    return found

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from distir_relax.analysis.events import WAIT, Called, Event
+from distir_relax.analysis.events import Called, Event
 from distir_relax.analysis.memory_categories import ACTIVATIONS
-from distir_relax.analysis.op_timer import COMPUTE, FEMTOSECONDS
+from distir_relax.analysis.op_timer import FEMTOSECONDS
+from distir_relax.analysis.pipeline_tasks import Span, first_class, spans_of
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
@@ -172,14 +173,14 @@ class _Tasks:
         """
         seconds: dict[tuple[str, int], float] = defaultdict(float)
         computed: dict[tuple[str, int], float] = defaultdict(float)
-        spans: dict[int, dict[int, _Span]] = {}
+        known: dict[int, dict[int, Span]] = {}
         running: dict[int, int] = {}
         for event in simulation.steps:
             if isinstance(event, Called) and event.op.task:
-                device_class = int(simulation.class_of[(event.op.devices or (0,))[0]])
+                device_class = first_class(simulation, event)
                 key = str(event.op.task["kind"]), int(str(event.op.task["microbatch"]))
                 running[device_class] = key[1]
-                if (span := _spans(event.events, spans).get(device_class)) is not None:
+                if (span := spans_of(event.events, known).get(device_class)) is not None:
                     seconds[key] += (span.end - span.start) / FEMTOSECONDS
                     computed[key] += span.computed / FEMTOSECONDS
             elif isinstance(event, Event) and not event.stream:
@@ -187,43 +188,10 @@ class _Tasks:
                     # What follows the last microbatch is done once.
                     if running[device_class] < _MICROBATCHES - 1:
                         seconds[_BETWEEN, running[device_class]] += event.duration / FEMTOSECONDS
-        curves = [
-            simulation.memory_curve(device) for device in range(0, simulation.devices, simulation.devices // stages)
-        ]
-        activations = sum(max((split[ACTIVATIONS] for _, split in curve), default=0) for curve in curves)
+        curves, first_devices = simulation.memory_curves(), range(0, simulation.devices, simulation.devices // stages)
+        of_stages = (curves[int(simulation.class_of[device])] for device in first_devices)
+        activations = sum(max((split[ACTIVATIONS] for _, split in curve), default=0) for curve in of_stages)
         return _Tasks(dict(seconds), dict(computed), activations)
-
-
-class _Span(NamedTuple):
-    """The extent of a task on a device class, and the time in which it computes, in femtoseconds."""
-
-    start: int
-    end: int
-    computed: int
-
-
-def _spans(events: list[Event | Called], known: dict[int, dict[int, _Span]]) -> dict[int, _Span]:
-    """Return the span of each device class in the events of a function, without those of streams."""
-    if id(events) in known:
-        return known[id(events)]
-    found: dict[int, _Span] = {}
-
-    def add(device_class: int, span: _Span) -> None:
-        before = found.get(device_class, span._replace(computed=0))
-        found[device_class] = _Span(
-            min(before.start, span.start), max(before.end, span.end), before.computed + span.computed
-        )
-
-    for event in events:
-        if isinstance(event, Called):
-            for device_class, span in _spans(event.events, known).items():
-                add(device_class, _Span(event.base + span.start, event.base + span.end, span.computed))
-        elif not event.stream and event.kind != WAIT:
-            computed = event.duration if event.kind == COMPUTE else 0
-            for device_class in event.classes:
-                add(device_class, _Span(event.start, event.start + event.duration, computed))
-    known[id(events)] = found
-    return found
 
 
 def _step(short: _Short) -> Candidate:
