@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -11,9 +11,17 @@ if TYPE_CHECKING:
     import torch
 
 
-MOST_BOUND = 32
+_MOST_BOUND = 32
 """Maximum number of requests of a bound step: a larger one takes so long that Python between its ops is a small part.
 """
+
+
+def are_bound(count: int, lengths: Iterable[tuple[int, int]]) -> bool:
+    """Return whether CPU backends bind a step of `count` requests: each has one new token, and the logits of it alone.
+
+    `lengths` are their numbers of new tokens and of the last of these with logits; equal requests may count once.
+    """
+    return count <= _MOST_BOUND and all(pair == (1, 1) for pair in lengths)
 
 
 class States(dict[str, "torch.Tensor"]):

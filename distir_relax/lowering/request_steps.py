@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Value, fresh_name, value_names
 from distir_relax.ir.symbols import module_symbols, specialize
-from distir_relax.kernels.requests import MOST_BOUND
+from distir_relax.kernels.requests import are_bound
 from distir_relax.layout import assuming
 from distir_relax.lowering.emit.request_rows import Rows, row_ops, rows_of
 from distir_relax.lowering.emit.torch_function import fixed_values, sized_values
@@ -160,8 +160,7 @@ class _StepBuilder:
         used = {v.name for op in self.ops for v in op.operands} | {o.value.name for o in outputs}
         inputs = tuple(i for i in self.inputs if i.role == "input" or i.value.name in used)
         function = Function(self.total.name, inputs, tuple(self.ops), tuple(outputs))
-        requests = sum(self.chunks.values())
-        is_bound = requests <= MOST_BOUND and all(chunk.new == chunk.last == 1 for chunk in self.chunks)
+        is_bound = are_bound(sum(self.chunks.values()), ((chunk.new, chunk.last) for chunk in self.chunks))
         return StepProgram(Module("distributed", (function,), self.steps.single.meshes), self.repeats, is_bound)
 
     def _add(self, number: int, op: Op) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.kernels.bound_requests import BoundRequests
 from distir_relax.kernels.bound_step import BoundStep, CannotBind
-from distir_relax.kernels.requests import MOST_BOUND, Request
+from distir_relax.kernels.requests import Request, are_bound
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ class BoundSteps:
         import torch
 
         count = len(requests)
-        if count > MOST_BOUND or any(request.new != 1 or request.last != 1 for request in requests):
+        if not are_bound(count, ((request.new, request.last) for request in requests)):
             return None
         key = (count, torch.get_num_threads())
         if key not in self._steps:
