@@ -184,13 +184,7 @@ class _Writer:
             results = []
             for value in op.results:
                 kind = value.type if devices is None else self._remapped(value.placed, devices)
-                name = value.name
-                if prefix is not None:
-                    name = prefix + name
-                    if name in names:
-                        name = fresh_name(name, names)
-                    else:
-                        names.add(name)
+                name = value.name if prefix is None else fresh_name(prefix + value.name, names)
                 values[value.name] = result = Value(name, kind)
                 results.append(result)
             places.append(len(ops))
