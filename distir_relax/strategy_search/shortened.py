@@ -86,7 +86,7 @@ def _longest(main: Function, calls: Sequence[int], period: int) -> list[tuple[in
 
 
 class _Links:
-    """What calls of an entry function use of each other."""
+    """The values that calls of an entry function use of each other."""
 
     def __init__(self, main: Function) -> None:
         self._main = main

@@ -35,7 +35,7 @@ class StepBounds:
     def of(source: Source, profile: Profile, candidates: Sequence[Candidate]) -> StepBounds | None:
         """Return the bounds for training steps.
 
-        None for a model that is no chain of equal blocks, for stages that are named, and on unlike devices.
+        None for a model that is no chain of equal blocks, for stages that are named, and on heterogeneous devices.
         """
         is_uniform = not profile.groups and not source.options["stages"]
         if not source.is_training or not is_uniform or (chain := Chain.of(source)) is None:
