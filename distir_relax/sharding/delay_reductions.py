@@ -4,6 +4,10 @@
 op does not enlarge it: ``multiply(all_reduce(Z), C)`` becomes ``all_reduce(multiply(Z, C))`` (the RFC's global
 optimization). Where an `add` takes two partial sums, one reduction remains.
 
+A reduction that also splits its result, ``redistribute(I -> S)``, only moves after a sum whose terms are all reduced
+and split alike, in functions of the program: the gradients of activations between blocks, with sequence parallelism.
+The entry adds up gradients of microbatches, which are split one by one so that none is stored whole.
+
 Ops that an ``I[sum]`` operand may pass through, along its mesh axis:
 
 ==========================================  =====================================
@@ -17,7 +21,7 @@ times infinity or NaN, by zero              must be reduced first if known at co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -33,7 +37,7 @@ from distir_relax.ir import (
     producers,
     value_names,
 )
-from distir_relax.layout import Partial, Replicate, print_placements
+from distir_relax.layout import Partial, Placement, Replicate, Shard, print_placements
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
 
@@ -62,8 +66,9 @@ class DelayReductions:
         for function in callees_first(module):
             function = _append_reductions(function, remaining, names[function.name])
             stages = _stages(function) if self.stages_apart else {}
-            function = _delay(function, hazards_of.get(function.name, NonfiniteValues()), stages)
-            if function.name != module.main.name:
+            is_entry = function.name == module.main.name
+            function = _delay(function, hazards_of.get(function.name, NonfiniteValues()), stages, not is_entry)
+            if not is_entry:
                 function, remaining[function.name] = _split_trailing_reductions(function)
             delayed[function.name] = function
         return replace(module, functions=tuple(delayed[f.name] for f in module.functions))
@@ -113,16 +118,18 @@ def _stages(function: Function) -> dict[str, frozenset[object]]:
     return stages_of
 
 
-def _delay(function: Function, hazards: NonfiniteValues, stages: Mapping[str, frozenset[object]]) -> Function:
+def _delay(
+    function: Function, hazards: NonfiniteValues, stages: Mapping[str, frozenset[object]], with_scatters: bool
+) -> Function:
     uses = count_uses(function)
     ops: dict[str, Op] = {}
     reductions: dict[str, Op] = {}
-    """Maps values to the `redistribute` ops that define them and only reduce."""
+    """Maps values to the `redistribute` ops that define them and only reduce, or reduce and split."""
     for op in function.ops:
         rewrite = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages)
         if rewrite is None:
             ops[op.results[0].name] = op
-            if _is_redistribution(op) and _reduced_axes(op):
+            if _is_redistribution(op) and (_reduced_axes(op) or (with_scatters and _scatters(op))):
                 reductions[op.results[0].name] = op
             continue
         removed, new, reduction = rewrite
@@ -150,22 +157,42 @@ def _move(
         if hazards.stop(op, group) or len({stages.get(op.operands[i].name) for i in group}) > 1:
             continue
         removed = [r for r in candidates if r is not None]
-        axes = _reduced_axes(removed[0])
-        if any(_reduced_axes(r) != axes for r in removed) or not _others_replicated(op, group, axes):
-            continue
+        partial_placements = _before(op, group, removed)
         result = op.results[0]
-        if _size(result) > sum(_size(r.results[0]) for r in removed):
+        if not partial_placements or _size(result) > sum(_size(r.results[0]) for r in removed):
             continue
         operands = list(op.operands)
         for i, r in zip(sorted(group), removed, strict=True):
             operands[i] = r.operands[0]
         kind = result.dtensor
-        partial_placements = tuple(Partial("sum") if i in axes else p for i, p in enumerate(kind.placements))
         partial = Value(f"{result.name}.partial", replace(kind, placements=partial_placements))
         new = replace(op, operands=tuple(operands), results=(partial,))
         target = {"placements": print_placements(kind.placements)}
         return removed, new, Op("redistribute", (partial,), (result,), target, removed[0].location)
     return None
+
+
+def _before(op: Op, group: frozenset[int], removed: Sequence[Op]) -> tuple[Placement, ...]:
+    """Return the placements of an op's result before it is reduced, if the reductions of the operands of `group` are
+    removed; empty if they cannot be."""
+    axes = _reduced_axes(removed[0])
+    if axes:
+        if any(_reduced_axes(r) != axes for r in removed) or not _others_replicated(op, group, axes):
+            return ()
+        return tuple(Partial("sum") if i in axes else p for i, p in enumerate(op.results[0].dtensor.placements))
+    # Each device would add whole tensors rather than parts: of several reductions one remains for that.
+    is_sum = Trait.POINTWISE in lookup(op.name, op.location).traits and len(group) == len(op.operands) > 1
+    types = {(r.operands[0].type, r.results[0].type) for r in removed}
+    if not is_sum or len(types) > 1 or removed[0].results[0].type != op.results[0].type:
+        return ()
+    return removed[0].operands[0].dtensor.placements
+
+
+def _scatters(op: Op) -> bool:
+    """Return whether a `redistribute` reduces a sum and splits it, and does nothing else."""
+    source, target = op.operands[0].dtensor.placements, op.results[0].dtensor.placements
+    changed = [(a, b) for a, b in zip(source, target, strict=True) if a != b]
+    return all(a == Partial("sum") for a, _ in changed) and any(isinstance(b, Shard) for _, b in changed)
 
 
 def _reduced_axes(op: Op) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ convert operands to the layouts that it needs, so that a conversion needed by se
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import (
@@ -41,6 +41,11 @@ from distir_relax.sharding.expert_routing import grouped_operands
 from distir_relax.sharding.factor_selection import FactorSelector, Placed, is_compatible
 from distir_relax.sharding.factors import Factoring, factoring_of, is_annotation
 from distir_relax.sharding.replicated import is_fully_replicated, replicate_all
+
+T = TypeVar("T")
+
+_Choice = tuple[list[Placed], list[Placed]]
+# The layouts of an op's operands and results.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Propagate:
             names={module.main.name},
             records_reasons=self.reasons,
         )
-        main = _Layout(program, inlined.instance, module.main.name).main()
+        main = program.laid_out(inlined.instance, module.main.name, _Layout.main)
         records = (*module.records, *program.reasons, *program.gathers)
         return remove_unused_outputs(Module("sharded", (main, *program.functions), (mesh,), records=records))
 
@@ -144,9 +149,23 @@ class _Program:
         key = (instance.function.name, layouts, self.instance_keys[id(instance)])
         if key not in self.callees:
             name = fresh_name(instance.function.name, self.names)
-            self.callees[key] = _Layout(self, instance, name).callee(operands)
+            self.callees[key] = self.laid_out(instance, name, lambda layout: layout.callee(operands))
             self.functions.append(self.callees[key].function)
         return self.callees[key]
+
+    def laid_out(self, instance: Instance, name: str, build: Callable[[_Layout], T]) -> T:
+        """Return what `build` makes of the layout of a function.
+
+        Ops are split one after the other. If one would be split otherwise, given the layouts to which later ops convert
+        its operands, the function is laid out again with these in view.
+        """
+        reasons, gathers = len(self.reasons), len(self.gathers)
+        layout = _Layout(self, instance, name)
+        result = build(layout)
+        if not (foreseen := layout.better_reshards()):
+            return result
+        del self.reasons[reasons:], self.gathers[gathers:]
+        return build(_Layout(self, instance, name, foreseen))
 
 
 @dataclass(slots=True)
@@ -156,6 +175,8 @@ class _Layout:
     program: _Program
     instance: Instance
     name: str
+    foreseen: Mapping[str, Sequence[Placed]] = field(default_factory=dict)
+    """Layouts to which ops will convert the operands of that name, which cost nothing for other ops then."""
     values: dict[str, Value] = field(default_factory=dict)
     """The sharded value of each global value."""
     reshards: dict[str, dict[Placed, Value]] = field(default_factory=lambda: defaultdict(dict))
@@ -165,6 +186,8 @@ class _Layout:
     inputs: list[Input] = field(default_factory=list)
     parameters: dict[str, _Parameter] = field(default_factory=dict)
     """The parameter of each input, if the function has callers that can convert its operands."""
+    choices: list[tuple[int, Op, list[Value], _Choice]] = field(default_factory=list)
+    """The ops so far: the number of each in the inlined program, its operands here, and how it is split."""
 
     def main(self) -> Function:
         """Build the entry function: its inputs have the annotated layouts."""
@@ -260,8 +283,9 @@ class _Layout:
     def _add_op(self, number: int, op: Op) -> None:
         """Add op number `number` of the inlined program, split, with reshards before and after it."""
         operands = [self.values[v.name] for v in op.operands]
-        available = [tuple(self.reshards.get(v.name, ())) for v in operands]
-        ins, outs = self.program.selector.choose(number, self.program.inlined.ops[number], operands, available)
+        reshards = [self.reshards.get(v.name, ()) for v in operands]
+        ins, outs = choice = self._choose(number, op, operands, reshards)
+        self.choices.append((number, op, operands, choice))
         new_operands = tuple(
             self._convert(value, layout, f"{value.name}.{op.name.rsplit('.', 1)[-1]}", op.location, implicit=True)
             for value, layout in zip(operands, ins, strict=True)
@@ -283,6 +307,43 @@ class _Layout:
         self.ops.append(Op(op.name, new_operands, tuple(results), op.attrs, op.location))
         for partial, value, target in reductions:
             self.values[value.name] = self._convert(partial, target, value.name, op.location)
+
+    def _choose(self, number: int, op: Op, operands: Sequence[Value], reshards: Sequence[Iterable[Placed]]) -> _Choice:
+        """Return the layouts of the operands and results of an op, given conversions of each operand."""
+        available = [
+            tuple(dict.fromkeys((*layouts, *self.foreseen.get(value.name, ()))))
+            for layouts, value in zip(reshards, op.operands, strict=True)
+        ]
+        return self.program.selector.choose(number, self.program.inlined.ops[number], operands, available)
+
+    def better_reshards(self) -> dict[str, list[Placed]]:
+        """Return the layouts that operands would be converted to if each op knew of those of all others.
+
+        Empty if no op would be split otherwise, and for a function that calls others, which was laid out with them.
+        """
+        if any(isinstance(place, Instance) for place in self.instance.ops):
+            return {}
+        users: Counter[tuple[str, Placed]] = Counter()
+        for _, _, operands, (layouts, _) in self.choices:
+            users.update({(v.name, layout) for v, layout in zip(operands, layouts, strict=True)})
+        is_better = False
+        needed: dict[str, list[Placed]] = defaultdict(list)
+        for number, op, operands, choice in self.choices:
+            own = {(v.name, layout) for v, layout in zip(operands, choice[0], strict=True)}
+            of_others = [
+                [
+                    layout
+                    for layout in self.reshards.get(v.name, ())
+                    if users[v.name, layout] > ((v.name, layout) in own)
+                ]
+                for v in operands
+            ]
+            if any(of_others):
+                best = self._choose(number, op, operands, of_others)
+                is_better |= best != choice
+                for value, layout in zip(op.operands, best[0], strict=True):
+                    needed[value.name].append(layout)
+        return needed if is_better else {}
 
     def _convert(self, value: Value, target: Placed, name: str, where: str, implicit: bool = False) -> Value:
         """Convert `value` to `target`; the result of an implicit reshard gets a fresh name, else it is `name`."""

@@ -54,17 +54,20 @@ class SplitSequence:
         return replace(module, functions=(self._annotate(module, placements), *module.functions[1:]))
 
     def _placements(self, name: str, value: Value, classes: Classes, samples: Set[Slot | None]) -> str:
-        """Return placements if a value has samples, sequence and width (the dim of most parameters), else nothing."""
+        """Return placements if a value has samples, sequence and width (the dim of most parameters), else nothing.
+
+        Annotated weights are no inputs of the program either; only activations have samples.
+        """
         shape = value.tensor.shape
         owners = [classes.of(name, dim) for dim in range(len(shape))]
         weights = [0.0 if o is None else classes.weights.get(o, 0.0) for o in owners]
         width = max(range(len(shape)), key=weights.__getitem__, default=0)
         candidates = [d for d, o in enumerate(owners) if o is not None and o not in samples and d != width]
-        if "float" not in value.tensor.dtype or not candidates or not weights[width]:
+        sample_dim = next((d for d, o in enumerate(owners) if o is not None and o in samples), None)
+        if "float" not in value.tensor.dtype or sample_dim is None or not candidates or not weights[width]:
             return ""
         placements: list[Placement] = [R, Shard(candidates[0])]
-        sample_dim = next((d for d, o in enumerate(owners) if o is not None and o in samples), None)
-        if sample_dim is not None and self.strategy.data > 1:
+        if self.strategy.data > 1:
             placements[0] = Shard(sample_dim)
         return print_placements(tuple(placements))
 
