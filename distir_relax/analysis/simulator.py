@@ -43,13 +43,15 @@ from distir_relax.ops import lookup, reused_operands
 
 def simulate_module(
     module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None,
-    is_bound: bool | None = None,
+    is_bound: bool | None = None, requests: int = 0,
 ) -> Simulation:  # fmt: skip
     """Simulate a program of the distributed stage on the machine of a profile.
 
     `plan` is that of another program for the same profile, if available, which may differ only in sizes that are equal
     on all devices. `repeats` has how often in turn an op runs that is not to run once, by its first result; this takes
     time, but no more memory than one. `is_bound` is whether a CPU backend binds the program, by default as it does.
+    It is a step of so many `requests`, or no step of text generation if they are 0. The host's time around a program
+    comes before its first op.
 
     Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
     more devices than the machine has.
@@ -58,12 +60,13 @@ def simulate_module(
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     with gc_disabled():
         # A plan that is made here is freed before the collector looks at it.
-        return _simulate(module, profile, plan or SimulationPlan(module, profile), repeats or {}, is_bound)
+        return _simulate(module, profile, plan or SimulationPlan(module, profile), repeats or {}, is_bound, requests)
 
 
 def _simulate(
-    module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int], is_bound: bool | None
-) -> Simulation:
+    module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int], is_bound: bool | None,
+    requests: int,
+) -> Simulation:  # fmt: skip
     devices = len(plan.classes.of)
     if devices == 1:
         profile = profile.of_one_device()
@@ -75,7 +78,8 @@ def _simulate(
             f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
             hint="give a profile of more devices or nodes",
         )
-    return _Simulator(module, profile, plan, repeats).run()
+    around = profile.request_step + requests * profile.request if requests else profile.step
+    return _Simulator(module, profile, plan, repeats).run(femtoseconds(around))
 
 
 _CORE = ("device.flops", "device.bandwidth", "device.overhead", "runtime.times")
@@ -168,10 +172,10 @@ class _Simulator(Domain[Handle]):
             self.timer.uncached = {c: share for c, share in shares.items() if share}
         self.uses_residency = self.timer.fixed or bool(self.timer.uncached)
 
-    def run(self) -> Simulation:
-        """Simulate the entry function."""
+    def run(self, start: int) -> Simulation:
+        """Simulate the entry function from a time in femtoseconds on, for which all devices wait."""
         main, classes = self.module.main, self.plan.classes
-        frame = self.enter(main, None, [0] * (classes.count * self.layers), (False,) * len(main.outputs))
+        frame = self.enter(main, None, [start] * (classes.count * self.layers), (False,) * len(main.outputs))
         slots: list[Handle | None] = [None] * self.plan.program.slots
         input_bytes: dict[tuple[int, int], int] = defaultdict(int)
         sizes = [(self.timer.bytes_of(item.value, None), ROLE_CATEGORY[item.role]) for item in main.inputs]

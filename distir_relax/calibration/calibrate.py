@@ -14,6 +14,7 @@ from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.fit import fit_device, fit_links, fit_quantized
 from distir_relax.calibration.measurements import Measurements, Times, measure_pass, merge_passes, with_collectives
 from distir_relax.calibration.microbenchmarks import QUANTIZED, dtypes_of, op_samples, scale_of
+from distir_relax.calibration.other_work import warn_of_other_work
 from distir_relax.calibration.program_overhead import fit_programs
 from distir_relax.calibration.programs import ProgramSample, programs, write_programs
 from distir_relax.calibration.residuals import (
@@ -24,6 +25,7 @@ from distir_relax.calibration.residuals import (
     op_residuals,
 )
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.calibration.step_overhead import fit_steps, step_samples, write_step_samples
 from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.cost.profile import Level, Profile, load_profile
 from distir_relax.cost.profile_writer import print_profile
@@ -47,7 +49,7 @@ tens of percent: a profile with a median error of 50 % cannot order them.
 """
 
 # Seconds reserved for the fit, and for starting the ranks.
-_FIT = 15.0
+_FIT = 25.0
 # The share of the time of a measurement for the collectives of one number of ranks that have no cores of their own.
 _CROWDED_SHARE = 0.1
 
@@ -93,12 +95,14 @@ def calibrate(
 
     It takes about `budget` seconds (0: no limit). One rank cannot measure collectives: its links are those of the
     profile `links`, if given. Raises RunError if ranks cannot be started or fail, `output` cannot be written, or a
-    group's median error is above `worst`; nothing is written then.
+    group's median error is above `worst`; nothing is written then. Warns of other work on the machine.
     """
     check_writable(output)
     if Path(output).suffix != ".toml":
         raise RunError("expected the name of a .toml file for the profile", str(output))
-    calibration = fit(measure_ranks(ranks, device, passes, budget), name, links)
+    with warn_of_other_work():
+        measured = measure_ranks(ranks, device, passes, budget)
+    calibration = fit(measured, name, links)
     calibration.check(worst)
     calibration.write(output)
     return calibration
@@ -116,6 +120,8 @@ def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> 
     with tempfile.TemporaryDirectory() as folder:
         # What programs add to their ops does not depend on the dtype.
         write_programs(Path(folder), dtypes_of(device)[0], scale_of(device), together)
+        if device == "cpu":
+            write_step_samples(Path(folder), together)
         # Measure for at least one second, even if the budget is spent.
         seconds = max(1.0, deadline.left - _FIT) if budget else 0.0
         crowded = range(together + 1, ranks + 1)
@@ -202,6 +208,8 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         samples_of_programs += samples_of_dtype
         program_times += times
         add_errors(group_errors, dtype)
+    if measured.step_times:
+        profile = fit_steps(profile, step_samples(measured.together), [undisturbed(row) for row in measured.step_times])
     uncertainty = fit_uncertainty(profile, merged(residuals), samples_of_programs, program_times)
     # Ranks run programs of one device at the same time: they do not have the memory alone.
     profile = replace(profile, uncertainty=uncertainty, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio())

@@ -26,6 +26,7 @@ from distir_relax.calibration.measure import (
 from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.calibration.step_overhead import time_step_samples
 from distir_relax.cost.roofline import cache_of
 from distir_relax.kernels.processor import instruction_sets, processor_field, processor_flags
 from distir_relax.runtime.world import World
@@ -65,6 +66,7 @@ class Measurements:
     `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is the factor of larger sizes.
     `rank_seconds` are times of equal work by rank, at the same moments, and `rank_memory` the bytes of each device.
     `read_times` are the seconds of a byte of weights, of which `read_bytes` are read in turn, on all ranks at once.
+    `step_times` are those of `step_samples`, on several ranks of a CPU.
     """
 
     ranks: int
@@ -80,6 +82,7 @@ class Measurements:
     rank_memory: Sequence[float] = field(default_factory=list)
     read_bytes: Sequence[float] = field(default_factory=list)
     read_times: Times = field(default_factory=list)
+    step_times: Times = field(default_factory=list)
 
     @property
     def together(self) -> int:
@@ -166,6 +169,7 @@ def measure_pass(
         rank_memory=launch.exchange(machine.memory) if launch else [],
         read_bytes=[size for size, _ in reads],
         read_times=_over_ranks([times for _, times in reads], world),
+        step_times=time_step_samples(programs, launch, _PROGRAM * unit) if launch and device == "cpu" else [],
     )
 
 
@@ -209,6 +213,7 @@ def merge_passes(passes: Sequence[Measurements]) -> Measurements:
         rank_memory=first.rank_memory,
         read_bytes=first.read_bytes,
         read_times=merge([p.read_times for p in passes]),
+        step_times=merge([p.step_times for p in passes]),
     )
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 HEADS = 5
+_HEAD_WIDTH, _VOCABULARY = 16, 5000
 
 
 def feed_forward_model(layers: int, width: int, dtype: str) -> nn.Module:
@@ -46,6 +47,37 @@ def attention_model(blocks: int, width: int, dtype: str) -> nn.Module:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return nn.Sequential(*(Block() for _ in range(blocks))).to(getattr(torch, dtype))
+
+
+def language_model(heads: int) -> nn.Module:
+    """Return a language model of one block of attention with so many heads, which hardly computes."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class LanguageModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            width = heads * _HEAD_WIDTH
+            self.table, self.norm = nn.Embedding(_VOCABULARY, width), nn.LayerNorm(width)
+            self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+            self.words = nn.Linear(width, _VOCABULARY, bias=False)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            rows, length = input_ids.shape
+            x = self.table(input_ids)
+            normal = self.norm(x)
+            q, k, v = (
+                part(normal).view(rows, length, heads, _HEAD_WIDTH).transpose(1, 2) for part in (self.q, self.k, self.v)
+            )
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(attended.transpose(1, 2).reshape(rows, length, heads * _HEAD_WIDTH))
+            scores: torch.Tensor = self.words(x)
+            return scores
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return LanguageModel().eval()
 
 
 def example(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

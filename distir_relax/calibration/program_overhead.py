@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.fit import least_squares
 from distir_relax.calibration.programs import ProgramSample
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
@@ -41,7 +40,7 @@ def fit_programs(
 
     def errors(x: Mapping[str, float]) -> list[float]:
         fitted = machine(x)
-        return [simulate_module(s.module, fitted).makespan / t for s, t in zip(samples, seconds, strict=True)]
+        return [s.simulate(fitted).makespan / t for s, t in zip(samples, seconds, strict=True)]
 
     # On a GPU these programs mostly wait for the host.
     prior = {} if profile.is_asynchronous else {"factor": 1.0}

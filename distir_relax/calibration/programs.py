@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.measure import WARM_UP, random_inputs, steps_within, time_steps
 from distir_relax.calibration.models import attention_model, example, feed_forward_model
 from distir_relax.compiler.compile import Plan, compile
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.training import compile_training
+from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
 from distir_relax.optimizers import SGD, AdamW
 from distir_relax.runtime.backends import load_program
@@ -51,6 +54,10 @@ class ProgramSample:
     def devices(self) -> int:
         """Number of devices."""
         return self.bundle.manifest.mesh.size
+
+    def simulate(self, profile: Profile) -> Simulation:
+        """Simulate the program as it is measured: that of one device is called without a session around it."""
+        return simulate_module(self.module, replace(profile, step=0.0) if self.devices == 1 else profile)
 
 
 @cache

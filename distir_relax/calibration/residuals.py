@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.calibration.programs import ProgramSample
@@ -82,7 +81,7 @@ def fit_uncertainty(
         return replace(kinds, repeatability=noise)
     of_programs, variances = [], []
     for sample, row in zip(programs, times, strict=True):
-        found = simulate_module(sample.module, profile)
+        found = sample.simulate(profile)
         of_programs.append(math.log(found.makespan / undisturbed(row)))
         variances.append(kinds.of_kinds(found.seconds_by_kind()) ** 2)
     count = len(of_programs)

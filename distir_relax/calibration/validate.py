@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.bundle import Bundle, read_bundle, write_bundle
+from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
 from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.calibration.configurations import Configuration, read_configurations
 from distir_relax.calibration.machine_check import warn_of_mismatch
-from distir_relax.calibration.measure import WARM_UP, random_inputs, time_steps
+from distir_relax.calibration.measure import random_inputs, time_steps
 from distir_relax.calibration.measurements import merge_passes
 from distir_relax.calibration.memory_peak import step_peak
+from distir_relax.calibration.other_work import warn_of_other_work
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.calibration.step_overhead import time_requests
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.machine import limit_threads, rank_device, retain_freed_memory
+from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
-from distir_relax.runtime.requests import RankRequests, Slot
-from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.world import World
 
-_TOKEN = 1
 # Seconds of a pass of the calibration, of which an idle machine needs about 20: a busy one measures less often.
 _PASS_BUDGET = 90.0
 COMPARED = ("schedule", "chunks")
@@ -61,7 +59,7 @@ def validate(
     runs_by_configuration = [_Runs(c) for c in configurations]
     ranks = [c.ranks for c in configurations]
     measured = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warn_of_other_work():
         paths = [
             c.bundle.path or write_bundle(c.bundle, Path(folder) / f"{i}.dist") for i, c in enumerate(configurations)
         ]
@@ -97,7 +95,8 @@ class _Runs:
 
     def outcome(self, machine: Profile) -> Outcome:
         c = self.configuration
-        predicted = simulate_module(c.module, machine, repeats=c.repeats, is_bound=c.is_bound)
+        requests = c.step[0] if c.step else 0
+        predicted = simulate_module(c.module, machine, repeats=c.repeats, is_bound=c.is_bound, requests=requests)
         peaks = tuple(int(n) for n in predicted.peak_memory) if self.peaks else ()
         return Outcome(
             c.name, c.ranks, predicted.makespan, undisturbed([t for times in self.passes for t in times]), peaks,
@@ -127,7 +126,7 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
         bundle = read_bundle(Path(path), verify_weights=False, require_signature=key or None)
         peaks: list[int] = []
         if step is not None:
-            seconds = _time_requests(world, bundle, device, options["steps"], *step)
+            seconds = time_requests(world, bundle, device, options["steps"], *step)
         else:
             session = RankSession(world, bundle, device=device)
             if options["peaks"]:
@@ -139,27 +138,3 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
         results.append({"seconds": seconds, "peaks": peaks})
     if world.rank == 0:
         answer.write_text(json.dumps(results))
-
-
-def _time_requests(
-    world: World, bundle: Bundle, device: str, steps: int, requests: int, new: int, past: int
-) -> list[float]:
-    """Return the seconds of steps of text generation, as on the slowest rank.
-
-    Each of `requests` computes `new` tokens after `past`.
-
-    A step is taken back by the next one, which has as many tokens before it.
-    """
-    comm = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
-    ranks = RankRequests(bundle, emit_request_programs(bundle), comm)
-    slots = [Slot(number, past, [_TOKEN] * new, 1, past + new) for number in range(requests)]
-    if past:
-        for number in range(requests):
-            ranks.step([Slot(number, 0, [_TOKEN] * past, 1, past + new)])
-    seconds = []
-    for _ in range(WARM_UP + steps):
-        world.exchange(0)
-        start = time.perf_counter()
-        ranks.step(slots)
-        seconds.append(time.perf_counter() - start)
-    return [max(column) for column in zip(*world.exchange(seconds), strict=True)][WARM_UP:]

@@ -224,8 +224,10 @@ class _StepTimer:
         key = tuple(sorted(rounded.items(), key=lambda item: astuple(item[0])))
         if key not in self.times:
             program = self.steps.program(dict(key))
-            repeats, is_bound = program.repeats, program.is_bound
-            found = simulate_module(program.module, self.profile, repeats=repeats, is_bound=is_bound)
+            found = simulate_module(
+                program.module, self.profile, repeats=program.repeats, is_bound=program.is_bound,
+                requests=program.requests,
+            )  # fmt: skip
             self.times[key] = _step_time(found)
         return self.times[key]
 

@@ -20,7 +20,9 @@ from distir_relax.support import is_finite, parse_toml, read_text, shown
 
 SHAPE_OP = "shape_op"
 """The name of ops on shapes in `Profile.waits`."""
-RUNTIME = ("dispatch", "view", SHAPE_OP, "call", "python", "python_collective", "bound")
+RUNTIME = (
+    "dispatch", "view", SHAPE_OP, "call", "python", "python_collective", "bound", "step", "request_step", "request",
+)  # fmt: skip
 """The figures in a profile's table of the runtime."""
 KINDS = ("gpu", "cpu")
 """The kinds of devices."""
@@ -158,7 +160,8 @@ class Profile:
     an op takes `python` more, and a communication `python_collective`, as its ranks arrive at different times. A
     program is bound (`runtime.backends.bound_calls`) if it is no training step, and its results take at most `bound`
     bytes: ops with native kernels then take none of these, and views no time. `binds` says so of the program that runs;
-    it is no figure of the machine.
+    it is no figure of the machine. The host takes `step` seconds around each call of a program: it takes inputs, and
+    hands out results. Around a step of text generation it takes `request_step`, and `request` for each of its requests.
 
     `overlap` is how well an op overlaps memory access with compute: it takes ``(computing ** overlap + moving **
     overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity. `beside` is the fraction of the
@@ -196,6 +199,9 @@ class Profile:
     python: float = 0.0
     python_collective: float = 0.0
     bound: float = 0.0
+    step: float = 0.0
+    request_step: float = 0.0
+    request: float = 0.0
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     starts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     calls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -272,7 +272,9 @@ _FAMILIES = {
     "device.bandwidth": r"device\.(bandwidth|bandwidth_alone|cache_bandwidth|(matrix|packed|products)\..*\.bandwidth)",
     "device.overhead": r"device\.(overhead|starts\..*)",
     "device.memory": r"device\.memory|group\.\d+\.memory",
-    "runtime.times": r"runtime\.(dispatch|view|shape_op|call|python.*)|device\.calls\..*|device\..*\.call",
+    "runtime.times": (
+        r"runtime\.(dispatch|view|shape_op|call|python.*|step|request.*)|device\.calls\..*|device\..*\.call"
+    ),
     "network.bandwidth": r"level\..*\.(bandwidth|uplink)|collective\..*\.seconds_per_byte",
     "network.latency": r"level\..*\.latency|collective\..*\.latency|collective_overhead",
 }

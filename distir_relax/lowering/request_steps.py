@@ -43,11 +43,13 @@ class StepProgram:
     """A step as a module of the distributed stage; `repeats` has how often an op runs, by its first result.
 
     `is_bound` is whether a CPU backend binds it (`runtime.requests.bound_steps`): a step of one token for each request.
+    `requests` is the number of its requests.
     """
 
     module: Module
     repeats: Mapping[str, int]
     is_bound: bool
+    requests: int
 
 
 class Runs(IntEnum):
@@ -160,8 +162,10 @@ class _StepBuilder:
         used = {v.name for op in self.ops for v in op.operands} | {o.value.name for o in outputs}
         inputs = tuple(i for i in self.inputs if i.role == "input" or i.value.name in used)
         function = Function(self.total.name, inputs, tuple(self.ops), tuple(outputs))
-        is_bound = are_bound(sum(self.chunks.values()), ((chunk.new, chunk.last) for chunk in self.chunks))
-        return StepProgram(Module("distributed", (function,), self.steps.single.meshes), self.repeats, is_bound)
+        requests = sum(self.chunks.values())
+        is_bound = are_bound(requests, ((chunk.new, chunk.last) for chunk in self.chunks))
+        module = Module("distributed", (function,), self.steps.single.meshes)
+        return StepProgram(module, self.repeats, is_bound, requests)
 
     def _add(self, number: int, op: Op) -> None:
         first = op.results[0].name

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from distir_relax.calibration.measurements import Machine, Measurements, cold_sa
 from distir_relax.calibration.microbenchmarks import op_samples, payloads
 from distir_relax.calibration.programs import ProgramSample, program_makers
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.calibration.step_overhead import REQUESTS, write_step_samples
 from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.network import collective_seconds
@@ -97,6 +99,7 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     makers = program_makers("float32", 1, 2)
     for number, make in enumerate(makers[:3] + makers[-3:]):
         write_bundle(make().bundle, tmp_path / f"float32-{number:03}.dist")
+    write_step_samples(tmp_path, 2)
     done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json", tmp_path)
     assert done.returncode == 0, done.stderr
     found = Measurements.of(json.loads((tmp_path / "measured.json").read_text()))
@@ -104,12 +107,14 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     assert len(found.ops["float32"]) == len(chosen)
     assert len(found.alone) == sum(sample.cold for sample in chosen) > 0
     assert len(found.programs["float32"]) == 6
+    assert len(found.step_times) == 1 + len(REQUESTS)
     kinds = {(kind.collective, kind.bytes) for kind in found.collectives}
     assert kinds >= {("all_reduce", 12), ("all_reduce", 12_400), ("send", 12_400), ("all_gather", 12)}
     (slow,) = unlike_ranks(found.rank_seconds, found.rank_memory)
     assert str(slow) == "1"
     assert 0.15 < slow.speed < 0.6
-    for times in (*found.ops["float32"], *found.alone, *found.programs["float32"], *found.collective_times):
+    several = (found.ops["float32"], found.alone, found.programs["float32"], found.collective_times, found.step_times)
+    for times in chain.from_iterable(several):
         assert len(times) >= 4, "two passes"
         assert all(0 < t < 10 for t in times)
 
