@@ -19,8 +19,8 @@ from distir_relax.analysis.memory_categories import ROLE_CATEGORY, WeightGradien
 from distir_relax.analysis.microbatch_expansion import ExpandedEntry, expand_entry
 from distir_relax.analysis.steady_state import Cycle, find_cycle
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Function, Module, verify_no_recursion
-from distir_relax.ops import lookup
+from distir_relax.ir import Function, Module, Op, verify_no_recursion
+from distir_relax.ops import Trait, lookup
 
 
 class EntryCall(NamedTuple):
@@ -73,6 +73,7 @@ class SimulationPlan:
         self.gradients = WeightGradients(module)
         self.entry = expand_entry(module)
         self.program = allocate_slots(self.entry.steps)
+        _hold_sent_values(self.entry.steps.ops, self.program)
         self._entry_calls = _EntryCalls(self.module, self.gradients, self.entry, self.program)
         self.cycle = find_cycle(self.program, self.entry.inputs)
 
@@ -121,6 +122,34 @@ class SimulationPlan:
         firsts = tuple(index.get(int(self.classes.members[c][0]), -1) for c in present)
         speeds = tuple(self.profile.speed_of(int(self.classes.members[c][0])) for c in present)
         return firsts, speeds, tuple(tuple(np.unique(column, return_inverse=True)[1].tolist()) for column in columns)
+
+
+def _hold_sent_values(ops: Sequence[Op], program: SlotProgram) -> None:
+    """Let values that are sent on a stream, and have no later use, die at the next transfer of their devices.
+
+    A runtime keeps the buffer until the transfer is complete, and looks for that when its rank communicates again
+    (`runtime.point_to_point`): meanwhile a stage computes its next task.
+    """
+    names = {name for name in {op.name for op in ops} if Trait.TRANSFER in lookup(name).traits}
+    held: dict[tuple[int, ...], list[int]] = {}
+    for number, op in enumerate(ops):
+        if op.name not in names or "stream" not in op.attrs:
+            continue
+        step, source = program.steps[number], op.operands[0].placed.devices
+        sent = [slot for slot in step.operands if slot in step.dead]
+        step.dead = [slot for slot in step.dead if slot not in sent]
+        for devices in (source, op.results[0].placed.devices):
+            _end(held.pop(devices, []), number, program)
+        if sent:
+            held[source] = sent
+    for slots in held.values():
+        _end(slots, len(ops) - 1, program)
+
+
+def _end(slots: Sequence[int], number: int, program: SlotProgram) -> None:
+    """Let slots be dead after a step."""
+    program.steps[number].dead += slots
+    program.last_use[list(slots)] = number
 
 
 class _EntryCalls:

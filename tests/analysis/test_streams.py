@@ -116,3 +116,32 @@ def test_what_is_sent_may_keep_both_ends_from_their_work(beside: float) -> None:
     assert found.clocks[second] == max(PRODUCT + sent, PRODUCT + held) + PRODUCT
     assert found.busy[1][first] == found.busy[1][second] == held
     assert found.streamed[first] == found.streamed[second] == sent - held
+
+
+BUFFERS = """
+module @distributed {
+  mesh[0] = device_mesh((2,), ("d",))
+  func @main(input %x: f64[7,5] @ {0}) {
+    %a = nn.relu(%x)
+    %sent.0 @ {1} = send(%a)STREAM
+    %b = nn.relu(%x)
+    %c = nn.relu(%b)
+    %sent.1 @ {1} = send(%c)STREAM
+    %d = nn.relu(%x)
+    %e = add(%d, %d)
+    %f = add(%e, %e)
+    %y.0 = USE(%sent.0)
+    %y.1 = USE(%sent.1)
+    return "f": %f, "y.0": %y.0, "y.1": %y.1
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("stream", "use", "buffers"), [("", "nn.relu", 0), (' {stream="up"}', "wait", 1)])
+def test_a_buffer_is_kept_until_its_device_communicates_again(stream: str, use: str, buffers: int) -> None:
+    """The first device has x, an op's operand and result, and what is under way: of two transfers one at a time."""
+    module = infer_types(parse(BUFFERS.replace("STREAM", stream).replace("USE", use)))
+    verify(module, check)
+    found = simulate_module(module, replace(machine(2), in_place=False))
+    assert found.peak_memory[0] == (3 + buffers) * 7 * 5 * 8

@@ -150,7 +150,7 @@ def test_no_step_fits_into_less_memory_than_its_bound(
     ("machine", "text"),
     [
         (load_profile("dgx2-v100"), "2/3/2/6,zero=2"),
-        (replace(MACHINE, dispatch=0.0), "4/3/1/2,zero=3,sequence_parallel"),
+        (replace(MACHINE, dispatch=0.0), "4/3/1/2,zero=2,sequence_parallel"),
     ],
 )
 def test_bounds_hold_on_other_machines(long: Source, machine: Profile, text: str) -> None:
