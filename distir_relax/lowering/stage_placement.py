@@ -24,7 +24,7 @@ from distir_relax.ir import (
 )
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.placement_builder import PlacementBuilder
-from distir_relax.ops import lookup
+from distir_relax.ops import Trait, lookup
 
 AXIS = "pipeline"
 """The mesh axis of the places."""
@@ -39,6 +39,14 @@ def place_stages(module: Module, place_of: Sequence[int]) -> Module:
     main = builder.function()
     records = tuple(r.renamed(builder.copies) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
     return replace(module, functions=(main, *module.functions[1:]), meshes=(full_mesh,), records=records)
+
+
+def _is_gather(op: Op) -> bool:
+    """Return whether an op collects more on each device than it had there."""
+    if op.callee or Trait.COMMUNICATES not in lookup(op.name, op.location).traits:
+        return False
+    before, after = (sum(v.placed.local(0).bytes for v in values) for values in (op.operands, op.results))
+    return after > before
 
 
 @dataclass(slots=True)
@@ -72,6 +80,9 @@ class _StagePlacement:
         if not op.task and not single:
             return
         self._single.update(v.name for v in op.results)
+        if not op.task and _is_gather(op):
+            # It is computed where it is used first: parts are sent there, rather than the whole.
+            return
         if op.task or placed:
             place = self.place_of[op.task["stage"]] if op.task else self._choose(op, placed)  # type: ignore[index]
             self.place.update((v.name, place) for v in op.results)
