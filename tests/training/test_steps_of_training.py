@@ -57,6 +57,8 @@ CASES = [
     ("gpt2", "2/3/1/2,zero=3,checkpoint=block", *ADAM),
     ("gpt2", "1/3/1/2,sequence_parallel,checkpoint=selective", *ADAM),
     ("llama", "2/3/1/1,zero=2", *SGD),
+    ("llama", "2/2/1/2,zero=3,sequence_parallel", *ADAM),
+    ("llama", "2/2/2/2,zero=2,sequence_parallel", *ADAM),
     ("bert", "3/1/1/2,zero=2", *ADAM),
     ("vit", "2/2/1/3,sequence_parallel", *ADAM),
     ("mixtral", "1/3/1/1", *SGD),
