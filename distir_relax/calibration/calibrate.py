@@ -49,7 +49,7 @@ tens of percent: a profile with a median error of 50 % cannot order them.
 """
 
 # Seconds reserved for the fit, and for starting the ranks.
-_FIT = 25.0
+_FIT = 20.0
 # The share of the time of a measurement for the collectives of one number of ranks that have no cores of their own.
 _CROWDED_SHARE = 0.1
 
