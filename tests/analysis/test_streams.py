@@ -140,7 +140,7 @@ module @distributed {
 
 @pytest.mark.parametrize(("stream", "use", "buffers"), [("", "nn.relu", 0), (' {stream="up"}', "wait", 1)])
 def test_a_buffer_is_kept_until_its_device_communicates_again(stream: str, use: str, buffers: int) -> None:
-    """The first device has x, an op's operand and result, and what is under way: of two transfers one at a time."""
+    """The first device has x, an op's operand and result, and the buffer under way: of two transfers one at a time."""
     module = infer_types(parse(BUFFERS.replace("STREAM", stream).replace("USE", use)))
     verify(module, check)
     found = simulate_module(module, replace(machine(2), in_place=False))

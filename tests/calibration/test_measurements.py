@@ -112,7 +112,7 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     assert kinds >= {("all_reduce", 12), ("all_reduce", 12_400), ("send", 12_400), ("all_gather", 12)}
     (slow,) = unlike_ranks(found.rank_seconds, found.rank_memory)
     assert str(slow) == "1"
-    assert 0.08 < slow.speed < 0.6
+    assert 0.09 < slow.speed < 0.6
     several = (found.ops["float32"], found.alone, found.programs["float32"], found.collective_times, found.step_times)
     for times in chain.from_iterable(several):
         assert len(times) >= 4, "two passes"

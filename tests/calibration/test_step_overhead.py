@@ -1,4 +1,4 @@
-"""The host's time around programs: it comes before their ops, and is what a calibration finds beside them."""
+"""The host's time around programs: it comes before their ops, and a calibration measures it."""
 
 from __future__ import annotations
 

@@ -11,20 +11,15 @@ import torch
 import torch.nn.functional as F
 
 import distir_relax as dr
-from distir_relax.ir import Function, Module
+from distir_relax.ir import Module
 from distir_relax.layout import Shard
 
 VOCABULARY, WIDTH, SEQUENCE = 96, 64, 24
 
 
 @cache
-def sharded(strategy: str) -> Module:
-    """A small Llama, whose keys and values have fewer heads than its queries, in training."""
-    return stages(strategy)["sharded"]
-
-
-@cache
 def stages(strategy: str) -> dict[str, Module]:
+    """A small Llama, whose keys and values have fewer heads than its queries, in training."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -38,15 +33,13 @@ def stages(strategy: str) -> dict[str, Module]:
         return F.cross_entropy(found.logits.flatten(0, 1), targets.flatten())
 
     batch = {"input_ids": words}, words
-    return dr.compile_training(
-        model, loss, optimizer=dr.AdamW(), example_batch=batch, strategy=strategy
-    ).plan.modules  # fmt: skip
+    step = dr.compile_training(model, loss, optimizer=dr.AdamW(), example_batch=batch, strategy=strategy)
+    return step.plan.modules
 
 
 def block(strategy: str, name: str) -> Counter[str]:
     """The ops of a function of the blocks."""
-    functions: list[Function] = [f for f in stages(strategy)["distributed"].functions if f.name == name]
-    return Counter(op.name for op in functions[0].ops)
+    return Counter(op.name for op in stages(strategy)["distributed"].function(name).ops)
 
 
 def test_a_block_communicates_as_often_backward_as_forward() -> None:
@@ -78,6 +71,6 @@ def test_only_activations_are_split_along_the_sequence() -> None:
     # Norms are small, and stay whole: those of two blocks and the last.
     reduced = [op.results[0].placed.shape for op in main.ops if op.name == "all_reduce"]
     assert all(len(shape) < 2 for shape in reduced)
-    for item in sharded(strategy).main.inputs:
+    for item in stages(strategy)["sharded"].main.inputs:
         if item.role == "parameter" and len(item.value.dtensor.tensor.shape) == 2:
             assert isinstance(item.value.dtensor.placements[0], Shard)

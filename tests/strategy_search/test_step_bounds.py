@@ -147,18 +147,20 @@ def test_no_step_fits_into_less_memory_than_its_bound(
 
 
 @pytest.mark.parametrize(
-    ("machine", "text"),
+    ("machine", "text", "tightness"),
     [
-        (load_profile("dgx2-v100"), "2/3/2/6,zero=2"),
-        (replace(MACHINE, dispatch=0.0), "4/3/1/2,zero=2,sequence_parallel"),
+        (load_profile("dgx2-v100"), "2/3/2/6,zero=2", 0.3),
+        (replace(MACHINE, dispatch=0.0), "4/3/1/2,zero=2,sequence_parallel", 0.3),
+        # Weights that are gathered for each use are a small part of the bound.
+        (replace(MACHINE, dispatch=0.0), "4/3/1/2,zero=3,sequence_parallel", 0.25),
     ],
 )
-def test_bounds_hold_on_other_machines(long: Source, machine: Profile, text: str) -> None:
+def test_bounds_hold_on_other_machines(long: Source, machine: Profile, text: str, tightness: float) -> None:
     candidate = Candidate(Strategy.parse(text), 48)
     bounds = StepBounds.of(long, machine, [candidate])
     assert bounds is not None
     found = long.with_strategy(candidate.strategy).simulate(machine, candidate.samples).makespan
-    assert 0.3 * found < bounds.seconds(candidate, with_data=True) <= found
+    assert tightness * found < bounds.seconds(candidate, with_data=True) <= found
 
 
 def test_processes_find_the_same(long: Source) -> None:
