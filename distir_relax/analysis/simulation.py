@@ -13,7 +13,7 @@ import numpy.typing as npt
 from distir_relax.analysis.events import WAIT, Called, Change, Event
 from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
-from distir_relax.analysis.reserved_memory import ReservedMemory
+from distir_relax.analysis.reserved_memory import AllocatorReplays, ReservedMemory
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import error_kind
 from distir_relax.ir import Module, Op
@@ -98,6 +98,7 @@ class Simulation:
     alternative: Alternative | None = None
     scale: str | None = None
     before: Simulation | None = None
+    allocators: AllocatorReplays | None = None
     _reserved: ReservedMemory | None = None
 
     def __repr__(self) -> str:
@@ -233,7 +234,7 @@ class Simulation:
         c = int(self.class_of[device])
         if not self.profile.caching_allocator:
             return self.peaks[c].bytes
-        self._reserved = self._reserved or ReservedMemory(self._changes)
+        self._reserved = self._reserved or ReservedMemory(self._changes, self.allocators or AllocatorReplays())
         reserved = self._reserved.peak(c, self._device_specs[c][1])
         return None if reserved is None else max(reserved, self.peaks[c].bytes)
 

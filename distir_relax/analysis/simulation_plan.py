@@ -8,6 +8,7 @@ per-device sizes, so sizes that differ between devices must be the same in all p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,11 +72,21 @@ class SimulationPlan:
         self.streams = {name: i + 1 for i, name in enumerate(sorted(names))}
         self.in_place = any(lookup(op.name, op.location).code.in_place for f in module.functions for op in f.ops)
         self.gradients = WeightGradients(module)
-        self.entry = expand_entry(module)
+        self._expand()
+
+    def _expand(self) -> None:
+        self.entry = expand_entry(self.module)
         self.program = allocate_slots(self.entry.steps)
         _hold_sent_values(self.entry.steps.ops, self.program)
         self._entry_calls = _EntryCalls(self.module, self.gradients, self.entry, self.program)
         self.cycle = find_cycle(self.program, self.entry.inputs)
+
+    def with_records(self, module: Module) -> SimulationPlan:
+        """Return the plan of a program with other records: of how many microbatches there are, and their order."""
+        result = copy(self)
+        result.module = module
+        result._expand()
+        return result
 
     def call(self, number: int) -> EntryCall:
         """Return the call of a step of the entry function."""
@@ -131,25 +142,30 @@ def _hold_sent_values(ops: Sequence[Op], program: SlotProgram) -> None:
     (`runtime.point_to_point`): meanwhile a stage computes its next task.
     """
     names = {name for name in {op.name for op in ops} if Trait.TRANSFER in lookup(name).traits}
-    held: dict[tuple[int, ...], list[int]] = {}
+    steps, last_use = program.steps, program.last_use
+    sets: dict[Devices, int] = {}
+    ends: dict[int, tuple[int, int]] = {}
+    """The numbers of both device sets of a transfer, by its pattern."""
+    held: dict[int, list[int]] = {}
     for number, op in enumerate(ops):
         if op.name not in names or "stream" not in op.attrs:
             continue
-        step, source = program.steps[number], op.operands[0].placed.devices
+        step = steps[number]
+        if step.pattern not in ends:
+            source, target = op.operands[0].placed.devices, op.results[0].placed.devices
+            ends[step.pattern] = sets.setdefault(source, len(sets)), sets.setdefault(target, len(sets))
         sent = [slot for slot in step.operands if slot in step.dead]
-        step.dead = [slot for slot in step.dead if slot not in sent]
-        for devices in (source, op.results[0].placed.devices):
-            _end(held.pop(devices, []), number, program)
         if sent:
-            held[source] = sent
+            step.dead = [slot for slot in step.dead if slot not in sent]
+        for end in ends[step.pattern]:
+            for slot in held.pop(end, ()):
+                step.dead.append(slot)
+                last_use[slot] = number
+        if sent:
+            held[ends[step.pattern][0]] = sent
     for slots in held.values():
-        _end(slots, len(ops) - 1, program)
-
-
-def _end(slots: Sequence[int], number: int, program: SlotProgram) -> None:
-    """Let slots be dead after a step."""
-    program.steps[number].dead += slots
-    program.last_use[list(slots)] = number
+        steps[-1].dead += slots
+        last_use[slots] = len(ops) - 1
 
 
 class _EntryCalls:

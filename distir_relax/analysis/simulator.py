@@ -28,6 +28,7 @@ from distir_relax.analysis.memory_categories import (
     joined_outputs,
 )
 from distir_relax.analysis.op_timer import Bytes, OpEffect, OpTimer, TimedStep, femtoseconds
+from distir_relax.analysis.reserved_memory import AllocatorReplays
 from distir_relax.analysis.shared_links import InFlight, LinkState, absolute, delay, relative, with_transfer
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
@@ -43,7 +44,7 @@ from distir_relax.ops import lookup, reused_operands
 
 def simulate_module(
     module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None,
-    is_bound: bool | None = None, requests: int = 0,
+    is_bound: bool | None = None, requests: int = 0, calls: SimulatedCalls | None = None,
 ) -> Simulation:  # fmt: skip
     """Simulate a program of the distributed stage on the machine of a profile.
 
@@ -51,7 +52,8 @@ def simulate_module(
     on all devices. `repeats` has how often in turn an op runs that is not to run once, by its first result; this takes
     time, but no more memory than one. `is_bound` is whether a CPU backend binds the program, by default as it does.
     It is a step of so many `requests`, or no step of text generation if they are 0. The host's time around a program
-    comes before its first op.
+    comes before its first op. `calls` are those of simulations of the same program with other records, by plans with
+    the same functions (`SimulationPlan.with_records`).
 
     Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
     more devices than the machine has.
@@ -60,12 +62,13 @@ def simulate_module(
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     with gc_disabled():
         # A plan that is made here is freed before the collector looks at it.
-        return _simulate(module, profile, plan or SimulationPlan(module, profile), repeats or {}, is_bound, requests)
+        calls, plan = calls or SimulatedCalls(), plan or SimulationPlan(module, profile)
+        return _simulate(module, profile, plan, repeats or {}, is_bound, requests, calls)
 
 
 def _simulate(
     module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int], is_bound: bool | None,
-    requests: int,
+    requests: int, calls: SimulatedCalls,
 ) -> Simulation:  # fmt: skip
     devices = len(plan.classes.of)
     if devices == 1:
@@ -79,7 +82,7 @@ def _simulate(
             hint="give a profile of more devices or nodes",
         )
     around = profile.request_step + requests * profile.request if requests else profile.step
-    return _Simulator(module, profile, plan, repeats).run(femtoseconds(around))
+    return _Simulator(module, profile, plan, repeats, calls).run(femtoseconds(around))
 
 
 _CORE = ("device.flops", "device.bandwidth", "device.overhead", "runtime.times")
@@ -130,47 +133,61 @@ class _CallSite:
 
 
 @dataclass
+class SimulatedCalls:
+    """Calls that were simulated, by their states, for simulations of programs that differ in nothing but records."""
+
+    timer: OpTimer | None = None
+    allocators: AllocatorReplays = field(default_factory=AllocatorReplays)
+    effects: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], OpEffect]] = field(default_factory=dict)
+    """Effects of ops, by function and the id of its devices."""
+    copies: dict[str, Copies] = field(default_factory=dict)
+    """Copies due to strides, by function."""
+    reused: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Operands that ops overwrite, by function."""
+    summaries: dict[object, Summary] = field(default_factory=dict)
+    by_topology: dict[object, Summary] = field(default_factory=dict)
+    """Summaries by topology key instead of devices."""
+    bytes: dict[Bytes, Bytes] = field(default_factory=dict)
+    issue_times: dict[str, int] = field(default_factory=dict)
+    sites: dict[tuple[str, int, int], _CallSite] = field(default_factory=dict)
+    """Call sites by callee, and the ids of the devices of the call and of its caller."""
+
+
+@dataclass
 class _Simulator(Domain[Handle]):
     module: Module
     profile: Profile
     plan: SimulationPlan
     repeats: Mapping[str, int]
+    calls: SimulatedCalls
     timer: OpTimer = field(init=False)
     layers: int = field(init=False)
     """The number of clocks of a class: its own, those of streams, and that of its host if it has one."""
     frames: list[Frame] = field(default_factory=list)
     uses_residency: bool = field(init=False)
     """Whether the time of an op may depend on whether its operands are weights or gradients."""
-    _effects: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], OpEffect]] = field(default_factory=dict)
-    _copies: dict[str, Copies] = field(default_factory=dict)
-    """Copies due to strides, by function."""
-    _reused: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Operands that ops overwrite, by function."""
-    _summaries: dict[object, Summary] = field(default_factory=dict)
-    _summaries_by_key: dict[object, Summary] = field(default_factory=dict)
-    """Summaries by topology key instead of devices."""
     _simple_summaries: dict[object, Summary] = field(default_factory=dict)
     """Summaries of the entry's calls whose operands do not share storage, by the storage of each operand."""
-    _bytes: dict[Bytes, Bytes] = field(default_factory=dict)
-    _issue_times: dict[str, int] = field(default_factory=dict)
-    _sites: dict[tuple[str, int, int], _CallSite] = field(default_factory=dict)
-    """Call sites by callee, and the ids of the devices of the call and of its caller."""
 
     def __post_init__(self) -> None:
+        self.layers = len(self.plan.streams) + 1 + self.profile.is_asynchronous
+        self.timer = self.calls.timer = self.calls.timer or self._new_timer()
+        self.uses_residency = self.timer.fixed or bool(self.timer.uncached)
+
+    def _new_timer(self) -> OpTimer:
         plan = self.plan
-        self.layers = len(plan.streams) + 1 + self.profile.is_asynchronous
-        self.timer = OpTimer(self.profile, plan.classes, plan.streams, not plan.in_place)
+        timer = OpTimer(self.profile, plan.classes, plan.streams, not plan.in_place)
         weights = [0] * plan.classes.count
         for item in self.module.main.inputs:
             if item.role == "parameter":
-                for c, size in self.timer.bytes_of(item.value, None):
+                for c, size in timer.bytes_of(item.value, None):
                     weights[c] += size
         # A step with updates also touches gradients, and two states of an optimizer.
         factor = 4 if plan.in_place else 1
         if self.profile.cache:
             shares = {c: uncached_share(factor * size, self.profile.cache) for c, size in enumerate(weights)}
-            self.timer.uncached = {c: share for c, share in shares.items() if share}
-        self.uses_residency = self.timer.fixed or bool(self.timer.uncached)
+            timer.uncached = {c: share for c, share in shares.items() if share}
+        return timer
 
     def run(self, start: int) -> Simulation:
         """Simulate the entry function from a time in femtoseconds on, for which all devices wait."""
@@ -192,6 +209,7 @@ class _Simulator(Domain[Handle]):
         return Simulation(
             self.module, self.profile, classes.of, classes.members, frame.clocks, frame.busy, frame.streamed,
             frame.peaks, frame.events, frame.changes, frame.device_ops, hosted=frame.hosted,
+            allocators=self.calls.allocators,
         )  # fmt: skip
 
     def _assemble_outputs(self, frame: Frame) -> None:
@@ -248,12 +266,14 @@ class _Simulator(Domain[Handle]):
 
     def enter(self, function: Function, devices: Devices | None, clocks: list[int], outputs: tuple[bool, ...]) -> Frame:
         """Push a frame for a function on `devices`, None for the entry function."""
-        effects = self._effects.setdefault((function.name, id(devices)), {})
+        # The ops of the entry function are made for each simulation: their ids are used again.
+        effects = {} if devices is None else self.calls.effects.setdefault((function.name, id(devices)), {})
         gradients, stream_of = self.plan.gradients.of(function, outputs), self.plan.streams_of(function)
-        if function.name not in self._copies:
-            self._copies[function.name] = layout_copies(function)
-            self._reused[function.name] = reused_operands(function) if self.profile.in_place else {}
-        copies, reused, count = self._copies[function.name], self._reused[function.name], self.plan.classes.count
+        calls = self.calls
+        if function.name not in calls.copies:
+            calls.copies[function.name] = layout_copies(function)
+            calls.reused[function.name] = reused_operands(function) if self.profile.in_place else {}
+        copies, reused, count = calls.copies[function.name], calls.reused[function.name], self.plan.classes.count
         self.frames.append(Frame(devices, gradients, stream_of, copies, reused, clocks, count, effects))
         return self.frames[-1]
 
@@ -419,7 +439,7 @@ class _Simulator(Domain[Handle]):
         return self._resume(frame, op, summary, site, slots, step.operands, base)
 
     def _site(self, op: Op, callee: str, frame: Frame) -> _CallSite | None:
-        return self._sites.get((callee, id(op.attrs["devices"]), id(frame.devices)))
+        return self.calls.sites.get((callee, id(op.attrs["devices"]), id(frame.devices)))
 
     def _add_site(self, op: Op, callee: Function, frame: Frame) -> _CallSite:
         local_devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
@@ -434,7 +454,7 @@ class _Simulator(Domain[Handle]):
         ahead, links = self._issue_time(callee), self.timer.links_of(devices)[0]
         site = _CallSite(devices, callee, classes, tuple(streams), tuple(hosts), ahead, links)
         # The ids stay those of these devices: the plan's classes keep both.
-        self._sites[callee.name, id(local_devices), id(frame.devices)] = site
+        self.calls.sites[callee.name, id(local_devices), id(frame.devices)] = site
         return site
 
     def _state(self, operands: Sequence[Handle], last: Sequence[bool], devices: Devices) -> _State:
@@ -483,7 +503,7 @@ class _Simulator(Domain[Handle]):
 
     def _issue_time(self, function: Function) -> int:
         """Return an upper bound of the time in which a host issues all ops of a function."""
-        result = self._issue_times.get(function.name)
+        result = self.calls.issue_times.get(function.name)
         if result is None:
             longest = femtoseconds(max(self.profile.dispatch, self.profile.view))
             result = 0
@@ -494,14 +514,14 @@ class _Simulator(Domain[Handle]):
                     result += femtoseconds(self.profile.shape_op * shape_ops((), op.attrs, ()))
                 else:
                     result += longest * max(1, len(op.results))
-            self._issue_times[function.name] = result
+            self.calls.issue_times[function.name] = result
         return result
 
     def _summary(self, call: _CallState) -> Summary:
         key = (call.callee.name, id(call.devices), call.clocks, call.links, call.state, call.outputs)
-        summary = self._summaries.get(key)
+        summary = self.calls.summaries.get(key)
         if summary is None:
-            summary = self._summaries[key] = self._equivalent_summary(call)
+            summary = self.calls.summaries[key] = self._equivalent_summary(call)
         return summary
 
     def _equivalent_summary(self, call: _CallState) -> Summary:
@@ -515,12 +535,12 @@ class _Simulator(Domain[Handle]):
         topology = self.plan.topology_key(call.devices, classes)
         pattern = self.timer.links_of(call.devices)[1]
         key = (call.callee.name, topology, uncached, call.clocks, call.links, pattern, storage, call.outputs)
-        summary = self._summaries_by_key.get(key)
+        summary = self.calls.by_topology.get(key)
         if summary is None:
-            summary = self._summaries_by_key[key] = self._simulate(call)
+            summary = self.calls.by_topology[key] = self._simulate(call)
             return summary
         mapping = dict(zip(self.timer.classes_of(summary.devices), classes, strict=True))
-        return summary.relocate(call.devices, mapping, self.plan.classes.count, self._bytes)
+        return summary.relocate(call.devices, mapping, self.plan.classes.count, self.calls.bytes)
 
     def _simulate(self, call: _CallState) -> Summary:
         devices, clocks = call.devices, call.clocks

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import SimulationPlan
-from distir_relax.analysis.simulator import simulate_module
+from distir_relax.analysis.simulator import SimulatedCalls, simulate_module
 from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, as_profile
@@ -76,7 +76,10 @@ class Evaluator:
         self._expanded: tuple[Microbatches, Module, Module] | None = None
         self._compiled_ends: dict[_Form, dict[int, Module]] = {}
         self._differs: dict[_Form, bool] = {}
-        self._structure: tuple[object, SimulationPlan] | None = None
+        self._programs: dict[tuple[_Form, int], tuple[Module, SimulatedCalls]] = {}
+        """Programs by size of microbatch, whatever their number, and the calls that were simulated."""
+        self._plans: dict[_Form, tuple[int, SimulationPlan]] = {}
+        """For each form the last number of microbatches, and the plan for it."""
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """Return the predicted step of a candidate, with `refused` if it cannot be compiled."""
@@ -100,11 +103,13 @@ class Evaluator:
             return Outcome(str(candidate.strategy), candidate.samples, refused=error.message)
 
     def _simulate(self, candidate: Candidate) -> Simulation:
-        module = self._interpolate(candidate)
+        program = self._interpolate(candidate)
         try:
-            if module is None:
+            if program is None:
                 return simulate_module(self._compile(candidate), self.profile)
-            return simulate_module(module, self.profile, self._structure_of(candidate, module))
+            module, calls = program
+            plan = self._plan_of(candidate, module)
+            return simulate_module(module, self.profile, plan, calls=None if plan is None else calls)
         except VerificationError:
             # The microbatches of this model are not all equal.
             return self.source.with_strategy(candidate.strategy).simulate(self.profile, candidate.samples)
@@ -140,13 +145,25 @@ class Evaluator:
             return None
         return order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
 
-    def _interpolate(self, candidate: Candidate) -> Module | None:
-        """Interpolate the candidate's program between the smallest and the largest microbatch of its form."""
+    def _interpolate(self, candidate: Candidate) -> tuple[Module, SimulatedCalls] | None:
+        """Interpolate the candidate's program between the smallest and the largest microbatch of its form.
+
+        With it come the calls of simulations of as large microbatches, whatever their number.
+        """
         form, size = self._form(candidate), candidate.microbatch
         if form is None or size not in self._sizes.get(form, ()):
             return None
         if any(other.split != form.split for other in self._compiled_ends):
-            self._compiled_ends = {}
+            self._compiled_ends, self._programs, self._plans = {}, {}, {}
+        if (form, size) not in self._programs:
+            module = self._between_ends(candidate, form, size)
+            if module is None:
+                return None
+            self._programs[form, size] = module, SimulatedCalls()
+        module, calls = self._programs[form, size]
+        return self._with_count(module, candidate), calls
+
+    def _between_ends(self, candidate: Candidate, form: _Form, size: int) -> Module | None:
         ends = self._compiled_ends.setdefault(form, {})
         programs = []
         for bound in (min(self._sizes[form]), max(self._sizes[form])):
@@ -159,12 +176,11 @@ class Evaluator:
         if any((b - a) * (high[0] - low[0]) != (c - a) * (size - low[0]) for a, b, c in zip(*cuts, strict=True)):
             return None
         try:
-            module = interpolate(low, high, size)
+            return interpolate(low, high, size)
         except StructureMismatch:
             return None
-        return self._with_count(module, candidate)
 
-    def _structure_of(self, candidate: Candidate, module: Module) -> SimulationPlan | None:
+    def _plan_of(self, candidate: Candidate, module: Module) -> SimulationPlan | None:
         """Return the simulation plan for all sizes of as many microbatches; None if programs or device classes
         differ."""
         form = self._form(candidate)
@@ -175,10 +191,13 @@ class Evaluator:
             self._differs[form] = not same_structure(first, last) or differ_by_rank(first, last)
         if self._differs[form]:
             return None
-        key = form, candidate.strategy.microbatches
-        if self._structure is None or self._structure[0] != key:
-            self._structure = key, SimulationPlan(module, self.profile)
-        return self._structure[1]
+        count, (previous, plan) = candidate.strategy.microbatches, self._plans.get(form, (0, None))
+        if plan is None:
+            plan = SimulationPlan(module, self.profile)
+        elif count != previous:
+            plan = plan.with_records(module)
+        self._plans[form] = count, plan
+        return plan
 
     def _with_count(self, module: Module, candidate: Candidate) -> Module:
         """Return the module for the candidate's number of microbatches."""

@@ -95,6 +95,32 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     assert between > 5
 
 
+@pytest.mark.parametrize("strategy", ["2/1/3/3", "1/3/2/3,schedule=gpipe", "1/1/3/3,zero=0,checkpoint=block"])
+def test_other_numbers_of_equal_microbatches_share_simulated_calls(strategy: str) -> None:
+    """The second to last have calls of the first, and so have the allocators of their devices."""
+    profile = load_profile(MACHINE)
+    assert profile.caching_allocator
+    parsed = Strategy.parse(strategy)
+    counts = (3, 5, 17)
+    candidates = [Candidate(parsed.replace(microbatches=k), size * k) for size in (4, 8, 10) for k in counts]
+    large = source(400, profile)
+    evaluator = Evaluator(large, profile, candidates)
+    for candidate in candidates:
+        alone = large.with_strategy(candidate.strategy).simulate(profile, candidate.samples)
+        found = evaluator.simulate(candidate)
+        assert (found.makespan, found.device_ops) == (alone.makespan, alone.device_ops)
+        assert [str(peak) for peak in found.peaks] == [str(peak) for peak in alone.peaks]
+        assert found.peak_memory.tolist() == alone.peak_memory.tolist()
+        reserved = [found.reserved(device) for device in range(found.devices)]
+        assert reserved == [alone.reserved(device) for device in range(found.devices)]
+        assert None not in reserved
+        assert [(e.start, e.duration, e.classes) for e, _ in found.events()] == [
+            (e.start, e.duration, e.classes) for e, _ in alone.events()
+        ]
+    programs = {size for _, size in evaluator._programs}
+    assert programs == {4, 8, 10}
+
+
 @pytest.mark.parametrize("make", [search_models.run, search_models.train])
 def test_what_is_found_of_a_batch_is_what_a_model_of_that_batch_simulates(make: Callable[[int], Any]) -> None:
     """The model of a search is read in with a larger batch; here is one of its own size. Without a pipeline, since
@@ -123,8 +149,9 @@ def test_a_program_in_between_is_the_one_that_is_compiled(strategy: str) -> None
     candidates = [Candidate(parsed, unit * n) for n in (2, 5, 7)]
     evaluator = Evaluator(source(unit * 14, profile), profile, candidates)
     for candidate in candidates:
-        found, compiled = evaluator._interpolate(candidate), evaluator._compile(candidate)
-        assert found is not None
+        program, compiled = evaluator._interpolate(candidate), evaluator._compile(candidate)
+        assert program is not None
+        found, _ = program
         assert [str(op) for op in found.main.ops] == [str(op) for op in compiled.main.ops]
         for one, other in zip(found.functions, compiled.functions, strict=True):
             assert [v.type for op in one.ops for v in op.results] == [v.type for op in other.ops for v in op.results]
