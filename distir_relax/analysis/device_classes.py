@@ -91,39 +91,36 @@ class DeviceClasses:
 
     def _collect(self) -> tuple[Array, _Features]:
         features = _Features()
-        seen: set[tuple[str, int]] = set()
-        max_mesh_size = max((mesh.size for mesh in self.module.meshes), default=1)
-
-        def visit(function: Function, onto: Devices | None) -> None:
-            if (function.name, id(onto)) in seen:
-                return
-            seen.add((function.name, id(onto)))
-            for type_ in {id(type_): type_ for type_ in _types(function)}.values():
-                devices = self.map_devices(type_.devices, onto)
-                features.sets[id(devices)] = devices
-                for size in type_.shape:
-                    if isinstance(size, PerRank):
-                        features.sizes[id(devices), size] = devices
-            for op in function.ops:
-                if op.callee:
-                    local_devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
-                    callee_devices = self.map_devices(local_devices, onto)
-                    if (op.callee, id(callee_devices)) not in seen:
-                        visit(self.module.function(op.callee), callee_devices)
-                    continue
-                entry = lookup(op.name, op.location)
-                if Trait.COMMUNICATES not in entry.traits:
-                    continue
-                target = self.map_devices(op.results[0].placed.devices, onto)
-                if Trait.TRANSFER in entry.traits:
-                    source = self.map_devices(op.operands[0].placed.devices, onto)
-                    features.transfers[id(source), id(target)] = (source, target)
-                else:
-                    features.collectives[str(op.attrs["axis"]), id(target)] = target
-
-        visit(self.module.main, None)
-        size = max([max_mesh_size, *(max(devices) + 1 for devices in features.sets.values() if devices)])
+        self._visit(self.module.main, None, features, set())
+        sizes = [mesh.size for mesh in self.module.meshes]
+        size = max([1, *sizes, *(max(devices) + 1 for devices in features.sets.values() if devices)])
         return np.zeros(size, dtype=np.int64), features
+
+    def _visit(self, function: Function, onto: Devices | None, features: _Features, seen: set[tuple[str, int]]) -> None:
+        """Add the features of the ops of a function on devices, but of those `seen`, and of its callees."""
+        seen.add((function.name, id(onto)))
+        for type_ in {id(type_): type_ for type_ in _types(function)}.values():
+            devices = self.map_devices(type_.devices, onto)
+            features.sets[id(devices)] = devices
+            for size in type_.shape:
+                if isinstance(size, PerRank):
+                    features.sizes[id(devices), size] = devices
+        for op in function.ops:
+            if op.callee:
+                local_devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
+                callee_devices = self.map_devices(local_devices, onto)
+                if (op.callee, id(callee_devices)) not in seen:
+                    self._visit(self.module.function(op.callee), callee_devices, features, seen)
+                continue
+            entry = lookup(op.name, op.location)
+            if Trait.COMMUNICATES not in entry.traits:
+                continue
+            target = self.map_devices(op.results[0].placed.devices, onto)
+            if Trait.TRANSFER in entry.traits:
+                source = self.map_devices(op.operands[0].placed.devices, onto)
+                features.transfers[id(source), id(target)] = (source, target)
+            else:
+                features.collectives[str(op.attrs["axis"]), id(target)] = target
 
     def _refine(self, features: _Features) -> None:
         if self.profile.groups:

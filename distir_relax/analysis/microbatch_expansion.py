@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,10 @@ def _apply_order(entry: ExpandedEntry, order: TaskOrder, main: Function) -> Expa
     steps = entry.steps
     numbers = order_ops(steps, _task_names(entry, main), order.tasks)
 
+    in_order = itemgetter(*numbers) if len(numbers) > 1 else list
+
     def sort(items: list[Any]) -> list[Any]:
-        return [items[number] for number in numbers]
+        return list(in_order(items))
 
     steps = replace(
         steps, ops=sort(steps.ops), operands=sort(steps.operands), results=sort(steps.results),

@@ -47,48 +47,55 @@ def verify_no_recursion(module: Module) -> None:
     grow exponentially with the number of functions, if each calls the next twice.
     """
     functions = {f.name: f for f in module.functions}
-    # For each function: its number of ops after inlining, and its depth of calls.
     sizes: dict[str, tuple[int, int]] = {}
-
-    def visit(name: str, above: tuple[str, ...]) -> tuple[int, int]:
-        if name in above:
-            raise VerificationError(f"a function does not call itself, found {' -> '.join((*above, name))}")
-        if name not in sizes:
-            count = height = 0
-            for op in functions[name].ops:
-                callee = op.callee
-                if not callee:
-                    count += 1
-                    continue
-                if callee not in functions:
-                    raise VerificationError(f"a call names a function of its module, found @{callee}", op.location)
-                inner, below = visit(callee, (*above, name)) if len(above) < MAX_CALL_DEPTH else (1, 0)
-                count, height = count + inner, max(height, below + 1)
-            if height > MAX_CALL_DEPTH or len(above) == MAX_CALL_DEPTH:
-                raise VerificationError(f"calls are nested at most {MAX_CALL_DEPTH} deep, found more, of @{name}")
-            sizes[name] = count, height
-        return sizes[name]
-
     for name in functions:
-        visit(name, ())
+        _measure_calls(name, (), functions, sizes)
     entries = module.ranks or tuple(f.name for f in module.functions[:1])
     if sum(sizes[name][0] for name in dict.fromkeys(entries) if name in sizes) > MAX_OPS:
         raise VerificationError(f"a program has at most {MAX_OPS:,} ops after inlining, found more")
 
 
+def _measure_calls(
+    name: str, above: tuple[str, ...], functions: Mapping[str, Function], sizes: dict[str, tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the number of ops of a function after inlining, and its depth of calls; `sizes` has those found so far.
+
+    The functions `above` it call each other, and the last one calls it. Raises as `verify_no_recursion` does.
+    """
+    if name in above:
+        raise VerificationError(f"a function does not call itself, found {' -> '.join((*above, name))}")
+    if name not in sizes:
+        count = height = 0
+        for op in functions[name].ops:
+            callee = op.callee
+            if not callee:
+                count += 1
+                continue
+            if callee not in functions:
+                raise VerificationError(f"a call names a function of its module, found @{callee}", op.location)
+            is_too_deep = len(above) >= MAX_CALL_DEPTH
+            inner, below = (1, 0) if is_too_deep else _measure_calls(callee, (*above, name), functions, sizes)
+            count, height = count + inner, max(height, below + 1)
+        if height > MAX_CALL_DEPTH or len(above) == MAX_CALL_DEPTH:
+            raise VerificationError(f"calls are nested at most {MAX_CALL_DEPTH} deep, found more, of @{name}")
+        sizes[name] = count, height
+    return sizes[name]
+
+
 def callees_first(module: Module) -> list[Function]:
     """Return the functions of a module in post-order: callees before callers."""
     visited: dict[str, Function] = {}
-
-    def visit(function: Function) -> None:
-        for name in dict.fromkeys(op.callee for op in function.ops if op.callee):
-            if name not in visited:
-                visit(module.function(name))
-        visited.setdefault(function.name, function)
-
     for function in module.functions:
-        visit(function)
+        _add_callees(module, function, visited)
     return list(visited.values())
+
+
+def _add_callees(module: Module, function: Function, visited: dict[str, Function]) -> None:
+    """Add the functions that a function calls, and then itself."""
+    for name in dict.fromkeys(op.callee for op in function.ops if op.callee):
+        if name not in visited:
+            _add_callees(module, module.function(name), visited)
+    visited.setdefault(function.name, function)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,30 +120,31 @@ class FactorSelector:
         It is equal for calls of one function with the same requested layouts: if their operands have equal layouts too,
         so have all their values.
         """
-        columns = self._target_columns()
         atoms = np.array([self._atoms_id(atoms) for atoms in self.factoring.atoms], dtype=np.int64)
         instances = list_instances(entry)
-        functions = {id(equal[0].function): number for number, equal in enumerate(instances)}
         keys: dict[int, int] = {id(entry): 0}
-
-        def number_calls(number: int) -> None:
-            equal, body = instances[number], self.factoring.bodies[number]
-            places = [place for place, inner in enumerate(equal[0].ops) if isinstance(inner, Instance)]
-            for place in places:
-                inner = equal[0].ops[place]
-                assert isinstance(inner, Instance)
-                if id(inner) not in keys:
-                    number_calls(functions[id(inner.function)])
-            calls = [[keys[id(instance.ops[place])] for place in places] for instance in equal]
-            targets = columns[body.values].reshape(len(equal), -1)
-            rows = np.hstack([targets, atoms[body.numbers], np.array(calls, dtype=np.int64).reshape(len(equal), -1)])
-            for instance, row in zip(equal, rows, strict=True):
-                keys[id(instance)] = self._ids.setdefault(("instance", number, row.tobytes()), len(self._ids))
-
         for number in range(1, len(instances)):
             if id(instances[number][0]) not in keys:
-                number_calls(number)
+                self._number_calls(number, instances, atoms, keys)
         return keys
+
+    def _number_calls(
+        self, number: int, instances: Sequence[Sequence[Instance]], atoms: IntArray, keys: dict[int, int]
+    ) -> None:
+        """Add the keys of the instances of function `number`, after those that they call."""
+        equal, body = instances[number], self.factoring.bodies[number]
+        places = [place for place, inner in enumerate(equal[0].ops) if isinstance(inner, Instance)]
+        for place in places:
+            inner = equal[0].ops[place]
+            assert isinstance(inner, Instance)
+            if id(inner) not in keys:
+                callee = next(n for n, others in enumerate(instances) if others[0].function is inner.function)
+                self._number_calls(callee, instances, atoms, keys)
+        calls = [[keys[id(instance.ops[place])] for place in places] for instance in equal]
+        targets = self._target_columns()[body.values].reshape(len(equal), -1)
+        rows = np.hstack([targets, atoms[body.numbers], np.array(calls, dtype=np.int64).reshape(len(equal), -1)])
+        for instance, row in zip(equal, rows, strict=True):
+            keys[id(instance)] = self._ids.setdefault(("instance", number, row.tobytes()), len(self._ids))
 
     def _target_columns(self) -> IntArray:
         """Return numbers for each value, equal for values of equal slots and requested layouts."""

@@ -147,15 +147,15 @@ class _RuleTable:
 def list_instances(instance: Instance) -> list[list[Instance]]:
     """Return an instance and those of all calls in it, callers first, in one list for each function."""
     found: dict[int, list[Instance]] = defaultdict(list)
-
-    def visit(instance: Instance) -> None:
-        found[id(instance.function)].append(instance)
-        for inner in instance.ops:
-            if isinstance(inner, Instance):
-                visit(inner)
-
-    visit(instance)
+    _add_instances(instance, found)
     return list(found.values())
+
+
+def _add_instances(instance: Instance, found: dict[int, list[Instance]]) -> None:
+    found[id(instance.function)].append(instance)
+    for inner in instance.ops:
+        if isinstance(inner, Instance):
+            _add_instances(inner, found)
 
 
 def find_boundaries(rules: Rules) -> JoinedBoundaries | PropagatedBoundaries:
