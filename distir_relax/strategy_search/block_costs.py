@@ -7,8 +7,8 @@ no task is longer than in a step in which its host is ahead.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search.evaluate import Evaluator
-from distir_relax.strategy_search.lower_bounds import LowerBounds
+from distir_relax.strategy_search.lower_bounds import LowerBounds, WeightBytes
 from distir_relax.strategy_search.pipeline_bounds import TaskSeconds
 from distir_relax.strategy_search.process_workers import run_in_processes
 from distir_relax.strategy_search.search_space import Candidate
@@ -69,7 +69,7 @@ class BlockCosts:
         self._found: dict[_Short, list[_Tasks] | None] = {}
 
     def find(self, candidates: Iterable[Candidate], with_data: bool, workers: int) -> None:
-        """Simulate in processes all that `seconds` and `kept_bytes` of candidates need."""
+        """Simulate in processes all that the costs of candidates need."""
         groups: dict[Strategy, dict[_Short, None]] = defaultdict(dict)
         for short in (short for candidate in candidates for short in self._needed(candidate, with_data)):
             if short not in self._found:
@@ -93,35 +93,32 @@ class BlockCosts:
             parts = [part.less(saved) for part, saved in zip(parts, _saved(alone, halves), strict=True)]
         return parts[0], parts[1]
 
-    def weight_bytes(self, strategy: Strategy) -> float:
+    def weight_bytes(self, strategy: Strategy) -> WeightBytes:
         """Return the least bytes of the weights of a block, and of what a step keeps of them."""
-        short, long = (bounds.bytes(strategy.replace(pipeline=1)) for bounds in self._memory)
-        return long - short
+        short, long = (bounds.weights(strategy) for bounds in self._memory)
+        return WeightBytes(*(b - a for a, b in zip(short, long, strict=True)))
 
     def kept_bytes(self, candidate: Candidate) -> float:
-        """Return the bytes that a block keeps of a microbatch for its backward, at least."""
-        return self._added_bytes(_kept(candidate.strategy)) * self._samples(candidate)
+        """Return the bytes that a block keeps of a microbatch for its backward."""
+        return self._bytes(candidate, "F")
 
     def held_bytes(self, candidate: Candidate) -> float:
-        """Return the bytes that a block holds between the backward of a microbatch and the gradients of weights.
+        """Return the bytes that a block holds between the backward of a microbatch and the gradients of weights."""
+        return max(0.0, self._bytes(candidate, "F") + self._bytes(candidate, "I"))
 
-        The short pipeline has two microbatches in flight, at most, and holds one.
-        """
-        added = self._added_bytes(self._held(candidate.strategy)) * self._samples(candidate)
-        return max(0.0, added - 2.0 * self.kept_bytes(candidate))
-
-    def _added_bytes(self, shorts: Sequence[_Short]) -> float:
-        """Return the activations that a block has for a sample in the largest of two steps, and not in the other."""
+    def _bytes(self, candidate: Candidate, kind: str) -> float:
+        """Return the bytes of activations that a task of a kind adds, of a block and the samples of a microbatch."""
+        shorts = self._sizes(candidate.strategy)
         one, large = map(self._tasks, shorts)
         if one is None or large is None:
             return 0.0
         # Less what a block has whatever the samples: its weights in another dtype.
-        of_sample = [more.activations - few.activations for few, more in zip(one, large, strict=True)]
-        return max(0.0, (of_sample[1] - of_sample[0]) / (shorts[1].samples - shorts[0].samples))
+        of_sample = [more.added[kind] - few.added[kind] for few, more in zip(one, large, strict=True)]
+        return (of_sample[1] - of_sample[0]) / (shorts[1].samples - shorts[0].samples) * self._samples(candidate)
 
     def _needed(self, candidate: Candidate, with_data: bool) -> list[_Short]:
         """Return the short steps that the costs of a candidate are taken from."""
-        needed = [self._steady(candidate, with_data), *_kept(candidate.strategy), *self._held(candidate.strategy)]
+        needed = [self._steady(candidate, with_data), *self._sizes(candidate.strategy)]
         return needed + ([] if with_data or not _shards_gradients(candidate.strategy) else _sharded(candidate.strategy))
 
     def _steady(self, candidate: Candidate, with_data: bool) -> _Short:
@@ -132,7 +129,7 @@ class BlockCosts:
             s = s.replace(data=max(1, s.data // 2))
         return _Short(_in_two(s, with_data), self._samples(candidate))
 
-    def _held(self, strategy: Strategy) -> list[_Short]:
+    def _sizes(self, strategy: Strategy) -> list[_Short]:
         """Return steps of two stages that differ by samples of a microbatch."""
         alone = _in_two(strategy, with_data=False)
         return [_Short(alone, 1), _Short(alone, self._largest[alone])]
@@ -151,22 +148,22 @@ class BlockCosts:
         """Return the tasks of both short versions; None if one cannot be compiled."""
         try:
             simulations = [evaluator.simulate(_step(short)) for evaluator in self._evaluators]
-            return short, [_Tasks.of(simulation, short.strategy.pipeline) for simulation in simulations]
+            return short, [_Tasks.of(simulation) for simulation in simulations]
         except DistIRError:
             return short, None
 
 
 @dataclass(frozen=True, slots=True)
 class _Tasks:
-    """Seconds of the tasks of each kind and microbatch of a step, of their computation alone, and the most bytes of
-    activations, on one device of each stage together."""
+    """Seconds of the tasks of each kind and microbatch of a step, of their computation alone, and the bytes of
+    activations that those of the first microbatch add to memory, by kind; on one device of each stage together."""
 
     seconds: _Seconds
     computed: _Seconds
-    activations: int
+    added: Mapping[str, int]
 
     @staticmethod
-    def of(simulation: Simulation, stages: int) -> _Tasks:
+    def of(simulation: Simulation) -> _Tasks:
         """Return the tasks of a simulated pipeline, on the first device of each.
 
         Ops between two tasks of a device, such as sums of gradients over data-parallel ranks, belong to the first.
@@ -175,11 +172,14 @@ class _Tasks:
         computed: dict[tuple[str, int], float] = defaultdict(float)
         known: dict[int, dict[int, Span]] = {}
         running: dict[int, int] = {}
+        added: Counter[str] = Counter()
         for event in simulation.steps:
             if isinstance(event, Called) and event.op.task:
                 device_class = first_class(simulation, event)
                 key = str(event.op.task["kind"]), int(str(event.op.task["microbatch"]))
                 running[device_class] = key[1]
+                if key[1] == 0:
+                    added[key[0]] += _added_bytes(event, device_class)
                 if (span := spans_of(event.events, known).get(device_class)) is not None:
                     seconds[key] += (span.end - span.start) / FEMTOSECONDS
                     computed[key] += span.computed / FEMTOSECONDS
@@ -188,10 +188,17 @@ class _Tasks:
                     # What follows the last microbatch is done once.
                     if running[device_class] < _MICROBATCHES - 1:
                         seconds[_BETWEEN, running[device_class]] += event.duration / FEMTOSECONDS
-        curves, first_devices = simulation.memory_curves(), range(0, simulation.devices, simulation.devices // stages)
-        of_stages = (curves[int(simulation.class_of[device])] for device in first_devices)
-        activations = sum(max((split[ACTIVATIONS] for _, split in curve), default=0) for curve in of_stages)
-        return _Tasks(dict(seconds), dict(computed), activations)
+        return _Tasks(dict(seconds), dict(computed), added)
+
+
+def _added_bytes(call: Called, device_class: int) -> int:
+    """Return the bytes of activations on a class of devices that a call allocates and does not free."""
+    return sum(
+        _added_bytes(change, device_class)
+        if isinstance(change, Called)
+        else change.bytes * (change.device_class == device_class and change.category == ACTIVATIONS)
+        for change in call.changes
+    )
 
 
 def _step(short: _Short) -> Candidate:
@@ -214,12 +221,6 @@ def _sharded(strategy: Strategy) -> list[_Short]:
     """Return steps that differ by the accumulation of half of the gradients."""
     alone = _in_two(strategy, with_data=False)
     return [_Short(alone, 1), _Short(alone.replace(data=2, zero=2), 1)]
-
-
-def _kept(strategy: Strategy) -> list[_Short]:
-    """Return steps that differ by a sample of a microbatch."""
-    one = strategy.replace(data=1, zero=0, pipeline=1, microbatches=2, schedule="1f1b", chunks=1)
-    return [_Short(one, 1), _Short(one, 2)]
 
 
 def _saved(alone: Sequence[_Tasks], halves: Sequence[_Tasks]) -> list[TaskSeconds]:

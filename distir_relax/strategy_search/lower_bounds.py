@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.pass_pipeline import weight_memory
@@ -23,6 +24,31 @@ KEEPS_TOO_MUCH = "weights, the optimizer's state and the activations of microbat
 TOO_SLOW = "the least time of its step is above that of the best"
 RULED_OUT = (TOO_LARGE, TOO_FINE, TOO_MANY_STAGES, KEEPS_TOO_MUCH, TOO_SLOW)
 """The reasons why candidates are not compiled."""
+
+
+class WeightBytes(NamedTuple):
+    """Bytes of weights, or of their shards with ZeRO, with the optimizer's state (`stored`); and with several
+    microbatches those `gathered` for use and of accumulated `gradients`, both of two bytes if weights have float32
+    master copies."""
+
+    stored: float
+    gathered: float
+    gradients: float
+
+    def times(self, factor: float) -> WeightBytes:
+        """Return the bytes of so many times the weights."""
+        return WeightBytes(*(factor * size for size in self))
+
+    def by_one(self, chunks: int) -> float:
+        """Return the least bytes on a rank of so many stages while the largest of them accumulates gradients.
+
+        Each other stage either has yet to use its weights, or has gradients too.
+        """
+        return self.stored + min(self[1:]) + max(self[1:]) / chunks
+
+    def least(self, chunks: int) -> float:
+        """Return the least of the most bytes on a rank of so many stages, over a step."""
+        return max(self.stored + max(self[1:]), self.by_one(chunks))
 
 
 @dataclass
@@ -51,20 +77,20 @@ class LowerBounds:
         self._trained = sum(size(name) for name in weights if name in names)
 
     def bytes(self, strategy: Strategy) -> float:
-        """Return the least memory of the largest device, while a second microbatch runs or between two steps.
+        """Return the least memory of the largest device, while a second microbatch runs or between two steps."""
+        return self.weights(strategy).least(strategy.chunks) / strategy.pipeline
 
-        It counts weights, or their shards with ZeRO; with several microbatches the gathered weights in use, and
-        accumulated gradients, both of two bytes if weights have float32 master copies; the optimizer's state.
-        """
+    def weights(self, strategy: Strategy) -> WeightBytes:
+        """Return the bytes on a tensor rank, of all stages."""
         training = self.source.training
         memory = weight_memory(strategy, training)
-        total = self._weights * memory.stored + self._trained * memory.state
+        stored = self._weights * memory.stored + self._trained * memory.state
+        gathered = gradients = 0.0
         if strategy.microbatches > 1:
             has_masters = training is not None and training.masters
-            if memory.gathered:
-                total += self._weights * (0.5 if has_masters else memory.gathered)
-            total += self._trained * memory.gradients * (0.5 if has_masters else 1.0)
-        return total / (strategy.tensor * strategy.pipeline)
+            gathered = self._weights * (0.5 if has_masters else memory.gathered) if memory.gathered else 0.0
+            gradients = self._trained * memory.gradients * (0.5 if has_masters else 1.0)
+        return WeightBytes(stored, gathered, gradients).times(1.0 / strategy.tensor)
 
     def refusal(self, strategy: Strategy) -> str:
         """Return why a strategy need not be tried; empty if it may be, and with autosharding."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from distir_relax.schedules import Order
 from distir_relax.schedules.task import BACKWARDS
@@ -48,18 +49,28 @@ class TaskSeconds:
         return self.first + (microbatches - 2) * self.middle + self.last
 
 
+class Kept(NamedTuple):
+    """Microbatches that a rank keeps on each of its stages at once, at least: those with a forward whose backward has
+    not ended, and those between a backward and the gradients of weights."""
+
+    activations: int
+    pending: int
+
+
 @dataclass(frozen=True, slots=True)
 class OrderBounds:
     """What an order of tasks implies for each rank.
 
-    `in_flight` are the microbatches whose activations it keeps on each of its stages at once, at least; `pending` those
-    that each of its stages has at some time between a backward and the gradients of weights, at least; `late` the
-    gradients of weights after its last backward. Whether ranks begin with their first stage (`arrives`), which are the
-    first ones of the model in order, and whether their last backward is that of the same stage (`returns`).
+    `in_flight` are the microbatches that it keeps on each of its stages at once, at least; `by_one` those that it keeps
+    while one of its stages, whichever that is, has gradients, and uses its weights again; `by_all` those while all of
+    its stages do. `late` are the gradients of weights after its last backward. Whether ranks begin with their first
+    stage (`arrives`), which are the first ones of the model in order, and whether their last backward is that of the
+    same stage (`returns`).
     """
 
-    in_flight: tuple[int, ...]
-    pending: tuple[int, ...]
+    in_flight: tuple[Kept, ...]
+    by_one: tuple[Kept, ...]
+    by_all: tuple[Kept, ...]
     late: tuple[int, ...]
     arrives: bool
     returns: bool
@@ -69,12 +80,14 @@ class OrderBounds:
         """Return the bounds of an order for training; those of any order if a rank has no backward."""
         ends = [max((i for i, t in enumerate(tasks) if t.kind in BACKWARDS), default=-1) for tasks in order.tasks]
         if min(ends, default=-1) < 0:
-            return OrderBounds.unknown(order.ranks)
+            return OrderBounds.unknown(order.ranks, len(order.rank_of) // order.ranks)
         firsts = [(tasks[0].kind, tasks[0].stage) for tasks in order.tasks]
         lasts = [tasks[end] for tasks, end in zip(order.tasks, ends, strict=True)]
+        stages_of = [[s for s, owner in enumerate(order.rank_of) if owner == rank] for rank in range(order.ranks)]
         return OrderBounds(
-            tuple(_in_flight(order, rank) for rank in range(order.ranks)),
-            tuple(_pending(order, rank) for rank in range(order.ranks)),
+            tuple(_kept(order, rank) for rank in range(order.ranks)),
+            tuple(_kept_by_one(order, rank) for rank in range(order.ranks)),
+            tuple(_kept(order, rank, stages) for rank, stages in enumerate(stages_of)),
             # Of a whole backward, too, the gradients of its weights come last.
             tuple(len(order.tasks[rank]) - 1 - ends[rank] + (t.kind == "B") for rank, t in enumerate(lasts)),
             all(first == ("F", rank) for rank, first in enumerate(firsts)),
@@ -82,9 +95,11 @@ class OrderBounds:
         )
 
     @staticmethod
-    def unknown(ranks: int) -> OrderBounds:
-        """Return those of any order."""
-        return OrderBounds((1,) * ranks, (0,) * ranks, (0,) * ranks, arrives=False, returns=False)
+    def unknown(ranks: int, chunks: int = 1) -> OrderBounds:
+        """Return those of any order of at least two microbatches, on so many stages of each rank."""
+        # All of one stage may have ended before another one accumulates gradients.
+        by_all = (Kept(int(chunks == 1), 0),) * ranks
+        return OrderBounds((Kept(1, 0),) * ranks, by_all, by_all, (0,) * ranks, arrives=False, returns=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +156,31 @@ class Pipeline:
         return max(1, math.floor((1.0 + SLACK) * (share + rest.middle / block.middle)))
 
 
-def _in_flight(order: Order, rank: int) -> int:
-    """Return how many microbatches are in flight at once on every stage of a rank, at least."""
-    live = Counter({stage: 0 for stage, owner in enumerate(order.rank_of) if owner == rank})
-    most = 0
-    for task in order.tasks[rank]:
-        if task.kind == "F":
-            live[task.stage] += 1
+def _kept(order: Order, rank: int, accumulating: Collection[int] = ()) -> Kept:
+    """Return what a rank keeps, at most over time, while each of some stages has gradients, and uses its weights again.
+
+    `pending` is that of these stages; of all stages if they are none, at any time.
+    """
+    tasks, stages = order.tasks[rank], [stage for stage, owner in enumerate(order.rank_of) if owner == rank]
+    live, pending = Counter(dict.fromkeys(stages, 0)), Counter(dict.fromkeys(stages, 0))
+    without, most, most_pending = set(accumulating), 0, dict.fromkeys(stages, 0)
+    last_use = {task.stage: number for number, task in enumerate(tasks) if task.kind != "W"}
+    end = min((last_use[stage] for stage in accumulating), default=len(tasks))
+    for number, task in enumerate(tasks):
+        live[task.stage] += (task.kind == "F") - (task.kind in ("B", "W"))
+        pending[task.stage] += (task.kind == "I") - (task.kind == "W")
+        if not without and number < end:
+            # A whole backward has its own microbatch between both, for a while.
+            held = pending[task.stage] + (task.kind == "B")
+            most_pending[task.stage] = max(most_pending[task.stage], held)
+        if task.kind in ("B", "W"):
+            without.discard(task.stage)
+        if not without:
             most = max(most, min(live.values(), default=0))
-        elif task.kind in ("B", "W"):
-            live[task.stage] -= 1
-    return most
+    return Kept(most, min((most_pending[stage] for stage in accumulating or stages), default=0))
 
 
-def _pending(order: Order, rank: int) -> int:
-    """Return how many microbatches each stage of a rank has at some time between ``I`` and ``W``, at least."""
-    live: Counter[int] = Counter()
-    most = {stage: 1 for stage, owner in enumerate(order.rank_of) if owner == rank}
-    for task in order.tasks[rank]:
-        live[task.stage] += (task.kind == "I") - (task.kind == "W")
-        most[task.stage] = max(most.get(task.stage, 1), live[task.stage])
-    return min(most.values(), default=0)
+def _kept_by_one(order: Order, rank: int) -> Kept:
+    """Return what a rank keeps, at most over time, while a stage accumulates: that for which it is least."""
+    stages = [stage for stage, owner in enumerate(order.rank_of) if owner == rank]
+    return Kept(*map(min, zip(*(_kept(order, rank, (stage,)) for stage in stages), strict=True)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
@@ -65,16 +66,26 @@ class StepBounds:
     def _most_blocks(self, candidate: Candidate, order: OrderBounds) -> list[float]:
         """Return the number of blocks for which each rank has memory."""
         limit = max(memory for _, memory in self.profile.device_specs(candidate.strategy.devices))
-        weights, kept = self.costs.weight_bytes(candidate.strategy), self.costs.kept_bytes(candidate)
-        # A stage has at least its share of the blocks of its rank.
-        held = self.costs.held_bytes(candidate) / candidate.strategy.chunks
-        flights = zip(order.in_flight, order.pending, strict=True)
-        return [limit / (weights + max(count * kept, pending * held)) for count, pending in flights]
+        costs, chunks = self.costs, candidate.strategy.chunks
+        weights = costs.weight_bytes(candidate.strategy)
+        # The largest stage has at least its share of the blocks of its rank.
+        of_microbatch = costs.kept_bytes(candidate), costs.held_bytes(candidate) / chunks
+        most = []
+        for kept, by_one, by_all in zip(order.in_flight, order.by_one, order.by_all, strict=True):
+            needed = [
+                weights.least(chunks),
+                weights.stored + max(map(mul, kept, of_microbatch)),
+                weights.by_one(chunks) + max(map(mul, by_one, of_microbatch)),
+            ]
+            if any(by_all):
+                needed.append(sum(weights) + max(map(mul, by_all, of_microbatch)))
+            most.append(limit / max(needed))
+        return most
 
     def _order(self, s: Strategy) -> OrderBounds:
         """Return the bounds of the order of a pipeline; of many more ranks than blocks those of any order."""
         if s.pipeline == 1 or not schedule_named(s.schedule).by_shape or s.pipeline > 2 * len(self.chain):
-            return OrderBounds.unknown(s.pipeline)
+            return OrderBounds.unknown(s.pipeline, s.chunks)
         key = s.schedule, s.pipeline, s.microbatches, s.chunks
         if key not in self._orders:
             # Not checked, which takes longer: it is when a candidate is compiled.

@@ -12,7 +12,7 @@ import pytest
 from distir_relax.schedules import Order, Times, order_of, timeline
 from distir_relax.schedules.task import Task
 from distir_relax.strategies.chain_partition import SLACK
-from distir_relax.strategy_search.pipeline_bounds import OrderBounds, Pipeline, TaskSeconds
+from distir_relax.strategy_search.pipeline_bounds import Kept, OrderBounds, Pipeline, TaskSeconds
 
 
 def equal(forward: float, inputs: float, weights: float) -> TaskSeconds:
@@ -83,11 +83,23 @@ def test_memory_limits_the_blocks_of_ranks() -> None:
 
 
 def test_an_order_tells_how_ranks_begin_and_end() -> None:
-    expected = OrderBounds((3, 2, 1), (1, 1, 1), (1, 1, 1), arrives=True, returns=True)
+    kept = Kept(3, 1), Kept(2, 1), Kept(1, 1)
+    expected = OrderBounds(kept, kept, kept, (1, 1, 1), arrives=True, returns=True)
     assert OrderBounds.of(order_of("1f1b", 3, 5)) == expected
-    assert OrderBounds.of(order_of("gpipe", 3, 5)).in_flight == (5, 5, 5)
+    # Without gradients all are in flight, and with gradients all but one.
+    gpipe = OrderBounds.of(order_of("gpipe", 3, 5))
+    assert (gpipe.in_flight, gpipe.by_all) == ((Kept(5, 1),) * 3, (Kept(4, 1),) * 3)
+    # The second of two backwards is the last to use weights.
+    assert OrderBounds.of(order_of("1f1b", 3, 2)).by_all == (Kept(1, 0),) * 3
+    # One stage of each rank is done when the other one has gradients; then nothing is in flight on the first.
+    in_turn = OrderBounds.of(order_of("gpipe", 3, 5, 2))
+    assert in_turn.in_flight == (Kept(5, 1),) * 3
+    assert (in_turn.by_one, in_turn.by_all) == ((Kept(0, 1),) * 3, (Kept(0, 0),) * 3)
     zero_bubble = OrderBounds.of(order_of("zb-h1", 3, 5))
     assert zero_bubble.returns
     assert zero_bubble.late == (1, 2, 3)
-    assert zero_bubble.pending == (1, 2, 3)
-    assert OrderBounds.unknown(2) == OrderBounds((1, 1), (0, 0), (0, 0), arrives=False, returns=False)
+    assert [kept.pending for kept in zero_bubble.in_flight] == [1, 2, 3]
+    assert [kept.pending for kept in zero_bubble.by_all] == [1, 2, 3]
+    one, none = (Kept(1, 0),) * 2, (Kept(0, 0),) * 2
+    assert OrderBounds.unknown(2) == OrderBounds(one, one, one, (0, 0), arrives=False, returns=False)
+    assert OrderBounds.unknown(2, chunks=2) == OrderBounds(one, none, none, (0, 0), arrives=False, returns=False)
