@@ -10,7 +10,6 @@ not. Giving each rank in turn as many as it can have is best: a block more on a 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
@@ -83,11 +82,11 @@ class OrderBounds:
             return OrderBounds.unknown(order.ranks, len(order.rank_of) // order.ranks)
         firsts = [(tasks[0].kind, tasks[0].stage) for tasks in order.tasks]
         lasts = [tasks[end] for tasks, end in zip(order.tasks, ends, strict=True)]
-        stages_of = [[s for s, owner in enumerate(order.rank_of) if owner == rank] for rank in range(order.ranks)]
+        memory = [_RankMemory.of(order, rank) for rank in range(order.ranks)]
         return OrderBounds(
-            tuple(_kept(order, rank) for rank in range(order.ranks)),
-            tuple(_kept_by_one(order, rank) for rank in range(order.ranks)),
-            tuple(_kept(order, rank, stages) for rank, stages in enumerate(stages_of)),
+            tuple(rank.in_flight() for rank in memory),
+            tuple(rank.by_one() for rank in memory),
+            tuple(rank.accumulating(range(len(rank.held))) for rank in memory),
             # Of a whole backward, too, the gradients of its weights come last.
             tuple(len(order.tasks[rank]) - 1 - ends[rank] + (t.kind == "B") for rank, t in enumerate(lasts)),
             all(first == ("F", rank) for rank, first in enumerate(firsts)),
@@ -156,31 +155,59 @@ class Pipeline:
         return max(1, math.floor((1.0 + SLACK) * (share + rest.middle / block.middle)))
 
 
-def _kept(order: Order, rank: int, accumulating: Collection[int] = ()) -> Kept:
-    """Return what a rank keeps, at most over time, while each of some stages has gradients, and uses its weights again.
+@dataclass(slots=True)
+class _RankMemory:
+    """What a rank keeps after each of its tasks, and on each of its stages, which are numbered from 0 on here."""
 
-    `pending` is that of these stages; of all stages if they are none, at any time.
-    """
-    tasks, stages = order.tasks[rank], [stage for stage, owner in enumerate(order.rank_of) if owner == rank]
-    live, pending = Counter(dict.fromkeys(stages, 0)), Counter(dict.fromkeys(stages, 0))
-    without, most, most_pending = set(accumulating), 0, dict.fromkeys(stages, 0)
-    last_use = {task.stage: number for number, task in enumerate(tasks) if task.kind != "W"}
-    end = min((last_use[stage] for stage in accumulating), default=len(tasks))
-    for number, task in enumerate(tasks):
-        live[task.stage] += (task.kind == "F") - (task.kind in ("B", "W"))
-        pending[task.stage] += (task.kind == "I") - (task.kind == "W")
-        if not without and number < end:
-            # A whole backward has its own microbatch between both, for a while.
-            held = pending[task.stage] + (task.kind == "B")
-            most_pending[task.stage] = max(most_pending[task.stage], held)
-        if task.kind in ("B", "W"):
-            without.discard(task.stage)
-        if not without:
-            most = max(most, min(live.values(), default=0))
-    return Kept(most, min((most_pending[stage] for stage in accumulating or stages), default=0))
+    kept: list[int]
+    """After each task, the microbatches in flight on every stage, at least."""
+    held: list[list[tuple[int, int]]]
+    """For each stage the numbers of tasks, and the microbatches between a backward and the gradients of weights."""
+    first_gradients: list[int]
+    """The first task of each stage that gives gradients of weights."""
+    last_use: list[int]
+    """The last task of each stage that uses weights."""
 
+    @staticmethod
+    def of(order: Order, rank: int) -> _RankMemory:
+        places = {
+            stage: place for place, stage in enumerate(s for s, owner in enumerate(order.rank_of) if owner == rank)
+        }
+        count = len(places)
+        live, pending = [0] * count, [0] * count
+        memory = _RankMemory([], [[] for _ in places], [len(order.tasks[rank])] * count, [0] * count)
+        for number, task in enumerate(order.tasks[rank]):
+            place, kind = places[task.stage], task.kind
+            if kind == "F":
+                live[place] += 1
+            elif kind == "I":
+                pending[place] += 1
+            else:
+                live[place] -= 1
+                memory.first_gradients[place] = min(memory.first_gradients[place], number)
+                if kind == "W":
+                    pending[place] -= 1
+            if kind != "W":
+                memory.last_use[place] = number
+                # A whole backward has its own microbatch between both, for a while.
+                memory.held[place].append((number, pending[place] + (kind == "B")))
+            memory.kept.append(min(live))
+        return memory
 
-def _kept_by_one(order: Order, rank: int) -> Kept:
-    """Return what a rank keeps, at most over time, while a stage accumulates: that for which it is least."""
-    stages = [stage for stage, owner in enumerate(order.rank_of) if owner == rank]
-    return Kept(*map(min, zip(*(_kept(order, rank, (stage,)) for stage in stages), strict=True)))
+    def in_flight(self) -> Kept:
+        """Return what is kept at any time."""
+        return Kept(max(self.kept), min(max(n for _, n in held) for held in self.held))
+
+    def accumulating(self, stages: Collection[int]) -> Kept:
+        """Return what is kept, at most over time, while each of some stages has gradients, and uses its weights again.
+
+        `pending` is that of these stages.
+        """
+        begin = max(self.first_gradients[stage] for stage in stages)
+        end = min(self.last_use[stage] for stage in stages)
+        pending = (max((n for i, n in self.held[s] if begin < i < end), default=0) for s in stages)
+        return Kept(max(self.kept[begin:]), min(pending))
+
+    def by_one(self) -> Kept:
+        """Return what is kept while a stage accumulates: that for which it is least."""
+        return Kept(*map(min, zip(*(self.accumulating((stage,)) for stage in range(len(self.held))), strict=True)))
