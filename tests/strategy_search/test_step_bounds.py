@@ -147,6 +147,26 @@ def test_no_step_fits_into_less_memory_than_its_bound(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        # No gradients are there when all is in flight, nor on one stage while the other one of its rank needs weights.
+        "2/2/3/6,schedule=gpipe,chunks=2,zero=1,sequence_parallel",
+        "6/1/2/2,schedule=gpipe,chunks=2,zero=1,checkpoint=block",
+        # The last backward frees gathered weights; an inner peak of a backward is more than what it leaves behind.
+        "2/1/6/2,zero=1,checkpoint=block",
+        "2/3/2/2,schedule=zb-h1,zero=2,checkpoint=block,sequence_parallel",
+    ],
+)
+def test_bounds_of_memory_are_those_of_one_moment(long: Source, text: str) -> None:
+    candidate = Candidate(Strategy.parse(text), 48)
+    bounds = StepBounds.of(long, MACHINE, [candidate])
+    assert bounds is not None
+    peak = float(long.with_strategy(candidate.strategy).simulate(MACHINE, candidate.samples).peak_memory.max())
+    limits = [replace(bounds, profile=replace(MACHINE, memory=share * peak)) for share in (0.6, 1.0)]
+    assert [limit.seconds(candidate) < math.inf for limit in limits] == [False, True]
+
+
+@pytest.mark.parametrize(
     ("machine", "text", "tightness"),
     [
         (load_profile("dgx2-v100"), "2/3/2/6,zero=2", 0.3),
