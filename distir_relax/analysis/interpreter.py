@@ -47,7 +47,8 @@ class Domain(Generic[A]):
 
 @dataclass(slots=True)
 class Steps:
-    """Ops in order, their operands and results as indices of values; there are `values` of them, inputs first.
+    """Ops in order, their operands and results as indices of values; there are `values` of them, inputs first, and the
+    results of a step are consecutive.
 
     Steps of one pattern (`patterns`) repeat an op: they have the same operands, inputs of the function, where these are
     not among their `varying` ones; varying ones in the same place are inputs, or the same results of steps that also

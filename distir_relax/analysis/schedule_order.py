@@ -95,11 +95,10 @@ class _TaskSorter:
             self.needs.append(needs)
             for need in needs:
                 users[need].append(number)
-            for value in results:
-                producer_of[value] = number
-        for op, pattern in zip(steps.ops, steps.patterns, strict=True):
+            if results:
+                producer_of[results[0] : results[-1] + 1] = [number] * len(results)
             if pattern not in self.flags:
-                self.flags[pattern] = _op_flags(op)
+                self.flags[pattern] = _op_flags(steps.ops[number])
 
     def _place_tasks(self, tasks: Sequence[int]) -> None:
         self.position = [-1] * len(self.steps.ops)
@@ -166,8 +165,9 @@ class _TaskSorter:
         if not updates:
             return []
         readers: dict[int, list[int]] = {self.steps.operands[number][0]: [] for number in updates}
+        updated = set(readers)
         for number, operands in enumerate(self.steps.operands):
-            for value in operands:
-                if value in readers:
+            if not updated.isdisjoint(operands):
+                for value in updated.intersection(operands):
                     readers[value].append(number)
         return [(number, readers[self.steps.operands[number][0]]) for number in updates]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.bundle import Bundle, read_bundle
@@ -13,8 +13,7 @@ from distir_relax.compiler.inputs import Program, classify_input
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.training import TrainingStep
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.ir import Module
-from distir_relax.lowering.request_steps import Chunk, RequestSteps
+from distir_relax.lowering.request_steps import Chunk, RequestSteps, StepProgram
 from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.user_function import call_function, find_function
@@ -35,22 +34,20 @@ class GenerationStep:
 
 @dataclass(frozen=True)
 class Configuration:
-    """A program as its ranks run it, and its bundle; `repeats` is as for `simulate_module`, `group` as in `Outcome`.
+    """A program as its ranks run it, and its bundle; `group` is as in `Outcome`.
 
     `kind` is ``training``, ``inference``, ``prefill`` or ``decode``, `dtype` that of the weights if they are quantized,
     else of the computation, and `strategy` the degrees of parallelism. `step` are the `requests`, `new` and `past`
-    tokens of a step of text generation, None for other programs; `is_bound` is as for `simulate_module`.
+    tokens of a step of text generation, None for other programs.
     """
 
     name: str
-    module: Module
+    program: StepProgram
     bundle: Bundle
     group: str = ""
     kind: str = "inference"
     strategy: str = ""
-    repeats: Mapping[str, int] = field(default_factory=dict)
     step: tuple[int, int, int] | None = None
-    is_bound: bool | None = None
 
     @property
     def ranks(self) -> int:
@@ -64,7 +61,7 @@ class Configuration:
         quantized = next((name for dtype, name in _QUANTIZED.items() if dtype in stored), None)
         if quantized is not None:
             return quantized
-        results = {v.placed.dtype for f in self.module.functions for op in f.ops for v in op.results}
+        results = {v.placed.dtype for f in self.program.module.functions for op in f.ops for v in op.results}
         return next((dtype for dtype in ("bfloat16", "float16") if dtype in results), "float32")
 
 
@@ -96,7 +93,7 @@ def _read(target: str, compared: Sequence[str], key: Path | None) -> list[Config
         bundle = read_bundle(Path(target), require_signature=key)
         kind = "training" if bundle.manifest.training is not None else "inference"
         module = fuse_for_ranks(read_stage(bundle, "distributed"))
-        return [Configuration(bundle.manifest.name, module, bundle, kind=kind)]
+        return [Configuration(bundle.manifest.name, StepProgram(module), bundle, kind=kind)]
     entries = call_function(find_function(target), target, {})
     if not isinstance(entries, Mapping):
         raise ImportModelError(
@@ -114,7 +111,8 @@ def _configuration(name: str, entry: object, target: str, compared: Sequence[str
     if isinstance(value, Plan):
         return _of_plan(name, value, value.bundle(("torch",)), compared)
     if isinstance(value, Program) and value.tensors is not None:
-        return Configuration(name, fuse_for_ranks(value.module), program_bundle(name, value.module, value.tensors))
+        program = StepProgram(fuse_for_ranks(value.module))
+        return Configuration(name, program, program_bundle(name, value.module, value.tensors))
     raise ImportModelError(
         f"expected a plan, a step of training or of generation, or (module, tensors) for {name!r}, found "
         f"{type(entry).__name__}",
@@ -124,8 +122,8 @@ def _configuration(name: str, entry: object, target: str, compared: Sequence[str
 
 def _of_plan(name: str, plan: Plan, bundle: Bundle, compared: Sequence[str]) -> Configuration:
     kind = "training" if bundle.manifest.training is not None else "inference"
-    module = fuse_for_ranks(plan.modules["distributed"])
-    return Configuration(name, module, bundle, _group(plan, compared), kind, _degrees(plan))
+    program = StepProgram(fuse_for_ranks(plan.modules["distributed"]))
+    return Configuration(name, program, bundle, _group(plan, compared), kind, _degrees(plan))
 
 
 def _of_generation(name: str, entry: GenerationStep) -> Configuration:
@@ -135,8 +133,8 @@ def _of_generation(name: str, entry: GenerationStep) -> Configuration:
     steps = RequestSteps(fuse_for_ranks(plan.modules["distributed"]), states)
     program = steps.program({Chunk(entry.past, entry.new, 1): entry.requests})
     return Configuration(
-        name, program.module, bundle, kind="decode" if entry.new == 1 else "prefill", strategy=_degrees(plan),
-        repeats=program.repeats, step=(entry.requests, entry.new, entry.past), is_bound=program.is_bound,
+        name, program, bundle, kind="decode" if entry.new == 1 else "prefill", strategy=_degrees(plan),
+        step=(entry.requests, entry.new, entry.past),
     )  # fmt: skip
 
 

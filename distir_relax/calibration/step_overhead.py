@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.measure import WARM_UP, steps_within, time_steps
 from distir_relax.calibration.models import example, feed_forward_model, language_model
@@ -21,8 +20,7 @@ from distir_relax.compiler.compile import compile
 from distir_relax.compiler.generation import compile_generation
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Module
-from distir_relax.lowering.request_steps import Chunk, RequestSteps
+from distir_relax.lowering.request_steps import Chunk, RequestSteps, StepProgram
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.requests import RankRequests, Slot
@@ -42,26 +40,7 @@ _TOKEN = 1
 _CALL, _GENERATION = "step-call.dist", "step-generation.dist"
 
 
-@dataclass(frozen=True)
-class StepSample:
-    """A program around which time is measured: that of a call (no `requests`), or of a step; `repeats` and `is_bound`
-    are as for `simulate_module`."""
-
-    module: Module
-    requests: int = 0
-    repeats: Mapping[str, int] | None = None
-    is_bound: bool | None = None
-
-    def seconds(self, profile: Profile) -> float:
-        """Return the predicted seconds of the program, without the time around it."""
-        bare = replace(profile, step=0.0, request_step=0.0, request=0.0)
-        found = simulate_module(
-            self.module, bare, repeats=self.repeats, is_bound=self.is_bound, requests=self.requests
-        )  # fmt: skip
-        return found.makespan
-
-
-def step_samples(ranks: int) -> tuple[StepSample, ...]:
+def step_samples(ranks: int) -> tuple[StepProgram, ...]:
     """Return the programs in the order of `time_step_samples`: a call, and steps of `REQUESTS` requests."""
     return _compiled(ranks)[0]
 
@@ -110,15 +89,16 @@ def time_requests(
     return run(steps_within(limit, run(WARM_UP)[-1], steps))
 
 
-def fit_steps(profile: Profile, samples: Sequence[StepSample], seconds: Sequence[float]) -> Profile:
+def fit_steps(profile: Profile, samples: Sequence[StepProgram], seconds: Sequence[float]) -> Profile:
     """Return the profile with the time around programs: `seconds` are those of the samples."""
-    call, *steps = (max(0.0, t - sample.seconds(profile)) for sample, t in zip(samples, seconds, strict=True))
+    bare = replace(profile, step=0.0, request_step=0.0, request=0.0)
+    call, *steps = (max(0.0, t - s.simulate(bare).makespan) for s, t in zip(samples, seconds, strict=True))
     each = max(0.0, (steps[1] - steps[0]) / (REQUESTS[1] - REQUESTS[0]))
     return replace(profile, step=call, request_step=max(0.0, steps[0] - REQUESTS[0] * each), request=each)
 
 
 @cache
-def _compiled(ranks: int) -> tuple[tuple[StepSample, ...], tuple[Bundle, ...]]:
+def _compiled(ranks: int) -> tuple[tuple[StepProgram, ...], tuple[Bundle, ...]]:
     strategy = Strategy(tensor=ranks)
     plan = compile(
         feed_forward_model(2, _WIDTH * ranks, "float32").eval(), (example((_ROWS, _WIDTH * ranks), "float32"),),
@@ -128,8 +108,8 @@ def _compiled(ranks: int) -> tuple[tuple[StepSample, ...], tuple[Bundle, ...]]:
     bundle = generation.bundle(("torch",))
     states = {state.tensor.name: state.output for state in bundle.manifest.states}
     steps = RequestSteps(fuse_for_ranks(generation.modules["distributed"]), states)
-    samples = [StepSample(fuse_for_ranks(plan.modules["distributed"]))]
-    for number in REQUESTS:
-        program = steps.program({Chunk(_PAST, 1, 1): number})
-        samples.append(StepSample(program.module, number, program.repeats, program.is_bound))
+    samples = [
+        StepProgram(fuse_for_ranks(plan.modules["distributed"])),
+        *(steps.program({Chunk(_PAST, 1, 1): number}) for number in REQUESTS),
+    ]
     return tuple(samples), (plan.bundle(("torch",)), bundle)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
 from distir_relax.calibration.comparison import Outcome, Validation
@@ -95,8 +94,7 @@ class _Runs:
 
     def outcome(self, machine: Profile) -> Outcome:
         c = self.configuration
-        requests = c.step[0] if c.step else 0
-        predicted = simulate_module(c.module, machine, repeats=c.repeats, is_bound=c.is_bound, requests=requests)
+        predicted = c.program.simulate(machine)
         peaks = tuple(int(n) for n in predicted.peak_memory) if self.peaks else ()
         return Outcome(
             c.name, c.ranks, predicted.makespan, undisturbed([t for times in self.passes for t in times]), peaks,

@@ -13,7 +13,6 @@ import numpy as np
 from distir_relax.analysis.footprint import footprint
 from distir_relax.analysis.op_timer import FEMTOSECONDS
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Manifest, read_bundle
 from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.generation import Generation, compile_generation
@@ -223,12 +222,7 @@ class _StepTimer:
             rounded = counts
         key = tuple(sorted(rounded.items(), key=lambda item: astuple(item[0])))
         if key not in self.times:
-            program = self.steps.program(dict(key))
-            found = simulate_module(
-                program.module, self.profile, repeats=program.repeats, is_bound=program.is_bound,
-                requests=program.requests,
-            )  # fmt: skip
-            self.times[key] = _step_time(found)
+            self.times[key] = _step_time(self.steps.program(dict(key)).simulate(self.profile))
         return self.times[key]
 
     def _past(self, pasts: Sequence[int], new: int) -> int:

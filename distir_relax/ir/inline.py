@@ -179,10 +179,12 @@ class _Writer:
         None to keep the names.
         """
         places: list[int | Instance] = []
-        names, ops = self.names, self.ops
+        names, ops, locations = self.names, self.ops, self.locations
         for op in function.ops:
             operands = tuple([values[v.name] for v in op.operands])
-            where = self._absolute(place, op.location)
+            where = locations.get((place, op.location))
+            if where is None:
+                where = locations[place, op.location] = absolute_location(place, op.location)
             if op.callee:
                 # The ops of a pipeline stage have absolute locations: a stage is not a block of the model.
                 inner = place if op.task else where
@@ -191,19 +193,15 @@ class _Writer:
             results = []
             for value in op.results:
                 kind = value.type if devices is None else self._remapped(value.placed, devices)
-                name = value.name if prefix is None else fresh_name(prefix + value.name, names)
-                values[value.name] = result = Value(name, kind)
+                if prefix is None:
+                    result = value if devices is None else Value(value.name, kind)
+                else:
+                    result = Value(fresh_name(prefix + value.name, names), kind)
+                values[value.name] = result
                 results.append(result)
             places.append(len(ops))
             ops.append(Op(op.name, operands, tuple(results), op.attrs, where))
         return Instance(function, {name: value.name for name, value in values.items()}, tuple(places), place)
-
-    def _absolute(self, place: str, location: str) -> str:
-        key = place, location
-        found = self.locations.get(key)
-        if found is None:
-            found = self.locations[key] = absolute_location(place, location)
-        return found
 
     def _remapped(self, kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
         key = id(kind), id(devices)

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.cost.profile import Profile
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Value, fresh_name, value_names
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.kernels.requests import are_bound
@@ -43,13 +46,19 @@ class StepProgram:
     """A step as a module of the distributed stage; `repeats` has how often an op runs, by its first result.
 
     `is_bound` is whether a CPU backend binds it (`runtime.requests.bound_steps`): a step of one token for each request.
-    `requests` is the number of its requests.
+    `requests` is the number of its requests, 0 for a program that is no step of text generation.
     """
 
     module: Module
-    repeats: Mapping[str, int]
-    is_bound: bool
-    requests: int
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    is_bound: bool | None = None
+    requests: int = 0
+
+    def simulate(self, profile: Profile) -> Simulation:
+        """Simulate the step on a machine. Raises as `simulate_module` does."""
+        return simulate_module(
+            self.module, profile, repeats=self.repeats, is_bound=self.is_bound, requests=self.requests
+        )  # fmt: skip
 
 
 class Runs(IntEnum):

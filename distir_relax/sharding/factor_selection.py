@@ -42,14 +42,12 @@ class FactorSelector:
     """Cache of `shard`."""
     _choices: dict[object, tuple[list[Placed], list[Placed]]] = field(default_factory=dict)
     """Cache of `choose`: layers repeat, and so do updates of weights."""
-    _requests: dict[str, int] = field(default_factory=dict)
-    """Cache of `_request`."""
+    _requests: list[int] | None = None
+    """Cache of `_request_numbers`."""
     _columns: IntArray | None = None
     """Cache of `_target_columns`."""
     _layouts: dict[bytes, Placed] = field(default_factory=dict)
     """Cache of `target_layout`, by the value's row of `_target_columns`."""
-    _root_cuts: dict[int, tuple[Cut | None, ...]] = field(default_factory=dict)
-    """Cache of `_cuts_of`."""
     _atom_ids: dict[int, int] = field(default_factory=dict)
     """Cache of `_atoms_id`, by identity."""
     _ids: dict[object, int] = field(default_factory=dict)
@@ -89,10 +87,11 @@ class FactorSelector:
 
         `available` are further layouts of each operand that exist already, and cost nothing.
         """
-        tensors = (*op.operands, *op.results)
+        requests, numbers = self._request_numbers(), self.factoring.classes.numbers
         key = (
             op.name, tuple(op.attrs.items()), op.results[0].name in self.grouped,
-            self._atoms_id(self.factoring.atoms[number]), tuple([(v.type, self._request(v.name)) for v in tensors]),
+            self._atoms_id(self.factoring.atoms[number]),
+            tuple([(v.type, requests[numbers[v.name]]) for v in (*op.operands, *op.results)]),
             tuple([v.dtensor.placements for v in operands]), tuple(map(tuple, available)),
         )  # fmt: skip
         choice = self._choices.get(key)
@@ -174,25 +173,27 @@ class FactorSelector:
             result = self._atom_ids[id(atoms)] = self._ids.setdefault(("atoms", atoms), len(self._ids))
         return result
 
-    def _request(self, name: str) -> int:
-        """Return a number that is equal for values of equal slots, cuts of their classes, and requested layouts."""
-        result = self._requests.get(name)
-        if result is None:
-            # A class without a cut is cut into balanced parts of its size.
-            cuts = tuple([self._cuts_of(root) for root in self.factoring.classes.roots_of(name)])
-            partial = self.targets.partial
-            partial_along = tuple([partial.get((name, a)) for a in range(len(self.mesh.shape))]) if partial else ()
-            request = (self.factoring.slots[name], cuts, tuple(self.targets.splits(name)), partial_along)
-            result = self._requests[name] = self._ids.setdefault(("request", *request), len(self._ids))
-        return result
+    def _request_numbers(self) -> list[int]:
+        """Return a number for each value: equal for those of equal slots, cuts of their classes, and requested layouts.
 
-    def _cuts_of(self, root: int) -> tuple[Cut | None, ...]:
-        """Return the cuts of a class along each axis, by the index of its representative; None for a class without."""
-        result = self._root_cuts.get(root)
-        if result is None:
-            class_ = self.factoring.classes.representative(root)
-            result = self._root_cuts[root] = tuple([units.get(class_) for units in self.targets.units])
-        return result
+        A class without a cut is cut into balanced parts of its size.
+        """
+        if self._requests is None:
+            classes = self.factoring.classes
+            counts = np.diff(classes.firsts)
+            is_slot = np.arange(counts.max(initial=0)) < counts[:, None]
+            columns = [self._target_columns()]
+            for units in self.targets.units:
+                cuts = np.full(len(classes.roots), -1, dtype=np.int64)
+                for class_, cut in units.items():
+                    cuts[classes.index(class_)] = self._ids.setdefault(cut, len(self._ids))
+                columns.append(np.full(is_slot.shape, -1, dtype=np.int64))
+                columns[-1][is_slot] = cuts[classes.roots]
+            rows = np.hstack(columns)
+            data, width = rows.tobytes(), rows.itemsize * rows.shape[1]
+            keys = (("request", data[start : start + width]) for start in range(0, len(data), width))
+            self._requests = [self._ids.setdefault(key, len(self._ids)) for key in keys]
+        return self._requests
 
     def _units(self, axis: int, slot: Slot) -> Cut:
         class_ = self.factoring.classes[slot]

@@ -71,11 +71,6 @@ class SlotClasses:
             index = slot_index(self._slots[name], dim, index)
         return self.representative(self._first[self.numbers[name]] + index)
 
-    def roots_of(self, name: str) -> list[int]:
-        """Return the index of the slot that represents the class, for each slot of a value."""
-        number = self.numbers[name]
-        return self._roots[self._first[number] : self._first[number + 1]]
-
     def index(self, slot: Slot) -> int:
         """Return the index of a slot in the numbering of all slots."""
         name, dim, index = slot

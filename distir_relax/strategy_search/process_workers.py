@@ -16,7 +16,6 @@ from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar
 
 from distir_relax.errors import RunError
-from distir_relax.ir import gc_disabled
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,13 +94,12 @@ def _serve(outcome: Callable[[Any], object], connection: Connection, others: Seq
     # Otherwise this end would stay open in other workers, which would wait for a parent that has ended.
     for other in others:
         other.close()
-    # Exclude the parent's objects from garbage collection.
-    gc.freeze()
+    # Programs and simulations have no cycles.
+    gc.disable()
     try:
         while True:
-            with gc_disabled():
-                for item in connection.recv():
-                    connection.send(outcome(item))
+            for item in connection.recv():
+                connection.send(outcome(item))
             connection.send(None)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

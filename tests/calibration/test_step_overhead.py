@@ -18,13 +18,10 @@ KNOWN = replace(MACHINE, step=3e-3, request_step=5e-2, request=7e-4)
 def test_the_time_around_a_step_is_what_its_program_does_not_take() -> None:
     samples = step_samples(3)
     assert [sample.requests for sample in samples] == [0, *REQUESTS]
-    seconds = [
-        simulate_module(s.module, KNOWN, repeats=s.repeats, is_bound=s.is_bound, requests=s.requests).makespan
-        for s in samples
-    ]
+    seconds = [sample.simulate(KNOWN).makespan for sample in samples]
     around = [3e-3, *(5e-2 + n * 7e-4 for n in REQUESTS)]
     for sample, measured, more in zip(samples, seconds, around, strict=True):
-        assert measured - sample.seconds(KNOWN) == pytest.approx(more, rel=1e-9)
+        assert measured - sample.simulate(MACHINE).makespan == pytest.approx(more, rel=1e-9)
     found = fit_steps(MACHINE, samples, seconds)
     assert (found.step, found.request_step, found.request) == pytest.approx((3e-3, 5e-2, 7e-4), rel=1e-9)
 
