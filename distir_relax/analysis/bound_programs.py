@@ -7,10 +7,9 @@ and each op takes Python's time, too, as do those of a bound program that have n
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Module
+from distir_relax.ir import Module, callees_first
 
 
 def as_started(profile: Profile, module: Module, updates: bool, is_bound: bool | None = None) -> Profile:
@@ -32,11 +31,10 @@ def as_started(profile: Profile, module: Module, updates: bool, is_bound: bool |
 def result_bytes(module: Module) -> int:
     """Return the bytes of the results of all ops of a distributed program, in all calls, on one device."""
 
-    @cache
-    def of(name: str) -> int:
-        return sum(
-            of(op.callee) if op.callee else sum(v.placed.local(0).bytes for v in op.results)
-            for op in module.function(name).ops
+    totals: dict[str, int] = {}
+    # The entry is called by none.
+    for function in callees_first(module):
+        totals[function.name] = sum(
+            totals[op.callee] if op.callee else sum(v.placed.local(0).bytes for v in op.results) for op in function.ops
         )
-
-    return of(module.main.name)
+    return totals[module.main.name]

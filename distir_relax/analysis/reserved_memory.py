@@ -15,7 +15,7 @@ _Sequence = tuple[tuple[int, int] | int, ...]
 
 @dataclass
 class AllocatorReplays:
-    """Sequences of allocations and frees of calls, and what they do to allocators, for any number of simulations.
+    """Sequences of allocations and frees of calls, and their effects on allocators, for any number of simulations.
 
     A call that finds an allocator in the same state as an earlier call with the same allocations and frees leaves it in
     the same state, and is not replayed.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from distir_relax.autosharding.op_strategies import OpStrategy, StrategySpace
 from distir_relax.autosharding.symmetry import find_symmetry
-from distir_relax.ir import Function, Instance, Module, Op, RepeatedMicrobatches, TensorType, Value
+from distir_relax.ir import Function, Instance, Module, Op, RepeatedMicrobatches, TensorType, Value, callees_first
 from distir_relax.layout import Partial
 from distir_relax.ops import lookup
 from distir_relax.sharding.factor_selection import Placed
@@ -271,14 +271,11 @@ class _Repeats:
 
     def functions(self) -> dict[str, int]:
         """Return how often each function runs."""
-        counts: Counter[str] = Counter()
-
-        def visit(function: Function, times: int) -> None:
-            counts[function.name] += times
+        counts = Counter({self.module.main.name: 1})
+        # Callers before the functions that they call.
+        for function in reversed(callees_first(self.module)):
             for op in function.ops:
-                if op.callee:
+                if op.callee and counts[function.name]:
                     repeats = self.value(op.results[0].name) if function is self.module.main else 1
-                    visit(self.module.function(op.callee), times * repeats)
-
-        visit(self.module.main, 1)
+                    counts[op.callee] += counts[function.name] * repeats
         return counts

@@ -164,6 +164,7 @@ class Evaluator:
         return self._with_count(module, candidate), calls
 
     def _between_ends(self, candidate: Candidate, form: _Form, size: int) -> Module | None:
+        """Interpolate the program of a size of microbatch; None if the ends of its form do not allow that."""
         ends = self._compiled_ends.setdefault(form, {})
         programs = []
         for bound in (min(self._sizes[form]), max(self._sizes[form])):

@@ -195,11 +195,11 @@ class _RankMemory:
         return memory
 
     def in_flight(self) -> Kept:
-        """Return what is kept at any time."""
+        """Return the most microbatches kept at any time."""
         return Kept(max(self.kept), min(max(n for _, n in held) for held in self.held))
 
     def accumulating(self, stages: Collection[int]) -> Kept:
-        """Return what is kept, at most over time, while each of some stages has gradients, and uses its weights again.
+        """Return the most microbatches kept while each of some stages has gradients, and uses its weights again.
 
         `pending` is that of these stages.
         """
@@ -209,5 +209,5 @@ class _RankMemory:
         return Kept(max(self.kept[begin:]), min(pending))
 
     def by_one(self) -> Kept:
-        """Return what is kept while a stage accumulates: that for which it is least."""
+        """Return the most microbatches kept while a stage accumulates, of the stage for which they are fewest."""
         return Kept(*map(min, zip(*(self.accumulating((stage,)) for stage in range(len(self.held))), strict=True)))

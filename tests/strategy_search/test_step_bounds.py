@@ -152,7 +152,7 @@ def test_no_step_fits_into_less_memory_than_its_bound(
         # No gradients are there when all is in flight, nor on one stage while the other one of its rank needs weights.
         "2/2/3/6,schedule=gpipe,chunks=2,zero=1,sequence_parallel",
         "6/1/2/2,schedule=gpipe,chunks=2,zero=1,checkpoint=block",
-        # The last backward frees gathered weights; an inner peak of a backward is more than what it leaves behind.
+        # The last backward frees gathered weights; an inner peak of a backward is more than is left of it.
         "2/1/6/2,zero=1,checkpoint=block",
         "2/3/2/2,schedule=zb-h1,zero=2,checkpoint=block,sequence_parallel",
     ],
