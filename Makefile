@@ -13,7 +13,7 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate exact proof schedules chunks shapes bench peers paper regret browser coverage clean
+.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -75,6 +75,10 @@ exact: $(READY)
 
 schedules: $(READY)
 	$(BIN)/python -m tests.schedules.random_pipelines 1000
+
+# All native kernels for all kinds of processors, run where this one can.
+kernels: $(READY)
+	$(BIN)/python -m tests.kernels.targets
 
 # Models with symbolic dims in all layouts, and SmolLM2-135M at all lengths; its weights and their reader lie apart.
 shapes: $(READY) $(SMOLLM)

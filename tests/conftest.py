@@ -85,6 +85,14 @@ def quick_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORKING_PYTHON", python)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiler_stays() -> None:
+    """One process compiles kernels for all tests of this one."""
+    from distir_relax.kernels import isolated_calls
+
+    isolated_calls.IDLE_SECONDS = 600.0
+
+
 def _shares_with_its_file(item: pytest.Item) -> bool:
     definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
     return any(one.scope == "module" for several in definitions for one in several)

@@ -133,12 +133,19 @@ def launch(
 
 
 @app.command()
-def doctor(json: JsonOption = False) -> None:
+def doctor(
+    json: JsonOption = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the choices between kernels again, on a quiet machine.")
+    ] = False,
+) -> None:
     """Check this machine's setup, and print how to fix failures."""
     from rich.console import Console
 
-    from distir_relax.runtime.doctor import examine
+    from distir_relax.runtime.doctor import examine, measure_again
 
+    if measure:
+        measure_again()
     if json:
         checks = [asdict(finding) | ({"fix": ""} if finding.ok else {}) for finding in examine()]
         is_ok = all(check["ok"] or not check["essential"] for check in checks)

@@ -18,7 +18,6 @@ from distir_relax.kernels.native import (
     NUMBERS_OF_BLOCK,
     STORED,
     attend_requests,
-    has_dot,
     rows_of_block,
     stored_name,
 )
@@ -228,7 +227,8 @@ def load_kernel(
     """
     if dtype not in STORED:
         return None
-    return attend_requests(repeats, width, value_width, dtype, dtype == "bfloat16" and has_dot(), appends)
+    kernel = attend_requests(repeats, width, value_width, dtype, True, appends) if dtype == "bfloat16" else None
+    return kernel or attend_requests(repeats, width, value_width, dtype, False, appends)
 
 
 def kernel_for(

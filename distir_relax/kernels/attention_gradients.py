@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 
 import torch
 
 from distir_relax.kernels.attention import is_causal
-from distir_relax.kernels.native import LEAST_SCORES, Kernel, attention_grad, gradient_scratch, stored_name
+from distir_relax.kernels.native import (
+    LEAST_SCORES,
+    Capability,
+    Kernel,
+    attention_grad,
+    gradient_scratch,
+    host_target,
+    stored_name,
+)
 from distir_relax.kernels.native.script import LANES
-from distir_relax.kernels.processor import processor_flags
 
 MOST_SCORES = 1 << 23
 """Scores that torch computes at a time, unless one head has more."""
@@ -50,15 +56,14 @@ def _kernel(
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype == grad.dtype else None
     if dtype is None or (mask is not None and mask.dtype != torch.bool) or 0 in (q.shape[3], v.shape[3]):
         return None
-    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < LEAST_SCORES or (dtype == "bfloat16" and _has_tiles()):
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < LEAST_SCORES or _has_tiles(dtype):
         return None
     return attention_grad(q.shape[3], v.shape[3], dtype, mask is not None, torch.get_num_threads() > 1)
 
 
-@cache
-def _has_tiles() -> bool:
-    """Return whether the processor multiplies tiles of bfloat16 (AMX), which the kernel, in float32, does not use."""
-    return "amx_bf16" in processor_flags()
+def _has_tiles(dtype: str) -> bool:
+    """Return whether torch multiplies tiles of a dtype (AMX), which the kernel, in float32, does not use."""
+    return dtype == "bfloat16" and host_target().can(Capability.BFLOAT16_TILES)
 
 
 def _run(

@@ -6,22 +6,23 @@ One core, microseconds for a product with a weight of (1536, 576), as `F.linear`
     EPYC with AVX-512        298, 205          435, 240          224, 124           337, 194
     Xeon with AMX            121, 150          350, 189
 
-torch multiplies float32 by MKL, whose product of a matrix and a vector is fast on the processors of its vendor alone.
+torch multiplies float32 by MKL, whose product of a matrix and a vector is slower on some: which is faster is measured.
 Where oneDNN's form has panels of columns, `native.panel_product` computes the products that it is faster for: on that
 EPYC those of up to 64 rows and more, of one row in 124 and 71.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Protocol
 
-from distir_relax.kernels.native import Kernel, has_dot, measured_once, panel_product, panel_rows, stored_name
-from distir_relax.kernels.processor import processor_field
+from distir_relax.kernels.measured import Choice, choose, measured_once
+from distir_relax.kernels.native import Kernel, panel_product, panel_rows, stored_name
+from distir_relax.kernels.native.load import kernel_sources
+from distir_relax.kernels.native.panel_product import PANEL
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +35,7 @@ _MEASURED = (1536, 1024)
 """A weight on which both products are compared."""
 _MEASURED_ROWS = (1, 4, 16, 64, 256)
 """More rows are computed by oneDNN."""
-_LAYERS, _ROUNDS = 24, 5
-_TOLERANCE = 1.05
-"""Of times that differ by less, the native product has sums in the same order for any number of rows."""
+_LAYERS = 24
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, rows: int) -> PackedLinear:
@@ -142,10 +141,7 @@ class PackedLinear:
 
     def by_onednn(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with the packed weight by oneDNN."""
-        import torch
-
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return result
+        return by_onednn(x, self.weight, self.bias)
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
@@ -159,7 +155,7 @@ def _can_pack(weight: torch.Tensor) -> bool:
 def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
     import torch
 
-    return weight.dtype == torch.bfloat16 or rows > 1 or _vendor() == "AuthenticAMD"
+    return weight.dtype == torch.bfloat16 or rows > 1 or _is_row_faster_packed(torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,59 +195,84 @@ def _by_panels(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         return None
     if bias is not None and (bias.dtype != weight.dtype or not bias.is_contiguous()):
         return None
-    alone, together = (panel_product(dtype, bias is not None, parallel, has_dot()) for parallel in (False, True))
-    if alone is None or together is None:
-        return None
     addresses = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
-    return PanelProduct((alone, together), *addresses, weight.shape[0], weight.shape[1], panel)
+    for dots in (True, False) if dtype == "bfloat16" else (False,):
+        alone, together = (panel_product(dtype, bias is not None, parallel, dots) for parallel in (False, True))
+        if alone is not None and together is not None:
+            return PanelProduct((alone, together), *addresses, weight.shape[0], weight.shape[1], panel)
+    return None
 
 
 @cache
 def _most_rows(dtype: torch.dtype, threads: int) -> int:
     """Return the number of rows up to which the native product is faster than oneDNN's."""
-    return measured_once(f"rows-{stored_name(dtype)}-{threads}-threads", lambda: _measure(dtype))
+    name = f"rows-of-native-products-{stored_name(dtype)}-{threads}-threads"
+    return int(measured_once(name, lambda: _measure_rows(name, dtype), kernel_sources()))
 
 
-def _measure(dtype: torch.dtype) -> int:
-    """Compare both on weights that no cache holds, by the least time of several."""
+def _measure_rows(name: str, dtype: torch.dtype) -> Choice:
     import torch
 
-    layers = [PackedLinear(torch.ones(_MEASURED, dtype=dtype), None, 1) for _ in range(_LAYERS)]
-    most = 0
+    layers, most, seconds = _layers(dtype), 0, dict[str, float]()
     for rows in _MEASURED_ROWS:
-        if not _are_panels_faster(layers, torch.ones(rows, _MEASURED[1], dtype=dtype)):
+        x = torch.ones(rows, _MEASURED[1], dtype=dtype)
+        result, threads = x.new_empty(rows, _MEASURED[0]), torch.get_num_threads()
+        places = x.data_ptr(), result.data_ptr(), rows, threads
+        native = _in_turn([partial(layer.by_panels, *places) for layer in layers if layer.by_panels])
+        onednn = _in_turn([partial(layer.by_onednn, x) for layer in layers])
+        # With times that differ by little, the native product has sums in the same order for any number of rows.
+        found = choose(name, {f"native, {rows} rows": native, f"oneDNN, {rows} rows": onednn})
+        seconds.update(found.seconds)
+        if not str(found.chosen).startswith("native"):
             break
         most = rows
-    return most
+    return Choice(name, most, seconds)
 
 
-def _are_panels_faster(layers: Sequence[PackedLinear], x: torch.Tensor) -> bool:
+@cache
+def _is_row_faster_packed(threads: int) -> bool:
+    """Return whether the product of one row of float32 is faster by oneDNN, with a packed weight, than by torch."""
+    name = f"product-of-one-row-float32-{threads}-threads"
+    return measured_once(name, lambda: _measure_row(name)) == "oneDNN"
+
+
+def _measure_row(name: str) -> Choice:
     import torch
 
-    result, threads = x.new_empty(len(x), _MEASURED[0]), torch.get_num_threads()
-
-    def panels(layer: PackedLinear) -> None:
-        assert layer.by_panels is not None
-        layer.by_panels(x.data_ptr(), result.data_ptr(), len(x), threads)
-
-    def onednn(layer: PackedLinear) -> None:
-        layer.by_onednn(x)
-
-    rounds = [[_seconds(run, layers) for run in (panels, onednn)] for _ in range(_ROUNDS)]
-    by_panels, by_onednn = (min(times) for times in zip(*rounds, strict=True))
-    return bool(by_panels <= _TOLERANCE * by_onednn)
+    weights = [torch.ones(_MEASURED, dtype=torch.float32) for _ in range(_LAYERS)]
+    x = torch.ones(1, _MEASURED[1], dtype=torch.float32)
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, _LEAST_ROWS) for weight in weights]
+    by_torch = _in_turn([partial(torch.nn.functional.linear, x, weight) for weight in weights])
+    return choose(name, {"torch": by_torch, "oneDNN": _in_turn([partial(by_onednn, x, w, None) for w in packed])})
 
 
-def _seconds(run: Callable[[PackedLinear], object], layers: Sequence[PackedLinear]) -> float:
-    """Return the time of a layer: the least of all, since other work of the machine makes some of them slower."""
-    least = math.inf
-    for layer in layers:
-        start = time.perf_counter()
-        run(layer)
-        least = min(least, time.perf_counter() - start)
-    return least
+def measure_choices() -> None:
+    """Make the choices between products with packed weights, unless they were made on this machine."""
+    import torch
+
+    if _can_pack(torch.ones(1, 1, dtype=torch.float32)):
+        _is_row_faster_packed(torch.get_num_threads())
+    for dtype in (torch.float32, torch.bfloat16):
+        if PackedLinear(torch.ones(PANEL, PANEL, dtype=dtype), None, 1).by_panels is not None:
+            _most_rows(dtype, torch.get_num_threads())
 
 
-def _vendor() -> str:
-    """Return the vendor of the processor as Linux names it, ``GenuineIntel``; empty if unknown."""
-    return processor_field("vendor_id")
+def _layers(dtype: torch.dtype) -> list[PackedLinear]:
+    """Return layers whose weights together fit no cache."""
+    import torch
+
+    return [PackedLinear(torch.ones(_MEASURED, dtype=dtype), None, _LEAST_ROWS) for _ in range(_LAYERS)]
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Return a function that runs the next of `calls`: the weight of each is in no cache when its turn comes."""
+    following = cycle(calls)
+    return lambda: next(following)()
+
+
+def by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return ``x @ weight.T + bias`` by oneDNN, of a weight that is packed or not."""
+    import torch
+
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result

@@ -6,11 +6,15 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.kernels.measured import forget_choices, kept_choices
+from distir_relax.kernels.native import host_target
+from distir_relax.kernels.native.load import forget_declined
 from distir_relax.runtime.launch import find_mpirun, launch_environment, mpirun_command
 from distir_relax.runtime.launcher_detection import check_connected, detect
 
@@ -148,8 +152,55 @@ def _kernels() -> Finding:
         kinds.append(f"{str(dtype).removeprefix('torch.')} products by {by}")
     works = panel_product("float32", False, False, False) is not None
     small = f"ops of up to {MOST_ELEMENTS:,} elements by {'TVM' if works else 'torch'}"
-    fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the warning of `distir generate`"
+    fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the next line"
     return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)
+
+
+def _declined_kernels() -> Finding:
+    """Which native kernels this machine declines, and why: one of each kind is compiled, and run against torch."""
+    try:
+        from distir_relax.kernels.native.trials import TRIALS
+    except ImportError as wrong:
+        return Finding("declined kernels", False, str(wrong), "pip install torch", essential=False)
+    if os.environ.get("DISTIR_NATIVE") == "0":
+        return Finding("declined kernels", False, "all: DISTIR_NATIVE=0 is set", "unset it", essential=False)
+    by_reason: dict[str, list[str]] = {}
+    failed = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for trial in TRIALS:
+            plain = trial.kernel.needs(trial.samples[0])
+            for arguments in trial.samples[:1] + [one for one in trial.samples if trial.kernel.needs(one) != plain]:
+                if trial.kernel(*arguments) is not None:
+                    continue
+                shown = f"{trial.kernel.name}({', '.join(map(str, arguments))})"
+                by_reason.setdefault(trial.kernel.declined[arguments], []).append(shown)
+                # That the processor lacks an instruction is no fault of the machine.
+                failed |= not host_target().missing(trial.kernel.needs(arguments))
+    detail = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()) or "none"
+    fix = "torch is used instead; `distir doctor --measure` tries again, please report what it says"
+    return Finding("declined kernels", not failed, detail, fix, essential=False)
+
+
+def _choices() -> Finding:
+    """What was measured on this machine."""
+    texts, busy = list[str](), False
+    for choice in kept_choices():
+        times = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in choice.seconds.items())
+        texts.append(f"{choice.name}: {choice.chosen} ({times})")
+        busy |= choice.is_beside_other_work
+    fix = "other processes ran during a measurement: `distir doctor --measure` on a quiet machine"
+    return Finding("measured choices", not busy, "; ".join(texts) or "none yet", fix, essential=False)
+
+
+def measure_again() -> None:
+    """Forget what was measured on this machine and which kernels were declined, and measure again."""
+    from distir_relax.kernels import packing, products
+
+    forget_choices()
+    forget_declined()
+    packing.measure_choices()
+    products.measure_choices()
 
 
 def _version(package: str) -> str | None:
@@ -166,4 +217,5 @@ def _last_line(text: str, code: int) -> str:
 
 _CHECKS: tuple[Callable[[], Finding], ...] = (
     _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _kernels,
+    _declined_kernels, _choices,
 )  # fmt: skip

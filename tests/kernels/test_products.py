@@ -14,7 +14,8 @@ from distir_relax.kernels import products
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use these products on processors for which torch's are faster, too."""
-    monkeypatch.setattr(products, "_is_of_other_vendor", torch.backends.mkldnn.is_available)
+    monkeypatch.setattr(products, "_is_onednn_faster", lambda threads: torch.backends.mkldnn.is_available())
+    monkeypatch.setattr(products, "_is_native_faster", lambda threads: True)
     monkeypatch.setattr(products, "_LEAST", 1000)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from distir_relax.kernels.native import PANEL
+from distir_relax.kernels.native import PANEL, Capability, host_target, quantized_product
 from distir_relax.kernels.quantized import GROUP, dequantize, linear, quantize_int4, quantize_int8, quantize_int8_groups
 from distir_relax.kernels.quantized.linear import QuantizedLinear, pack_quantized
 
@@ -79,17 +79,19 @@ def test_dequantized_weights(make: Callable[..., Weight]) -> None:
 @pytest.mark.parametrize(
     ("make", "dtype", "instruction"),
     [
-        *((make, torch.float32, True) for make in (int8, int8_in_groups, int4)),
-        *((make, torch.bfloat16, True) for make in (int8, int4)),
-        *((make, torch.float32, False) for make in (int8, int8_in_groups, int4)),
+        (make, dtype, instruction)
+        for instruction in (False, True)[: 1 + host_target().can(Capability.INT8_DOT)]
+        for make, dtype in (
+            *((make, torch.float32) for make in (int8, int8_in_groups, int4)),
+            *((make, torch.bfloat16) for make in (int8, int4)),
+        )
     ],
 )
 def test_products(
     make: Callable[..., Weight], dtype: torch.dtype, instruction: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if instruction and not linear.has_four_products():
-        pytest.skip("the processor has no such instruction")
-    monkeypatch.setattr(linear, "has_four_products", lambda: instruction)
+    only = lambda *given: quantized_product(*given) if given[-1] == instruction else None  # noqa: E731
+    monkeypatch.setattr(linear, "quantized_product", only)
     generator = torch.Generator().manual_seed(0)
     threads = torch.get_num_threads()
     for n, k in ((127, 96), (1, 32), (200, 544)):

@@ -14,6 +14,8 @@ import torch
 from test_tvm_backend import tvm_bundle
 
 from distir_relax.bundle import write_bundle
+from distir_relax.errors import ParseError
+from distir_relax.kernels.isolated_calls import IsolatedCallError
 from distir_relax.runtime.execute import run_bundle
 from tests.runtime.processes import start
 
@@ -36,13 +38,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """The programs that are compiled."""
     found: list[tuple[object, ...]] = []
-    original: Callable[..., Compiled] = compile._compile
+    original: Callable[..., Compiled] = compile._compile_apart
 
     def count(*key: object) -> Compiled:
         found.append(key)
         return original(*key)
 
-    monkeypatch.setattr(compile, "_compile", count)
+    monkeypatch.setattr(compile, "_compile_apart", count)
     return found
 
 
@@ -115,3 +117,29 @@ def test_another_process_loads_it_without_the_modules_of_tvm(folder: Path, tmp_p
     assert imports == "False"
     for name, value in ast.literal_eval(found).items():
         torch.testing.assert_close(torch.tensor(value), expected[name], rtol=1e-6, atol=1e-5)
+
+
+def test_a_compiler_that_crashes_is_a_warning_and_the_torch_backend(
+    compiled: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+    def crash(*_: object, seconds: float) -> object:
+        raise IsolatedCallError("its process was ended by SIGABRT")
+
+    monkeypatch.setattr(compile, "call_isolated", crash)
+    with pytest.warns(RuntimeWarning, match=r"rank 0 runs by torch: TVM's compiler failed, its process was .* SIGABRT"):
+        found = run_bundle(tvm_bundle([2, 3]), {"x": x}, backend="tvm")
+    for name, value in run_bundle(tvm_bundle([2, 3]), {"x": x}, backend="torch").items():
+        assert torch.equal(found[name], value)
+
+
+def test_ops_that_another_process_lacks_are_compiled_in_this_one(
+    compiled: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(*_: object, seconds: float) -> object:
+        raise ParseError("m.py:1: unknown op 'outer'")
+
+    monkeypatch.setattr(compile, "call_isolated", lack)
+    monkeypatch.setattr(compile, "_compiled_bytes", lambda *_: pytest.fail("it runs in the child"))
+    assert compile.compile_program(TEXT, [0]).outputs == 5

@@ -25,9 +25,10 @@ from typing import Any, TypeAlias
 
 from distir_relax.kernels.native.dot import dot
 from distir_relax.kernels.native.floats import STORED, narrow, pair_of, pair_of_rounded, widen
-from distir_relax.kernels.native.load import native
+from distir_relax.kernels.native.load import native_needing
 from distir_relax.kernels.native.math import exp2_to_one, fma
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local, prefetch
+from distir_relax.kernels.native.target import Capability
 
 _Line: TypeAlias = Callable[[str], str]
 """An expression or a line, from the index ``j``."""
@@ -66,7 +67,13 @@ def rows_of_block(repeats: Sequence[int]) -> int:
     return max(1, _MOST_ROWS // max(1, *repeats))
 
 
-@native
+def _needs(
+    repeats: tuple[int, ...], width: int, value_width: int, dtype: str, dots: bool, appends: bool = True
+) -> tuple[Capability, ...]:
+    return (Capability.BFLOAT16_DOT,) if dots else ()
+
+
+@native_needing(_needs)
 def attend_requests(
     repeats: tuple[int, ...], width: int, value_width: int, dtype: str, dots: bool, appends: bool = True
 ) -> Any:

@@ -1,16 +1,15 @@
 """An instruction for products of bfloat16 (AVX512-BF16), which TVM has no types for.
 
-A kernel calls a function that does not exist; in LLVM's text, `with_dot` has the instruction for it.
+A kernel that uses it needs `Capability.BFLOAT16_DOT`. It calls a function that does not exist; in LLVM's text,
+`with_dot` has the instruction for it.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any
 
 from distir_relax.kernels.native.script import LANES
-from distir_relax.kernels.processor import processor_flags
 
 _NAME = "dot_of_pairs"
 _SUMS, _PAIRS, _HALVES = f"<{LANES} x float>", f"<{LANES} x i32>", f"<{2 * LANES} x bfloat>"
@@ -18,12 +17,6 @@ _INSTRUCTION = "llvm.x86.avx512bf16.dpbf16ps.512"
 _CALL = re.compile(
     rf"^(\s*)(%\S+) = (?:tail )?call {_SUMS} @{_NAME}\({_SUMS} (\S+), {_PAIRS} (\S+), {_PAIRS} (\S+)\).*$", re.MULTILINE
 )
-
-
-@cache
-def has_dot() -> bool:
-    """Return whether this processor has the instruction."""
-    return "avx512_bf16" in processor_flags()
 
 
 def dot(sums: Any, x: Any, y: Any) -> Any:

@@ -6,10 +6,10 @@ it sets a flag is what others read after they have waited for it.
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 from distir_relax.kernels.native.definitions import with_definitions
+from distir_relax.kernels.native.target import Target
 
 _NUMBER, _SET, _WAIT = "number_at", "set_flag", "wait_for_flag"
 _SPINS = 256
@@ -74,9 +74,9 @@ def wait_for_flag(address: Any, value: Any, function: Any) -> Any:
     return tirx.call_extern("int32", _WAIT, address, value, function)
 
 
-def with_flags(text: str) -> str:
-    """Return LLVM's text of a module with the functions, if it calls them."""
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
+def with_flags(text: str, target: Target) -> str:
+    """Return LLVM's text of a module for a target with the functions, if it calls them."""
+    is_x86 = target.architecture == "x86_64"
     lines = _TEXT.replace("SPINS", str(_SPINS)).replace("PAUSE", f"call void @{_PAUSE}()" if is_x86 else "")
     lines += f"\ndeclare void @{_PAUSE}()\n" if is_x86 else ""
     return with_definitions(text, (_NUMBER, _SET, _WAIT), lines)

@@ -1,20 +1,12 @@
-"""Sums of four products of 8-bit integers, by the instruction of AVX512-VNNI where the processor has it."""
+"""Sums of four products of 8-bit integers, and the instruction for them (AVX512-VNNI, `Capability.INT8_DOT`)."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from distir_relax.kernels.native.script import LANES
-from distir_relax.kernels.processor import processor_flags
 
 _INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
-
-
-@cache
-def has_four_products() -> bool:
-    """Return whether this processor has the instruction."""
-    return "avx512_vnni" in processor_flags()
 
 
 def four_products(sums: Any, unsigned: Any, signed: Any) -> Any:

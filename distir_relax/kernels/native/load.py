@@ -6,8 +6,10 @@ Small steps, such as one token of one sequence, are bound by that.
 A kernel takes numbers and the addresses of data. Its first parameter, which the caller leaves out, is a tensor of one
 float32: TVM takes from it where a kernel's local memory is.
 
-Compiled kernels are kept on disk (`kernels.compiled_files`). Those found there load without TVM's Python modules, whose
-import takes a second. ``DISTIR_NATIVE=0`` turns native kernels off.
+Kernels are compiled, and first run against torch, in a child process (`kernels.isolated_calls`): a compiler that
+aborts, or code that crashes, hangs or computes something else, costs a warning and torch's form. Compiled kernels are
+kept on disk (`kernels.compiled_files`), and so are the reasons for which others are declined. Those found there load
+without TVM's Python modules, whose import takes a second. ``DISTIR_NATIVE=0`` turns native kernels off.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache, partial, wraps
+from dataclasses import dataclass
+from functools import cache, partial, update_wrapper
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias
 
 from distir_relax.kernels.compiled_files import (
     compiled_folder,
@@ -31,9 +35,11 @@ from distir_relax.kernels.compiled_files import (
     one_compiles,
     write_compiled,
 )
+from distir_relax.kernels.isolated_calls import IsolatedCallError, call_isolated
 from distir_relax.kernels.native.dot import with_dot
 from distir_relax.kernels.native.flags import with_flags
 from distir_relax.kernels.native.loop import with_loop
+from distir_relax.kernels.native.target import Capability, Target, host_target
 from distir_relax.kernels.native.threads import use_launcher, with_launcher
 from distir_relax.kernels.native.waits import with_waits
 
@@ -44,45 +50,172 @@ P = ParamSpec("P")
 Kernel: TypeAlias = "Callable[..., None]"
 """Takes numbers and addresses, and writes its results to some of those."""
 
+Pairs: TypeAlias = "Iterator[tuple[torch.Tensor, torch.Tensor]]"
+"""Results of a kernel, and what they should be, in float32 or float64."""
+
 MOST_ELEMENTS = 1 << 17
 """Elements above which torch, which uses several threads, is faster than a native kernel that uses one."""
 
 _LEAST_PARALLEL = 1 << 15
 """Elements from which several threads are faster than one, which need not be started."""
+_MOST_SECONDS = 120.0
+"""Seconds for the compilation and the trial of a kernel, which take one on a quiet machine."""
+_TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
+"""The largest difference, relative to the largest result, or to 1."""
+_DECLINED = ".declined"
+_NO_NEEDS: Callable[..., tuple[Capability, ...]] = lambda *_: ()  # noqa: E731 - a default that has a type
 
 
-def native(write: Callable[P, Any]) -> Callable[P, Kernel | None]:
-    """Decorate a function that returns a `PrimFunc` for given sizes and dtypes; it then returns the compiled kernel.
+class NativeKernel(Generic[P]):
+    """A kernel for given sizes and dtypes, the arguments: they have a short `repr`.
 
-    The result is None where native kernels are turned off, or cannot be compiled. The arguments have a short `repr`.
+    A call returns the compiled kernel. It is None where native kernels are turned off, where the processor lacks what
+    the kernel needs (`Capability.FMA`, and `needs` of the arguments), and where the kernel was declined.
     """
 
-    @cache
-    def locked(*arguments: Any) -> Kernel | None:
+    def __init__(self, write: Callable[P, Any], needs: Callable[..., Iterable[Capability]]) -> None:
+        update_wrapper(self, write)
+        self.write = write
+        self.name = write.__name__.strip("_")
+        self.trial: Trial | None = None
+        """A run of the kernel against torch; `native.trials` has those of all."""
+        self.declined: dict[tuple[Any, ...], str] = {}
+        """The reasons for which kernels were declined in this process, by their arguments."""
+        self._needs = needs
+        self._load = cache(self._load_locked)
+
+    def __call__(self, *args: P.args, **_: P.kwargs) -> Kernel | None:
+        return self._load(args)
+
+    def __reduce__(self) -> Any:
+        # The child process finds it by its name.
+        return _find, (self.write.__module__, self.write.__name__)
+
+    def needs(self, arguments: tuple[Any, ...]) -> tuple[Capability, ...]:
+        """Return the instructions that a kernel needs."""
+        return (Capability.FMA, *self._needs(*arguments))
+
+    def compile(self, arguments: tuple[Any, ...], target: Target) -> str:
+        """Return LLVM's text of a kernel for a target. Raises errors of TVM; LLVM may end the process."""
+        _set_threads()
+        import tvm
+
+        function = self.write(*arguments).with_attr("global_symbol", self.name)  # type: ignore[call-arg]
+        module = tvm.compile(tvm.IRModule({self.name: function}), target=tvm.target.Target(target.to_tvm())).mod
+        text: str = with_flags(module.inspect_source("ll"), target)
+        for with_functions in (with_launcher, with_dot, with_loop, with_waits):
+            text = with_functions(text)
+        return text
+
+    def _load_locked(self, arguments: tuple[Any, ...]) -> Kernel | None:
         with _lock:
-            return _load(write, arguments)
+            if os.environ.get("DISTIR_NATIVE") == "0":
+                return None
+            target = host_target()
+            if missing := target.missing(self.needs(arguments)):
+                self.declined[arguments] = missing
+                return None
+            try:
+                with TemporaryDirectory() as temporary:
+                    folder = compiled_folder() or Path(temporary)
+                    return self._load_from(self._file(arguments, target, folder), arguments, target)
+            except Exception as error:  # of TVM and LLVM: the caller goes on with torch
+                self.declined[arguments] = str(error)
+                message = f"the kernel {self.name} is not used, but torch: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=4)
+                return None
 
-    @wraps(write)
-    def load(*args: P.args, **_: P.kwargs) -> Kernel | None:
-        return locked(*args)
+    def _load_from(self, file: Path, arguments: tuple[Any, ...], target: Target) -> Kernel:
+        with suppress(Exception):  # no file, or one that was damaged: it is written again
+            return self._read(file)
+        with one_compiles(file):
+            with suppress(Exception):  # another process may have compiled it
+                return self._read(file)
+            reason = file.with_suffix(_DECLINED)
+            if is_usable(reason):
+                raise IsolatedCallError(f"{reason.read_text()} (`distir doctor --measure` tries again)")
+            try:
+                text = call_isolated(compile_and_try, self, arguments, target, seconds=_MOST_SECONDS)
+            except (IsolatedCallError, AssertionError) as error:
+                write_compiled(str(error).encode(), reason)
+                raise
+            write_compiled(text.encode(), file)
+            return self._read(file)
 
-    return load
+    def _file(self, arguments: tuple[Any, ...], target: Target, folder: Path) -> Path:
+        """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
+        key = compiled_key(kernel_sources(self.write.__code__.co_filename), repr(arguments), target.to_tvm())
+        return folder / f"{self.name}-{key}.ll"
+
+    def _read(self, file: Path) -> Kernel:
+        """Return the kernel of a file; any error of TVM if it cannot be used."""
+        if not is_usable(file):
+            raise FileNotFoundError(file)
+        return loaded_kernel(file, self.name)
 
 
-def measured_once(name: str, measure: Callable[[], int]) -> int:
-    """Return the result of a measurement of these kernels on this processor, now or earlier: it is kept with them.
+@dataclass(frozen=True)
+class Trial:
+    """A small run of a kernel against torch, which it must pass on a processor before it is used there.
 
-    So a choice by time, which may change the last bits of results, is the same in every run.
+    `samples` are arguments of the kernel.
     """
+
+    kernel: NativeKernel[Any]
+    run: Callable[..., Pairs]
+    samples: list[tuple[Any, ...]]
+
+    def check(self, compiled: Kernel, arguments: tuple[Any, ...]) -> None:
+        """Run the kernel. Raises AssertionError if a result is not torch's."""
+        for number, (found, expected) in enumerate(self.run(compiled, *arguments)):
+            largest = max(1.0, float(expected.abs().max()))
+            error = float((found.double() - expected.double()).abs().max()) / largest
+            # A comparison with NaN is false.
+            if not error <= _TOLERANCES[str(found.dtype).removeprefix("torch.")]:
+                raise AssertionError(f"result {number} differs from torch's by {error:.2g} of the largest")
+
+
+def native(write: Callable[P, Any]) -> NativeKernel[P]:
+    """Decorate a function that returns a `PrimFunc` for given sizes and dtypes."""
+    return NativeKernel(write, _NO_NEEDS)
+
+
+def native_needing(needs: Callable[..., Iterable[Capability]]) -> Callable[[Callable[P, Any]], NativeKernel[P]]:
+    """Return the decorator `native` for kernels that need instructions, by their arguments."""
+    return lambda write: NativeKernel(write, needs)
+
+
+def compile_and_try(kernel: NativeKernel[Any], arguments: tuple[Any, ...], target: Target) -> str:
+    """Return LLVM's text of a kernel whose machine code ran here, with the results of torch.
+
+    Raises AssertionError if it has others, and errors of TVM; LLVM or the machine code may end the process.
+    """
+    text = kernel.compile(arguments, target)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ll"
+        file.write_text(text)
+        compiled = loaded_kernel(file, kernel.name)
+        if kernel.trial is not None:
+            kernel.trial.check(compiled, arguments)
+    return text
+
+
+def loaded_kernel(file: Path, name: str) -> Kernel:
+    """Return the kernel of a file of LLVM's text. Raises errors of TVM."""
+    import torch
+
+    return partial(load_kernels(file)[name], torch.empty(1, dtype=torch.float32))
+
+
+def _find(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
+
+
+def forget_declined() -> None:
+    """Remove the reasons for which kernels were declined on this machine: they are tried again."""
     folder = compiled_folder()
-    file = None if folder is None else folder / f"{name}-{compiled_key(kernel_sources())}.txt"
-    with suppress(OSError, ValueError):
-        if file is not None and is_usable(file):
-            return int(file.read_text())
-    found = measure()
-    if file is not None:
-        write_compiled(str(found).encode(), file)
-    return found
+    for file in folder.glob(f"*{_DECLINED}") if folder else ():
+        file.unlink(missing_ok=True)
 
 
 def threads_for(x: torch.Tensor) -> int:
@@ -102,60 +235,10 @@ def is_small(x: torch.Tensor) -> bool:
 _lock = threading.Lock()
 
 
-def _load(write: Callable[..., Any], arguments: tuple[Any, ...]) -> Kernel | None:
-    import torch
-
-    if os.environ.get("DISTIR_NATIVE") == "0":
-        return None
-    name = write.__name__.strip("_")
-    try:
-        with TemporaryDirectory() as temporary:
-            file = _file(write, name, arguments, compiled_folder() or Path(temporary))
-            with suppress(Exception):  # no file, or one that was damaged: it is written again
-                return partial(_read(file, name), torch.empty(1))
-            with one_compiles(file):
-                with suppress(Exception):  # another process may have compiled it
-                    return partial(_read(file, name), torch.empty(1))
-                text = _compile(write, name, arguments)
-                for with_functions in (with_launcher, with_dot, with_loop, with_flags, with_waits):
-                    text = with_functions(text)
-                write_compiled(text.encode(), file)
-                return partial(_read(file, name), torch.empty(1))
-    except Exception as error:  # of TVM and LLVM: the caller goes on with torch
-        warnings.warn(f"the kernel {name} was not compiled, torch is used: {error}", RuntimeWarning, stacklevel=4)
-        return None
-
-
-def _compile(write: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> str:
-    """Return LLVM's text of a kernel."""
-    _set_threads()
-    import tvm
-    from tvm.target import codegen
-
-    target = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
-    function = write(*arguments).with_attr("global_symbol", name)
-    module = tvm.compile(tvm.IRModule({name: function}), target=target).mod
-    text: str = module.inspect_source("ll")
-    return text
-
-
-def _file(write: Callable[..., Any], name: str, arguments: tuple[Any, ...], folder: Path) -> Path:
-    """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
-    return folder / f"{name}-{compiled_key(kernel_sources(write.__code__.co_filename), repr(arguments))}.ll"
-
-
 @cache
 def kernel_sources(*files: str) -> tuple[bytes, ...]:
     """Return the sources of kernels in `files`, and those of this package, whose functions kernels share."""
     return tuple(path.read_bytes() for path in sorted({*map(Path, files), *Path(__file__).parent.glob("*.py")}))
-
-
-def _read(file: Path, name: str) -> Kernel:
-    """Return the kernel of a file; any error of TVM if it cannot be used."""
-    if not is_usable(file):
-        raise FileNotFoundError(file)
-    found: Kernel = load_kernels(file)[name]
-    return found
 
 
 def load_kernels(file: Path, keep: bool = True) -> Any:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.kernels.native.dot import dot
 from distir_relax.kernels.native.floats import STORED, narrow, widen
-from distir_relax.kernels.native.load import native
+from distir_relax.kernels.native.load import native_needing
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local, prefetch
+from distir_relax.kernels.native.target import Capability
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,11 @@ def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
     return int(rows)
 
 
-@native
+def _needs(dtype: str, biased: bool, parallel: bool, dots: bool) -> tuple[Capability, ...]:
+    return (Capability.BFLOAT16_DOT,) if dots else ()
+
+
+@native_needing(_needs)
 def panel_product(dtype: str, biased: bool, parallel: bool, dots: bool) -> Any:
     """Return the kernel ``x (rows, inner), w (n / 64, panel, 64), bias (n) -> y (rows, n)``.
 

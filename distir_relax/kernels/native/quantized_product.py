@@ -19,10 +19,11 @@ from typing import Any
 
 from distir_relax.kernels.native.floats import STORED, narrow, widen
 from distir_relax.kernels.native.four_products import four_products, four_products_by_instruction
-from distir_relax.kernels.native.load import native
+from distir_relax.kernels.native.load import native_needing
 from distir_relax.kernels.native.math import fma
 from distir_relax.kernels.native.row_rounding import largest, round_rows, total
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel, local, prefetch
+from distir_relax.kernels.native.target import Capability
 
 PANEL = 32
 """Columns of a panel."""
@@ -51,7 +52,11 @@ def record_bytes(bits: int) -> int:
     return PANEL * (GROUP * bits // 8 + _ITEM * (2 if bits == 4 else 1))
 
 
-@native
+def _needs(dtype: str, bits: int, grouped: bool, parallel: bool, instruction: bool) -> tuple[Capability, ...]:
+    return (Capability.INT8_DOT,) if instruction else ()
+
+
+@native_needing(_needs)
 def quantized_product(dtype: str, bits: int, grouped: bool, parallel: bool, instruction: bool) -> Any:
     """Return the kernel ``x (rows, inner), w, scales (n), bias (n) -> y (rows, n)``; `n` is rounded up to panels.
 

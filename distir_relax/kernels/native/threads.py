@@ -84,7 +84,12 @@ define i32 @__tvm_ffi_use_launcher(ptr %self, ptr %arguments, i32 %count, ptr %r
 
 def with_launcher(text: str) -> str:
     """Return LLVM's text of a module with the function that runs its parallel loops, if it has any."""
-    return text + _LAUNCHER if f"@{_VARIABLE} =" in text else text
+    return text + _LAUNCHER if has_launcher(text) else text
+
+
+def has_launcher(text: str) -> bool:
+    """Return whether a module, in LLVM's text, has parallel loops, which a launcher runs."""
+    return f"@{_VARIABLE} =" in text
 
 
 def use_launcher(module: Any) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from distir_relax.kernels.native import (
     PANEL,
     Kernel,
-    has_four_products,
     quantized_product,
     scratch_bytes,
     stored_name,
@@ -150,10 +149,11 @@ def _check(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | 
 def _kernels(dtype: str | None, bits: int, grouped: bool) -> Kernels | None:
     if dtype is None:
         return None
-    instruction = has_four_products()
-    alone = quantized_product(dtype, bits, grouped, False, instruction)
-    together = quantized_product(dtype, bits, grouped, True, instruction)
-    return None if alone is None or together is None else (alone, together)
+    for instruction in (True, False):
+        alone, together = (quantized_product(dtype, bits, grouped, parallel, instruction) for parallel in (False, True))
+        if alone is not None and together is not None:
+            return alone, together
+    return None
 
 
 def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Compilation of a rank's program for TVM's virtual machine, from the text of the ranked stage.
 
 `split_program` separates computation that depends on weights only and inserts our kernels; TVM fuses and compiles
-the rest. Compiled programs are kept on disk (`kernels.compiled_files`).
+the rest, in a child process (`kernels.isolated_calls`). Compiled programs are kept on disk (`kernels.compiled_files`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from distir_relax.errors import RunError
+from distir_relax.errors import ParseError, RunError, UnsupportedOpError
 from distir_relax.kernels.compiled_files import (
     compiled_folder,
     compiled_key,
@@ -25,8 +26,11 @@ from distir_relax.kernels.compiled_files import (
     one_compiles,
     write_compiled,
 )
-from distir_relax.kernels.native.load import kernel_sources
-from distir_relax.kernels.native.threads import with_launcher
+from distir_relax.kernels.isolated_calls import call_isolated
+from distir_relax.kernels.native import adam_step
+from distir_relax.kernels.native.load import compile_and_try, kernel_sources, load_kernels
+from distir_relax.kernels.native.target import host_target
+from distir_relax.kernels.native.threads import has_launcher, with_launcher
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.compiled_program import Compiled
 from distir_relax.runtime.backends.tvm.hoist_constants import relax_function, split_program
@@ -48,7 +52,7 @@ def compile_program(program: ProgramText, inputs: Sequence[int], threads: int = 
 
     Ranks of one process that run the same program share the result, and processes of this user its file on disk.
     The text is verified. Raises ParseError for one that is no program, UnsupportedOpError for an op that Relax lacks,
-    and RunError when TVM cannot compile it here.
+    RunError when TVM cannot compile it here, and IsolatedCallError if its compiler does not end, or ends its process.
     """
     key = (program, tuple(inputs), threads)
     with _lock:
@@ -68,7 +72,7 @@ _compiled: weakref.WeakValueDictionary[tuple[ProgramText, tuple[int, ...], int],
 def _load_or_compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
     folder = compiled_folder()
     if folder is None:
-        return _compile(program, inputs, threads)
+        return _compile_apart(program, inputs, threads)
     sources = kernel_sources(*map(str, _sources()))
     file = folder / f"program-{compiled_key(sources, program, inputs, threads)}.bin"
     found = _read_file(file)
@@ -76,7 +80,7 @@ def _load_or_compile(program: ProgramText, inputs: tuple[int, ...], threads: int
         with one_compiles(file):
             found = _read_file(file)  # another process may have compiled it
             if found is None:
-                found = _compile(program, inputs, threads)
+                found = _compile_apart(program, inputs, threads)
                 write_compiled(found.to_bytes(), file)
     return found
 
@@ -96,15 +100,46 @@ def _read_file(file: Path) -> Compiled | None:
     return None
 
 
+_MOST_SECONDS = 1200.0
+"""Seconds for the compilation of a program; the largest in use take minutes."""
+
+
+def _compile_apart(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
+    """Compile a program in a child process, which also makes the machine code, and runs code for this target once."""
+    try:
+        return Compiled.from_bytes(call_isolated(_compiled_bytes, program, inputs, threads, seconds=_MOST_SECONDS))
+    except (ParseError, UnsupportedOpError):
+        # Ops that a user's script has defined exist in this process alone.
+        return _compile(program, inputs, threads)
+
+
+def _compiled_bytes(program: ProgramText, inputs: tuple[int, ...], threads: int) -> bytes:
+    compiled = _compile(program, inputs, threads)
+    _try_target()
+    if compiled.kernels:
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "kernels.ll"
+            file.write_text(compiled.kernels)
+            # Those with parallel loops become machine code when they are loaded, to let them use torch's threads.
+            module = load_kernels(file, keep=False)
+            if not has_launcher(compiled.kernels):
+                module.inspect_source("asm")
+    return compiled.to_bytes()
+
+
+@cache
+def _try_target() -> None:
+    """Run machine code for the host's target."""
+    compile_and_try(adam_step, (False,), host_target())
+
+
 def machine(threads: int) -> tuple[Any, kernels.Machine]:
     """Return the target for this host's CPU, and the machine parameters of the kernels."""
     import tvm
-    from tvm.target import codegen
 
-    cpu = codegen.llvm_get_system_cpu()
-    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
-    wide = codegen.llvm_cpu_has_features("avx512f", target)
-    return target, kernels.Machine(64 if wide else 32, 12 if wide else 6, threads)
+    host = host_target()
+    is_wide = "avx512f" in host.features
+    return tvm.target.Target(host.to_tvm()), kernels.Machine(64 if is_wide else 32, 12 if is_wide else 6, threads)
 
 
 def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:

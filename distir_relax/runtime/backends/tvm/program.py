@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -22,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.errors import RunError
 from distir_relax.kernels.indices import checked
+from distir_relax.kernels.isolated_calls import IsolatedCallError
 from distir_relax.kernels.native.load import limit_threads
 from distir_relax.kernels.packing import PackedLinear, pack_linear
 from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
+from distir_relax.runtime.backends.torch import TorchProgram
+from distir_relax.runtime.backends.torch import load as load_by_torch
 from distir_relax.runtime.backends.tvm.hoist_constants import CALL_PRODUCT, Product
 from distir_relax.runtime.backends.weights import load_weights, memory
 
@@ -36,8 +40,11 @@ if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
 
 
-def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TvmProgram:
-    """See `Backend.load`. The program is compiled for this host's CPU; only the device "cpu" is supported."""
+def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TvmProgram | TorchProgram:
+    """See `Backend.load`. The program is compiled for this host's CPU; only the device "cpu" is supported.
+
+    If TVM's compiler crashes or hangs, that is a warning, and the program is the torch backend's.
+    """
     if device != "cpu":
         raise RunError(f"the tvm backend runs on the CPU, found device {device!r}", hint="run with --device cpu")
     manifest = bundle.manifest
@@ -55,6 +62,10 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         compiled = compile_program(text, inputs, _threads(comm.local_size))
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
+    except IsolatedCallError as crash:
+        warnings.warn(f"rank {rank} runs by torch: TVM's compiler failed, {crash}", RuntimeWarning, stacklevel=2)
+        weights_by_name.clear()
+        return load_by_torch(bundle, rank, comm, device)
     weights = [weights_by_name[name] for name in program.arguments if name in weights_by_name]
     remaining = [program.arguments[i] for i in inputs]
     sources = [name if name in state else names.index(name) for name in remaining]
