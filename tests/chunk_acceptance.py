@@ -25,6 +25,7 @@ import transformers
 
 import distir_relax as dr
 from distir_relax.analysis.causality import check_causality
+from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.language_model import LengthLimits, encoder_input, import_language_model
 from distir_relax.compiler.options import complete
@@ -66,6 +67,7 @@ def imported(name: str) -> Imported:
         warnings.simplefilter("ignore")
         found = import_language_model(model(name), LengthLimits(64, 4, 64), encoder)
     check_causality(found.module, found.tensors, "sequence")
+    check_length_independence(found.module, found.tensors, "sequence")
     module = Incremental().run(found.module)
     return replace(found, module=module if encoder is None else ComputeOnce((encoder.name,)).run(module))
 

@@ -75,7 +75,7 @@ class _Pairs(Domain[_Pair]):
                 continue
             for dim in dims:
                 a, b = a.narrow(dim, 0, self.earlier), b.narrow(dim, 0, self.earlier)
-            if not _are_close(a, b):
+            if not are_close(a, b):
                 raise UnsupportedOpError(
                     f"{op.name} makes positions along {self.along} depend on later ones",
                     op.location,
@@ -106,7 +106,8 @@ def _inputs(kind: TensorType, dims: Sequence[int], earlier: int, seed: int) -> _
     return (first, second) if dims else (first, first)
 
 
-def _are_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def are_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two results of one computation differ by rounding alone."""
     import torch
 
     if not a.is_floating_point():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
+from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.compiler.compile import Plan, compile_source, default_name
 from distir_relax.compiler.import_precision import keep_parameters
 from distir_relax.compiler.language_model import (
@@ -180,6 +181,7 @@ def read_generation(
     imported = imported if is_path else snapshot(imported)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
         check_causality(imported.module, imported.tensors, "sequence")
+        check_length_independence(imported.module, imported.tensors, "sequence")
     if precision in PRECISIONS and keep:
         parameters = read_language_model(original).model if isinstance(original, (str, Path)) else original
         imported = keep_parameters(imported, parameters, keep, name)

@@ -27,7 +27,7 @@ from distir_relax.incremental.roles import (
     result_types,
     window_extras,
 )
-from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value
+from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value, dependents
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize, specialize_op
 from distir_relax.layout import Guard, Symbol, is_always, size_of
 from distir_relax.ops import Builder, IncrementalForm, IncrementalStep, Trait, lookup
@@ -104,7 +104,8 @@ class _Derivation:
         self.builder = Builder()
         self.made: dict[Variant, Value] = {}
         self._states: list[_State] = []
-        self._varying = _varying_values(function)
+        # The values that depend on an input or a state, rather than on sizes and weights alone.
+        self._varying = dependents(function, (i.value.name for i in function.inputs if i.role in ("input", "state")))
         self._demands: dict[str, set[Roles]] = {}
         # In the order of the demands; emission is in the reverse order.
         self._plans: list[_Plan] = []
@@ -285,12 +286,3 @@ def _form(op: Op) -> IncrementalForm:
     form = lookup(op.name, op.location).incremental
     assert form is not None
     return form
-
-
-def _varying_values(function: Function) -> set[str]:
-    """Return the values that depend on an input or a state, rather than on sizes and weights alone."""
-    found = {item.value.name for item in function.inputs if item.role in ("input", "state")}
-    for op in function.ops:
-        if any(v.name in found for v in op.operands):
-            found |= {v.name for v in op.results}
-    return found

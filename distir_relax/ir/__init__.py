@@ -1,7 +1,7 @@
 """Program representation: types, ops, functions, text form, and verifier."""
 
 from distir_relax.ir.dead_outputs import remove_unused_outputs
-from distir_relax.ir.def_use import count_uses, live_ops, producers, required_ops, value_names
+from distir_relax.ir.def_use import count_uses, dependents, live_ops, producers, required_ops, value_names
 from distir_relax.ir.device_equivalence import (
     DeviceEquivalence,
     classify_devices,
@@ -114,6 +114,7 @@ __all__ = [
     "callees_first",
     "classify_devices",
     "count_uses",
+    "dependents",
     "fresh_name",
     "gc_disabled",
     "inline",

@@ -25,6 +25,15 @@ def producers(function: Function) -> dict[str, Op]:
     return {v.name: op for op in function.ops for v in op.results}
 
 
+def dependents(function: Function, names: Iterable[str]) -> set[str]:
+    """Return the values that depend on one of the values `names`, including those themselves."""
+    found = set(names)
+    for op in function.ops:
+        if any(v.name in found for v in op.operands):
+            found.update(v.name for v in op.results)
+    return found
+
+
 def live_ops(function: Function, keep: Callable[[Op], bool] = lambda op: False) -> tuple[Op, ...]:
     """Return the ops that an output or a `keep` op depends on, including those themselves, in order."""
     return required_ops(function.ops, (output.value.name for output in function.outputs), keep)

@@ -7,6 +7,7 @@ import torch
 
 import distir_relax as dr
 from distir_relax.analysis.causality import check_causality
+from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import CachedState
 from tests.incremental.chunks import cuts, derived, in_chunks
@@ -24,6 +25,7 @@ def test_chunks_give_the_logits_of_the_whole(name: str) -> None:
     example = torch.randint(0, VOCABULARY, (2, 9))
     imported = import_torch(model, (example,), {"use_cache": False}, dynamic_shapes=dims)
     check_causality(imported.module, imported.tensors, "sequence")
+    check_length_independence(imported.module, imported.tensors, "sequence")
     module = derived(imported)
     grown = [record for record in module.records if isinstance(record, CachedState)]
     # Keys and values of both layers, before they are repeated for the heads of a group.
