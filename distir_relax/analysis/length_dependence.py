@@ -73,8 +73,9 @@ class _SizedValues:
         for op in self._sized:
             if along in op_symbols(op) or any(v.name in self._by_length for v in op.operands):
                 self._by_length.update(v.name for v in op.results)
+        self._varying = [op for op in ops if op.results[0].name in varying]
         self._reached = {o.value.name for o in function.outputs}
-        self._reached |= {v.name for op in ops if op.results[0].name in varying for v in op.operands}
+        self._reached |= {v.name for op in self._varying for v in op.operands}
         self._values: dict[str, tuple[torch.Tensor, torch.Tensor]] = {n: (x, x) for n, x in tensors.items()}
         self._differing: set[str] = set()
         """The values that differ between the two lengths."""
@@ -91,6 +92,9 @@ class _SizedValues:
             for value in op.results:
                 if value.name in self._changes and value.name in self._reached:
                     raise _refused(self._changes[value.name], self._along)
+        for op in self._varying:
+            if not self._is_smooth(op):
+                raise _refused(_Change(op), self._along)
         return not self._differing.isdisjoint(self._reached)
 
     def _evaluate(self, op: Op) -> None:
@@ -122,13 +126,15 @@ class _SizedValues:
             return inherited
         if not _agree(*self._values[value.name]):
             return None
+        return None if self._is_smooth(op) or self._is_selected(op, value) else _Change(op)
+
+    def _is_smooth(self, op: Op) -> bool:
+        """Return whether an op that reads values that differ with the length neither compares nor rounds them."""
         differing = {n for n, v in enumerate(op.operands) if v.name in self._differing}
+        if not differing or "float" in op.results[0].tensor.dtype:
+            return True
         entry = lookup(op.name, op.location)
-        linear = set().union(*entry.linear_sets(len(op.operands), op.attrs))
-        is_smooth = "float" in value.tensor.dtype or Trait.MOVES in entry.traits or differing <= linear
-        if not differing or is_smooth or self._is_selected(op, value):
-            return None
-        return _Change(op)
+        return Trait.MOVES in entry.traits or differing <= set().union(*entry.linear_sets(len(op.operands), op.attrs))
 
     def _is_selected(self, op: Op, value: Value) -> bool:
         """Return whether a result is an operand that does not depend on the length, such as an index in bounds."""

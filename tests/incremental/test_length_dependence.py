@@ -45,6 +45,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "the last positions": (lambda x: x * (x.shape[1] - positions(x) < 20)[:, None], "less.* their number$"),
     "a term for each position": (lambda x: x + torch.ones(x.shape[1]).sum(), "add.* their number$"),
     "the last number": (lambda x: x + positions(x)[-1], "add.* their number$"),
+    "a comparison with the length": (lambda x: x + (x > x.shape[1]), "greater.* their number$"),
     "the length as a number": (lambda x: x * x.shape[1], "multiply.* their number$"),
 }  # fmt: skip
 LONG = {"x": {0: "batch", 1: dr.Dim("sequence", max=1000)}}

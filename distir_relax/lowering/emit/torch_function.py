@@ -87,6 +87,8 @@ class TorchFunction:
     """The name of each call's weights, by the name of its first result; calls with equal weights share one."""
     names: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
+    """The code of each number, by name."""
+    number_symbols: dict[str, frozenset[Symbol]] = field(default_factory=dict)
     packed: dict[str, str] = field(default_factory=dict)
     """The name of an op's packed weights, by the name of the op's result."""
     symbols: Sequence[str] = ()
@@ -362,6 +364,11 @@ class TorchFunction:
             for i, v in enumerate(op.operands)
         ]
 
+    def sizes_in_code(self, op: Op) -> set[str]:
+        """Return the names of the symbols in the code of an op, those of numbers that it contains included."""
+        numbers = (self.number_symbols.get(v.name, frozenset()) for v in op.operands)
+        return {symbol.name for symbol in symbols_in_code(op).union(*numbers)}
+
     def _begin_checks(self) -> str:
         """Return the line that checks the inputs and the weights."""
         inputs = ", ".join(f"({json.dumps(v.name)}, {self.names[v.name]})" for v in self.arguments())
@@ -423,6 +430,7 @@ class TorchFunction:
         for op in self.function.ops:
             if self.is_number(op):
                 number = op.attrs["value"]
+                self.number_symbols[op.results[0].name] = symbols_in_code(op)
                 text = f'float("{number}")' if str(number) in ("inf", "-inf", "nan") else repr(number)
                 # Next to an operator, only a name or a number without a sign stands for itself.
                 is_atom = not text.startswith("-") and (text.isidentifier() or not is_symbolic(number))

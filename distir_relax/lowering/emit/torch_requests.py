@@ -17,7 +17,7 @@ from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.lowering.emit.cached_operands import Cache, cached_operands, with_new_elements
 from distir_relax.lowering.emit.request_rows import ROWS, RowOps, row_ops, rows_of
-from distir_relax.lowering.emit.torch_function import TorchFunction, symbols_in_code
+from distir_relax.lowering.emit.torch_function import TorchFunction
 from distir_relax.ops import Trait, lookup, torch_cached
 
 SIZES = ("last", "new", "past")
@@ -116,10 +116,14 @@ class RequestsFunction:
         )
 
     def _sized_dims(self) -> list[list[str]] | None:
-        """Return which dims of each sized value have the new positions, or all; None if a size is another."""
+        """Return which dims of each sized value have the new positions, or all; None if one depends otherwise on sizes.
+
+        A value without such a dim is a number of positions, or computed from one.
+        """
         kinds = {v.name: v.tensor for op in self.emitted.function.ops for v in op.results}
         found = [[_dim_kind(size) for size in kinds[name].shape] for name in self.emitted.sized_results]
-        return None if any(kind is None for dims in found for kind in dims) else found  # type: ignore[return-value]
+        is_other = any(None in dims or not any(dims) for dims in found)
+        return None if is_other else found  # type: ignore[return-value]
 
     def _load_kernels(self) -> str:
         """Generate the function that loads the kernels for caches; empty if there are none."""
@@ -180,7 +184,7 @@ class RequestsFunction:
                 writes = [emitted.names[v.name] for v in op.results]
                 lines = emitted.op_lines(op) + emitted.clock_lines(op)
                 self.statements.append(_Statement(lines, reads, writes))
-                self.used_sizes |= {symbol.name for symbol in symbols_in_code(op)}
+                self.used_sizes |= self.emitted.sizes_in_code(op)
                 self.joined.update(v.name for v in op.results)
                 continue
             waiting.append(op)
@@ -209,7 +213,7 @@ class RequestsFunction:
         lines = [self.emitted.line(op, code), *self.emitted.clock_lines(op)]
         self.statements.append(_Statement(lines, reads, [self.emitted.names[result.name]]))
         self.joined.add(result.name)
-        self.used_sizes |= {symbol.name for symbol in symbols_in_code(op)}
+        self.used_sizes |= self.emitted.sizes_in_code(op)
 
     def _each(self, value: Value) -> tuple[str, str]:
         """Return the list of each request's part of a value, and the variable of `main` that it reads, if any."""
@@ -255,7 +259,7 @@ class RequestsFunction:
         used = dict.fromkeys(v for op in ops for v in op.operands if v.name not in produced)
         used |= dict.fromkeys(v for v in stores.values() if v.name not in produced)
         header, arguments, items, reads = list[str](), list[str](), list[str](), list[str]()
-        symbols = {symbol.name for op in ops for symbol in symbols_in_code(op)}
+        symbols = set[str]().union(*map(emitted.sizes_in_code, ops))
         symbols |= {"past"} if any(value.name in self.growing for value in used) else set()
         header += [f"{name} = request.{name}" for name in SIZES if name in symbols]
         for value in used:
