@@ -97,7 +97,7 @@ def _inputs(kind: TensorType, dims: Sequence[int], earlier: int, seed: int) -> _
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, kind.dtype)
     if dtype.is_floating_point:
-        first, second = (torch.randn(kind.shape, generator=generator).to(dtype) for _ in range(2))
+        first, second = (torch.randn(kind.shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(2))
     else:
         first = torch.randint(0, 2, kind.shape, generator=generator).to(dtype)
         second = 1 - first if dtype != torch.bool else ~first

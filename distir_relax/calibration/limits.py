@@ -65,13 +65,13 @@ def measure_limits(device: str = "cpu") -> Limits:
             seconds = [_seconds(partial(torch.matmul, a, b), device), _seconds(partial(packed, a), device)]
             products[str(dtype).removeprefix("torch.")] = _OPERATIONS / min(seconds)
         a = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device=device)
-        quantized = pack_quantized(*quantize_int8(torch.ones(_SIZE, _SIZE, device=device)), dtype=a.dtype, rows=_SIZE)
+        quantized = pack_quantized(*quantize_int8(a), dtype=a.dtype, rows=_SIZE)
         products["int8"] = max(_OPERATIONS / _seconds(partial(quantized, a), device), *products.values())
-        large = torch.ones(_READ // _SIZE, _SIZE, device=device)
-        row = torch.ones(1, _SIZE, device=device)
+        large = torch.ones(_READ // _SIZE, _SIZE, device=device, dtype=torch.float32)
+        row = torch.ones(1, _SIZE, device=device, dtype=torch.float32)
         readers = large.sum, partial(torch.mv, large, row[0]), partial(pack_linear(large, rows=1), row)
         read = min(_seconds(reader, device) for reader in readers)
-        x, y, z = (torch.ones(_CACHED, device=device) for _ in range(3))
+        x, y, z = (torch.ones(_CACHED, device=device, dtype=torch.float32) for _ in range(3))
         cached = _seconds(partial(torch.add, x, y, out=z), device)
         return Limits(products, 4.0 * _READ / read, 12.0 * _CACHED / cached, device_machine(device).cache)
 

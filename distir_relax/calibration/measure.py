@@ -216,12 +216,12 @@ def time_reads(cache: float, wait: Callable[[], object]) -> list[tuple[float, li
     several totals of bytes: from small ones to three times a `cache`. Call `wait` before each."""
     import torch
 
-    weight = torch.ones(_READ_SIDE, _READ_SIDE)
+    weight = torch.ones(_READ_SIDE, _READ_SIDE, dtype=torch.float32)
     size = float(weight.numel() * weight.element_size())
     shares = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0, 3.0)
     counts = sorted({max(1, round(share * min(cache, _MOST_CACHE) / size)) for share in shares})
     packed = [pack_linear(weight, rows=1) for _ in range(counts[-1])]
-    x = torch.ones(1, _READ_SIDE)
+    x = torch.ones(1, _READ_SIDE, dtype=torch.float32)
     found = []
     with torch.inference_mode():
         for count in counts:
@@ -251,7 +251,7 @@ def time_rank_work(device: str) -> float:
     """Return the seconds of a few milliseconds of products and sums on this rank."""
     import torch
 
-    x = torch.full((_RANK_SIDE, _RANK_SIDE), 1.0 / _RANK_SIDE, device=device)
+    x = torch.full((_RANK_SIDE, _RANK_SIDE), 1.0 / _RANK_SIDE, device=device, dtype=torch.float32)
     synchronize(device)
     start = time.perf_counter()
     for _ in range(_RANK_REPEATS):
@@ -329,7 +329,7 @@ def random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
     for tensor in manifest.inputs:
         dtype = getattr(torch, tensor.dtype)
         if dtype.is_floating_point:
-            inputs[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
+            inputs[tensor.name] = torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(dtype)
         else:
             inputs[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
     return inputs if manifest.training is None else {**inputs, **numbers(manifest, 0)}
@@ -375,7 +375,7 @@ def _time_together(world: World, run: Callable[[], object], device: str, limit: 
     """
     import torch
 
-    scratch = torch.ones(_BETWEEN, device=device)
+    scratch = torch.ones(_BETWEEN, device=device, dtype=torch.float32)
 
     def repeat(times: int) -> list[float]:
         _barrier(world)
@@ -415,4 +415,4 @@ def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
         # The mask of a language model.
         return torch.ones(kind.shape, dtype=dtype, device=device).tril()
     # Roots and logarithms of negative numbers may take a slow path.
-    return torch.randn(kind.shape, generator=generator, device=device).abs().to(dtype)
+    return torch.randn(kind.shape, generator=generator, device=device, dtype=torch.float32).abs().to(dtype)

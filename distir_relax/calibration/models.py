@@ -84,4 +84,4 @@ def example(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """Return normally distributed numbers from a fixed seed."""
     import torch
 
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32).to(getattr(torch, dtype))

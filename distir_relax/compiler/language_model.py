@@ -135,7 +135,7 @@ def _encoder_example(
                 hint="pass encoder_example=, a batch of two of them",
             )
         # The second convolution of the encoder has stride 2.
-        example = torch.zeros(2, channels, 2 * positions)
+        example = torch.zeros(2, channels, 2 * positions, dtype=torch.float32)
     return torch.as_tensor(example), {0: batch}
 
 

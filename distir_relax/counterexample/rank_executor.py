@@ -113,7 +113,7 @@ class _Run:
             return operands[0].new_zeros(0)
         if "shape" in op.attrs and Trait.STARTS in traits:
             # Nothing reads the memory of a message before it is finished.
-            return torch.empty(0)
+            return torch.empty(0, dtype=torch.float32)
         inbox = self.messages[peer, rank, step]
         return inbox.popleft() if inbox else None
 

@@ -200,7 +200,7 @@ class _SortElimination:
 
         count = self.group_counts.count
         starts, ends = (self.group_counts.tally(self._current(v).name) for v in op.operands[-2:])
-        prefix = torch.ones((count, count)).triu()
+        prefix = torch.ones((count, count), dtype=torch.float32).triu()
         if starts is None or ends is None or starts.shape != prefix.shape or ends.shape != prefix.shape:
             raise _OrderMatters
         if not torch.equal(ends.to(prefix.dtype), prefix) or not torch.equal(starts.to(prefix.dtype), prefix.triu(1)):

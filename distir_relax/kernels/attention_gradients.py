@@ -79,7 +79,7 @@ def _run(
         by_lanes = _mask_by_lanes(mask, rows, tokens)
         places += [by_lanes.data_ptr(), *(0 if by_lanes.shape[d] == 1 else by_lanes.stride(d) for d in (0, 1))]
     threads = min(torch.get_num_threads(), batch * heads)
-    scratch = torch.empty(threads, gradient_scratch(rows, tokens, width, value_width))
+    scratch = torch.empty(threads, gradient_scratch(rows, tokens, width, value_width), dtype=torch.float32)
     kernel(*places, scratch.data_ptr(), batch * heads, heads, rows, tokens, 0 if causal else tokens, scale, threads)
     for result, value in zip(results, written, strict=True):
         if result is not value:
@@ -90,7 +90,7 @@ def _mask_by_lanes(mask: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
     """Return a boolean mask as float32 (b or 1, h or 1, tokens, lanes), negative where it is false."""
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     mask = mask.expand(-1, -1, rows, tokens)
-    result = torch.zeros((*mask.shape[:2], tokens, -(-rows // LANES) * LANES))
+    result = torch.zeros((*mask.shape[:2], tokens, -(-rows // LANES) * LANES), dtype=torch.float32)
     result[..., :rows] = torch.where(mask.mT, 0.0, -1.0)
     return result
 

@@ -147,7 +147,7 @@ def _native_weight_grads(
     x, grad = x.contiguous(), grad.contiguous()
     of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
     width, threads = weight.numel(), threads_for(x)
-    sums = torch.empty((threads, 2, width))
+    sums = torch.empty((threads, 2, width), dtype=torch.float32)
     places = x.data_ptr(), grad.data_ptr(), of_weight.data_ptr(), of_bias.data_ptr(), sums.data_ptr()
     kernel(*places, x.numel() // width, epsilon, threads)
     return of_weight, of_bias

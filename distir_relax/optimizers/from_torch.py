@@ -89,7 +89,10 @@ def record_rates(scheduler: Any, steps: int, steps_per_call: int = 1) -> list[Sc
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise DistIRError("expected rates that depend on the step alone, found some that depend on a metric", where)
     groups = [
-        {**{name: value for name, value in group.items() if name != "params"}, "params": [torch.zeros(())]}
+        {
+            **{name: value for name, value in group.items() if name != "params"},
+            "params": [torch.zeros((), dtype=torch.float32)],
+        }
         for group in optimizer.param_groups
     ]
     with warnings.catch_warnings():

@@ -83,8 +83,11 @@ class GraphImporter:
     """
 
     def __init__(self, training: bool = False) -> None:
+        import torch
+
         self.builder = Builder()
         self.builder.training = training
+        self.builder.default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         self.builder.guards_slices = True
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()

@@ -74,8 +74,8 @@ class QuantizedLinear:
         self.columns, self.inner = len(values), values.shape[1] * (GROUP if grouped else 1)
         self.weight = _panels(values, scales, minimums)
         # Those of groups are in the panels.
-        self.scales = _padded(torch.zeros(self.columns, 1) if grouped else scales)
-        self.bias = _padded(torch.zeros(self.columns) if bias is None else bias.float())
+        self.scales = _padded(torch.zeros(self.columns, 1, dtype=torch.float32) if grouped else scales)
+        self.bias = _padded(torch.zeros(self.columns, dtype=torch.float32) if bias is None else bias.float())
         addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
         self.alone, self.together = (partial(kernel, *addresses, self.columns, self.inner) for kernel in kernels)
         self.scratch_per_row = scratch_bytes(1, self.inner, grouped)

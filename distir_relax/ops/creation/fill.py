@@ -93,29 +93,29 @@ define(
 @aten("arange.default", "arange.start", "arange.start_step")
 def _arange(g: Builder, *bounds: Any, dtype: Any = None) -> Any:
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    name = dtype_name(dtype) if dtype else "float32" if any(isinstance(n, float) for n in bounds) else "int64"
+    name = dtype_name(dtype) if dtype else g.default_dtype if any(isinstance(n, float) for n in bounds) else "int64"
     return g.emit("arange", start=start, end=end, stride=step, dtype=name)
 
 
 @aten("full.default")
 def _full(g: Builder, shape: Sequence[int], value: Any, *, dtype: Any = None) -> Any:
-    kind = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+    kind = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else g.default_dtype
     return filled(g, shape, value, dtype_name(dtype) if dtype else kind)
 
 
 @aten("zeros.default", "empty.memory_format")
 def _zeros(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
-    return filled(g, shape, 0, dtype_name(dtype) if dtype else "float32")
+    return filled(g, shape, 0, dtype_name(dtype) if dtype else g.default_dtype)
 
 
 @aten("ones.default")
 def _ones(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
-    return filled(g, shape, 1, dtype_name(dtype) if dtype else "float32")
+    return filled(g, shape, 1, dtype_name(dtype) if dtype else g.default_dtype)
 
 
 @aten("scalar_tensor.default")
 def _scalar_tensor(g: Builder, value: Any, *, dtype: Any = None) -> Any:
-    return g.constant(value, dtype_name(dtype) if dtype else "float32")
+    return g.constant(value, dtype_name(dtype) if dtype else g.default_dtype)
 
 
 @aten("full_like.default")

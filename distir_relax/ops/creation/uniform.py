@@ -85,9 +85,7 @@ define(
 
 def _register_draw(name: str, draw: Any) -> None:
     def of_shape(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
-        import torch
-
-        return draw(g, shape, dtype_name(dtype or torch.get_default_dtype()))
+        return draw(g, shape, dtype_name(dtype) if dtype else g.default_dtype)
 
     def like(g: Builder, x: Value, *, dtype: Any = None) -> Any:
         return draw(g, x.tensor.shape, dtype_name(dtype or x.tensor.dtype))

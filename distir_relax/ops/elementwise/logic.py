@@ -151,7 +151,9 @@ for _side in ("left", "right"):
 def _where(g: Builder, condition: Value, a: Any, b: Any) -> Any:
     values = [a, b]
     if not any(isinstance(v, Value) for v in values):
-        values = [g.constant(v, "float32" if any(isinstance(v, float) for v in values) else "int64") for v in values]
+        values = [
+            g.constant(v, g.default_dtype if any(isinstance(v, float) for v in values) else "int64") for v in values
+        ]
     return g.emit("where", condition, *promote(g, *values))
 
 

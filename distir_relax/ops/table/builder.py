@@ -28,6 +28,8 @@ class Builder:
         self.hint = ""
         # Whether the program is for training: dropout and its like are then random.
         self.training = False
+        # The dtype of floats to which the model gives none.
+        self.default_dtype = "float32"
         # Whether a slice of a symbolic dim is guarded to be as for its typical size, as torch.export does.
         self.guards_slices = False
         # The seed of the last random op, from which the next one derives its own.

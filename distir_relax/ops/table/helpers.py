@@ -53,11 +53,11 @@ def promote(g: Builder, *items: Any, floating: bool = False) -> list[Any]:
         dtype = joined([t.dtype for t in tensors if not t.shape])
     for item in items:
         if isinstance(item, float) and "float" not in dtype:
-            dtype = "float32"
+            dtype = g.default_dtype
         elif isinstance(item, int) and not isinstance(item, bool) and dtype == "bool":
             dtype = "int64"
     if floating and "float" not in dtype:
-        dtype = "float32"
+        dtype = g.default_dtype
     return [_as_dtype(g, item, dtype) for item in items]
 
 

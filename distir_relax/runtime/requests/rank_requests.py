@@ -94,7 +94,7 @@ class RankRequests:
         for request in ended:
             self._states.pop(request, None)
         if not slots:
-            return torch.empty(0, 0) if self._comm.rank == self.root else None
+            return torch.empty(0, 0, dtype=torch.float32) if self._comm.rank == self.root else None
         comm = self._comm
         requests = [
             Request(slot.past, len(slot.tokens), slot.last, tensors)

@@ -174,7 +174,10 @@ class Samples(Data):
     def _call(self, rows: int) -> Call:
         import torch
 
-        inputs = {name: torch.empty((rows, *shape), device="meta") for name, shape in self._shapes.items()}
+        inputs = {
+            name: torch.empty((rows, *shape), dtype=torch.float32, device="meta")
+            for name, shape in self._shapes.items()
+        }
         return self._calls.of(inputs)
 
 

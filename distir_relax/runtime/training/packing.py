@@ -43,8 +43,8 @@ def pack(
     ]
     rows = _fit([len(piece) for piece in pieces], length)
     kept = {name: torch.zeros(len(rows), length, dtype=torch.int64) for name in ("position_ids", "document_ids")}
-    ids = torch.full((len(rows), length), pad)
-    labels = torch.full((len(rows), length), IGNORED)
+    ids = torch.full((len(rows), length), pad, dtype=torch.int64)
+    labels = torch.full((len(rows), length), IGNORED, dtype=torch.int64)
     for row, numbers in enumerate(rows):
         start = 0
         for document, number in enumerate(numbers, 1):
@@ -64,7 +64,7 @@ def _tokens(document: Any, number: int) -> torch.Tensor:
     try:
         tokens = torch.as_tensor(document)
     except (TypeError, ValueError, RuntimeError):
-        tokens = torch.zeros(0, 0)
+        tokens = torch.zeros(0, 0, dtype=torch.float32)
     if not tokens.numel() and tokens.dim() == 1:
         return tokens.long()
     if tokens.dim() != 1 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool:
