@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distir_relax.bundle.manifest import Tensor
 from distir_relax.errors import BundleError
 from distir_relax.layout import DTYPES, Interval
+from distir_relax.support.tensor_bytes import tensor_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,6 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
 
     Raises BundleError on another dtype or shape.
     """
-    import torch
 
     header, starts, _ = safetensors_header(tensors)
     with path.open("wb") as file:
@@ -103,7 +103,7 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
                     f"the manifest says {tensor.dtype} {tensor.shape}, the value is {actual[0]} {actual[1]}",
                     tensor.name,
                 )
-            content: Any = value.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            content: Any = tensor_bytes(value).numpy()
             file.write(content.data)
             # The next one is read without it.
             del value, content

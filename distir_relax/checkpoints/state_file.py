@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Tensor, safetensors_header
 from distir_relax.errors import CheckpointError
 from distir_relax.layout import DTYPES, Interval
+from distir_relax.support.tensor_bytes import tensor_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +59,8 @@ class StateFile:
 
     def write(self, name: str, intervals: Sequence[Sequence[Interval]], part: torch.Tensor) -> None:
         """Write the piece of a tensor whose dims are the joined `intervals` of the dims of the global tensor."""
-        import torch
-
         tensor = self._tensors[name]
-        part = part.detach().cpu().contiguous().view(-1)
-        if part.numel() == 1:
-            # A part of one element of expanded zeros is contiguous, with a stride of 0 that cannot be viewed as bytes.
-            part = part.clone(memory_format=torch.contiguous_format)
-        content: Any = part.view(torch.uint8).numpy()
+        content: Any = tensor_bytes(part).numpy()
         view, position = memoryview(content), 0
         try:
             for start, length in runs(tensor.shape, intervals, DTYPES[tensor.dtype][1]):

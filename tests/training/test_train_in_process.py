@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import mse_loss
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -233,6 +234,21 @@ def test_the_backend_with_checks_runs_a_step_and_its_evaluation() -> None:
     with pytest.raises(RunError, match="the input 'x' has a NaN before the step"):
         dr.train(step, data.with_nan, steps=9, backend="checked", **options)
     assert step.steps == 4
+
+
+def test_ranks_without_a_part_of_a_state_write_checkpoints(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(6, 5), torch.randn(6, 2)) for _ in range(2)]
+    step = dr.compile_training(
+        torch.nn.Linear(5, 2), mse_loss, optimizer=dr.AdamW(0.1), example_batch=batches[0], strategy="3/1/1/1,zero=1"
+    )
+    begin = {name: value.clone() for name, value in step.parameters().items()}
+    dr.train(step, batches, steps=1, checkpoint=tmp_path)
+    dr.train(step, batches, steps=2, checkpoint=tmp_path, resume="last")
+    expected = {name: value.clone() for name, value in step.parameters().items()}
+    step.load_parameters(begin)
+    dr.train(step, batches, steps=2, checkpoint=tmp_path, resume="last")
+    assert all(torch.equal(expected[name], value) for name, value in step.parameters().items())
 
 
 def test_unusable_data_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from distir_relax.bundle import Tensor
 from distir_relax.layout import DTYPES
 from distir_relax.runtime.arrays import bytes_of, dtype_name, torch_dtype
 from distir_relax.runtime.process_session.shared_memory import Segment, aligned
+from distir_relax.support.tensor_bytes import tensor_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -72,9 +73,5 @@ def size_of_value(tensor: Tensor) -> int:
 
 
 def _bytes(x: torch.Tensor) -> bytes:
-    import torch
-
-    if not x.numel():
-        return b""
-    content: bytes = x.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    content: bytes = tensor_bytes(x).numpy().tobytes()
     return content

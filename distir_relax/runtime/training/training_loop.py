@@ -23,6 +23,7 @@ from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import Metric, TrainOptions
 from distir_relax.support.learning_rate import schedule_to_json
+from distir_relax.support.tensor_bytes import tensor_bytes
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills after SIGTERM."""
@@ -282,11 +283,9 @@ def _rows(manifest: Manifest) -> tuple[int, int]:
 
 
 def _digest(inputs: Any) -> str:
-    import torch
-
     digest = hashlib.sha256()
     for name, value in sorted(inputs.items()):
-        tensor = as_torch(value).contiguous()
+        tensor = as_torch(value)
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor).numpy().tobytes())
     return digest.hexdigest()

@@ -335,10 +335,11 @@ class TorchCommunicator(Communicator):
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` as bytes: transports differ in the dtypes they support."""
+    """Return the memory of a flat tensor as bytes: transports differ in the dtypes they support."""
     import torch
 
-    return x.view(torch.uint8)
+    # One element, or none, is contiguous with any stride, but only with 1 a view as bytes.
+    return x.as_strided(x.shape, (1,)).view(torch.uint8)
 
 
 @contextlib.contextmanager
