@@ -52,6 +52,8 @@ _MAX_EXTREMA = 64
 """Maximum number of choices of arguments of minima and maxima that a decision enumerates."""
 _MAX_LENGTH = 400
 """Maximum number of characters of an expression."""
+_MAX_SAMPLES = 64
+"""Maximum number of choices of values that are tried until one meets the guards of a program."""
 _TYPICAL = 128
 """The typical value of a symbol, unless given or out of its bounds."""
 
@@ -434,15 +436,25 @@ def print_sizes(sizes: Sequence[Size], separator: str) -> str:
 
 
 def sample_values(symbols: Iterable[Symbol]) -> list[dict[str, int]]:
-    """Return values of symbols by name to try: the least, the typical, and other ones.
+    """Return values of symbols by name to try: small ones, the typical, and other ones.
 
-    Of no symbols, this is one empty choice.
+    Within `assuming` they meet the guards, as typical values do. Of no symbols, this is one empty choice.
     """
     ordered = sorted(set(symbols), key=str)
     if not ordered:
         return [{}]
-    other = {s.name: s.low + 3 + i if s.contains(s.low + 3 + i) else s.typical for i, s in enumerate(ordered)}
-    return [{s.name: s.low for s in ordered}, {s.name: s.typical for s in ordered}, other]
+    assumed = _GUARDS.get()
+    guards = list(assumed.found.values()) if assumed is not None and assumed.is_complete else []
+    tried = sorted({*ordered, *(symbol for guard in guards for symbol in guard.symbols)}, key=str)
+    typical = {s.name: s.typical for s in tried}
+    found = []
+    for first, step in ((0, 0), (3, 1)):
+        choices = (
+            {s.name: n if s.contains(n := s.low + first + i * step + more) else s.typical for i, s in enumerate(tried)}
+            for more in range(_MAX_SAMPLES)
+        )
+        found.append(next((c for c in choices if all(guard.is_met(c) for guard in guards)), typical))
+    return [{s.name: values[s.name] for s in ordered} for values in (found[0], typical, found[1])]
 
 
 def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:

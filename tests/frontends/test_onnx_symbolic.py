@@ -244,6 +244,17 @@ def test_guards_hold_in_all_passes_and_in_a_saved_bundle(name: str, ranks: int, 
         loaded(normal(*wrong))
 
 
+def test_collectives_are_checked_for_sizes_that_meet_the_guards() -> None:
+    made = model([node("Conv", [x, "w"], [y]) for x, y in ("xa", "ab", "by")], {"x": ("n", 4, "h")}, ["y"])
+    made.graph.initializer.append(numpy_helper.from_array(normal(4, 4, 3), "w"))
+    plan = dr.compile(made, strategy="1/2/1/1", verify=True)
+    for shape in ((1, 4, 7), (2, 4, 19)):
+        expected = ReferenceEvaluator(made).run(None, {"x": normal(*shape)})[0]
+        np.testing.assert_allclose(plan(normal(*shape)).numpy(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(RunError, match="expected h - 6 >= 0, found h = 5"):
+        plan(normal(1, 4, 5))
+
+
 def test_errors_say_which_dims_to_bound() -> None:
     nodes = [node("Shape", ["x"], ["s"]), node("Expand", ["w", "s"], ["a"]), node("Add", ["x", "a"], ["y"])]
     made = model(nodes, {"x": ("batch", "length")}, ["y"])

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Attribute, Function, Module, Op, TensorType, print_op
 from distir_relax.ir.symbols import op_symbols, specialize_op
-from distir_relax.layout import sample_values
+from distir_relax.layout import assuming, sample_values
 from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.table import lookup
 
@@ -55,7 +55,8 @@ def check_ranks(module: Module) -> None:
     for function in module.functions:
         _check_started(function)
     sequences = {name: tuple(_communications(module, name)) for name in dict.fromkeys(module.ranks)}
-    _Rendezvous(module, [sequences[name] for name in module.ranks]).run()
+    with assuming(module.guards):
+        _Rendezvous(module, [sequences[name] for name in module.ranks]).run()
 
 
 def _communications(module: Module, name: str) -> Iterator[Op]:
