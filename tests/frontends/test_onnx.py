@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
 import distir_relax as dr
@@ -203,6 +204,46 @@ def test_functions_of_the_model_are_read_through() -> None:
     made.opset_import.append(helper.make_opsetid("mine", 1))
     made.functions.append(twice)
     assert ops(import_onnx(made)) == ["add"]
+
+
+def test_functions_of_the_model_have_default_attributes() -> None:
+    """Of a function that another one calls, too, and in the branches of an If; a call's own attribute comes first."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+    leak, default = helper.make_node("LeakyRelu", ["a"], ["b"]), helper.make_attribute("slope", 0.5)
+    leak.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
+    leaky = helper.make_function("mine", "Leaky", ["a"], ["b"], [leak], opsets, attribute_protos=[default])
+    call = helper.make_node("Leaky", ["a"], ["b"], domain="mine")
+    outer = helper.make_function("mine", "Outer", ["a"], ["b"], [call], opsets)
+    branch = helper.make_graph(
+        [helper.make_node("Leaky", ["x"], ["z"], domain="mine")], "branch", [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    made = model(
+        [
+            helper.make_node("Outer", ["x"], ["p"], domain="mine"),
+            helper.make_node("Leaky", ["x"], ["q"], domain="mine", slope=0.25),
+            helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True))),
+            helper.make_node("If", ["yes"], ["r"], then_branch=branch, else_branch=branch),
+            helper.make_node("Concat", ["p", "q", "r"], ["y"], axis=0),
+        ],
+        {"x": (3,)}, ["y"],
+    )  # fmt: skip
+    made.opset_import.append(helper.make_opsetid("mine", 1))
+    made.functions.extend([leaky, outer])
+    x = normal(3) - 1
+    expected = torch.cat([torch.nn.functional.leaky_relu(torch.from_numpy(x), s) for s in (0.5, 0.25, 0.5)])
+    torch.testing.assert_close(run(import_onnx(made), x), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp"]
+)  # fmt: skip
+@pytest.mark.parametrize("noop", [0, 1])
+def test_reductions_without_axes(name: str, noop: int) -> None:
+    made = model([helper.make_node(f"Reduce{name}", ["x"], ["y"], noop_with_empty_axes=noop)], {"x": (2, 3)}, ["y"])
+    x = np.abs(normal(2, 3)) + 0.5
+    (expected,) = ReferenceEvaluator(made).run(None, {"x": x})
+    torch.testing.assert_close(run(import_onnx(made), x), torch.from_numpy(np.asarray(expected)))
 
 
 def test_external_data_is_read_and_its_absence_told(tmp_path: Path) -> None:

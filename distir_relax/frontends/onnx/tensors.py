@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,34 @@ def load_model_files(path_or_model: Any) -> tuple[onnx.ModelProto, tuple[Path, .
     if not model.functions:
         return model, files
     try:
-        return onnx.inliner.inline_local_functions(model), files
+        return onnx.inliner.inline_local_functions(_with_default_attributes(model)), files
     except (RuntimeError, ValueError, TypeError) as error:
         raise ImportModelError(f"the model's local functions cannot be inlined: {error}", where) from None
+
+
+def _with_default_attributes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose calls of local functions have the attributes with a default, which ONNX's inliner drops."""
+    import onnx
+
+    if not any(function.attribute_proto for function in model.functions):
+        return model
+    filled = onnx.ModelProto()
+    filled.CopyFrom(model)
+    functions = {(f.domain, f.name, f.overload): f for f in filled.functions}
+    for node in _nodes(filled.graph, *filled.functions):
+        function = functions.get((node.domain, node.op_type, node.overload))
+        given = {attribute.name for attribute in node.attribute}
+        if function is not None:
+            node.attribute.extend(a for a in function.attribute_proto if a.name not in given)
+    return filled
+
+
+def _nodes(*graphs: Any) -> Iterator[Any]:
+    """Return the nodes of graphs or functions, those of the graphs of their attributes included."""
+    for graph in graphs:
+        for node in graph.node:
+            yield node
+            yield from _nodes(*(g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)))
 
 
 def _external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:

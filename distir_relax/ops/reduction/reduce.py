@@ -290,4 +290,5 @@ _onnx_sum_of("ReduceLogSum", "", "log")
 
 @onnx("ReduceLogSumExp")
 def _onnx_log_sum_exp(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    return _logsumexp(g, x[0], x.numbers(1, attrs.get("axes")), bool(attrs.get("keepdims", 1)))
+    axes = _onnx_axes(x, attrs)
+    return _logsumexp(g, x[0], axes, bool(attrs.get("keepdims", 1))) if axes else x[0]
