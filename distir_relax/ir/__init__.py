@@ -26,7 +26,7 @@ from distir_relax.ir.location import absolute_location, join_location, relative_
 from distir_relax.ir.memoize import memoize
 from distir_relax.ir.parser import parse
 from distir_relax.ir.passes import Pass, pass_name
-from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
+from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op, print_op_names
 from distir_relax.ir.program import (
     CALL,
     STAGES,
@@ -136,6 +136,7 @@ __all__ = [
     "print_function",
     "print_module",
     "print_op",
+    "print_op_names",
     "print_records",
     "producers",
     "relative_location",

@@ -57,6 +57,12 @@ def print_op(op: Op, note: Callable[[Value], str] | None = None) -> str:
     return text + _remark(op.location, note(op.results[0]) if note and op.results else "")
 
 
+def print_op_names(op: Op) -> str:
+    """Print one op without types and attributes: ``%y = all_reduce(%h)  # model.py:12``."""
+    operands = ", ".join(map(str, op.operands))
+    return f"{', '.join(map(str, op.results))} = {op.name}({operands}){_remark(op.location, '')}"
+
+
 def print_attribute(value: Attribute) -> str:
     """Print one attribute: a Python literal, or ``[a|b]`` for one number per device."""
     if isinstance(value, PerRank):

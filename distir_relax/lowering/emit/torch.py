@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
+from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op_names
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.repeated_operands import without_repeats
 from distir_relax.lowering.emit.torch_bound import bind_function
@@ -271,7 +271,7 @@ class _Program:
         for function in functions:
             for op in function.ops:
                 if "step" in op.attrs:
-                    line = json.dumps(_brief(print_op(op)) + _task_comment(op))
+                    line = json.dumps(print_op_names(op) + _task_comment(op))
                     entry = line if function is self.main else f"({json.dumps(self.names[function.name])}, {line})"
                     rows.append(f"    {op.attrs['step']!r}: {entry},\n")
         steps = f"STEPS = {{\n{''.join(rows)}}}\n"
@@ -332,8 +332,3 @@ def _task_comment(op: Op) -> str:
         return ""
     is_awaited = Trait.FINISHES in lookup(op.name, op.location).traits
     return f", of task {op.attrs['task']}" + (f" of rank @{op.attrs['distance']}" if is_awaited else "")
-
-
-def _brief(line: str) -> str:
-    """Return a step's line without types: ``%y = all_reduce(%h)  # model.py:12``."""
-    return re.sub(r"(%[\w.]+): \S+", r"\1", re.sub(r" \{[^}]*\}", "", line))
