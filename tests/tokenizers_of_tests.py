@@ -23,6 +23,8 @@ CHAT = (
     "{% generation %}{{ message['content'] | trim }}<|end|>{% endgeneration %}{% endfor %}\n"
     "{% if add_generation_prompt %}<|user|>assistant:\n"
     "{% endif %}"
+    "{% if tools is not none or documents is not none %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% if enable_thinking %}think: {% endif %}"
 )
 
 

@@ -18,6 +18,8 @@ from distir_relax.text.libraries import find_library
 Message: TypeAlias = Mapping[str, Any]
 """A message of a chat: ``{"role": "user", "content": "..."}``; a template may read further fields."""
 
+_NONE: Mapping[str, Any] = {}
+
 
 @dataclass(frozen=True)
 class ChatTemplate:
@@ -30,14 +32,20 @@ class ChatTemplate:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
 
-    def render(self, messages: Sequence[Message], reply: bool = True) -> str:
+    def render(self, messages: Sequence[Message], reply: bool = True, variables: Mapping[str, Any] = _NONE) -> str:
         """Return the text of a chat; with `reply` it ends where the assistant's next message begins.
 
-        Raises RunError for messages without a role and a content, and if the template refuses them or is invalid.
+        `variables` are further ones of the template, such as ``enable_thinking``. Raises RunError for messages without
+        a role and a content, for variables of other names than a template may use, and if the template refuses them or
+        is invalid.
         """
         chat, template = [_plain(message) for message in messages], self._template
+        if taken := {"messages", "tools", "documents", "add_generation_prompt", *self.special_tokens} & {*variables}:
+            raise RunError(f"expected other variables of the chat template than {', '.join(sorted(taken))}")
+        # As in transformers, templates see None where there are no tools and documents.
+        given = {**self.special_tokens, "tools": None, "documents": None, **_plain_values(variables)}
         try:
-            text: str = template.render(messages=chat, add_generation_prompt=reply, **self.special_tokens)
+            text: str = template.render(messages=chat, add_generation_prompt=reply, **given)
         except Exception as error:
             # The template is a program: any exception may leave it.
             raise RunError(f"the chat template does not take these messages: {_line(error)}", self.where) from None
@@ -64,8 +72,12 @@ def _plain(message: Any) -> Any:
             f"expected messages with the texts role and content, found {message!r}",
             hint='for example: {"role": "user", "content": "Hello"}',
         )
+    return _plain_values(message)
+
+
+def _plain_values(table: Mapping[str, Any]) -> Any:
     try:
-        return json.loads(json.dumps(dict(message)))
+        return json.loads(json.dumps(dict(table)))
     except (TypeError, ValueError, RecursionError) as error:
         raise RunError(f"expected messages of texts, numbers, lists and dicts: {error}") from None
 

@@ -76,14 +76,14 @@ class Tokenizer:
         # Special tokens give no text, and hide where the text before them ends.
         return IncrementalDecoder(self.decode, [token for token in prompt if token not in self._special])
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a chat, up to where the assistant's reply begins.
+    def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the tokens of a chat, up to where the assistant's reply begins; `variables` are of the template.
 
         Raises RunError for a model without a chat template, and what `ChatTemplate.render` raises.
         """
         if self.template is None:
             raise RunError("the model has no chat template", hint="give the prompt as text")
-        return self._encode(self.template.render(messages), False)
+        return self._encode(self.template.render(messages, variables=variables or {}), False)
 
     @cached_property
     def chat_stop(self) -> frozenset[int]:

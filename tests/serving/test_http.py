@@ -34,6 +34,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.requests import RankRequests, ThreadRequests
 from distir_relax.serving import Engine, EngineOptions
 from distir_relax.serving.http import EngineService, Replicas, ServerOptions, bound_socket, create_app
+from distir_relax.serving.http.app import _event
 from tests.tokenizers_of_tests import of_bytes, of_transformers
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
@@ -161,11 +162,22 @@ def test_many_clients_at_once_get_their_own_text(bundle: Path, running: str) -> 
         ({"prompt": "x", "temperature": -1}, "expected a temperature of at least 0, found -1"),
         ({"prompt": "x", "temperature": "hot"}, "expected a number for 'temperature', found 'hot'"),
         ({"prompt": "x", "stop": ["", "a"]}, "expected at most 16 texts that are not empty for 'stop'"),
-        ({"prompt": "x", "n": 2}, "expected 1 for 'n', found 2"),
+        ({"prompt": "x", "n": 2}, "'n' is not supported, found 2"),
         ({"prompt": "x", "logprobs": 3}, "'logprobs' is not supported, found 3"),
         ({"prompt": "x", "stop_token_ids": [3]}, r"'stop_token_ids' is not supported, found \[3\]"),
         ({"prompt": "x", "repetition_penalty": 1.2}, "'repetition_penalty' is not supported, found 1.2"),
         ({"prompt": "x", "stream": "yes"}, "expected true or false for 'stream', found 'yes'"),
+        ({"prompt": "x", "logprobs": 0}, "'logprobs' is not supported, found 0"),
+        ({"prompt": "x", "allowed_token_ids": [1]}, r"'allowed_token_ids' is not supported, found \[1\]"),
+        ({"prompt": "x", "reasoning_effort": "low"}, "'reasoning_effort' is not supported, found 'low'"),
+        ({"prompt": "x", "chat_template_kwargs": {}}, r"the field 'chat_template_kwargs' is unknown, found {}"),
+        ({"prompt": "x", "temprature": 1}, "the field 'temprature' is unknown, found 1"),
+        ({"prompt": "x", "seed": 1.5}, "expected a whole number for 'seed', found 1.5"),
+        ({"prompt": "x", "top_k": 1.5}, "expected a whole number for 'top_k', found 1.5"),
+        ({"prompt": "x", "top_k": -2}, "expected top_k of at least 0, found -2"),
+        ({"prompt": "x", "max_tokens": 3, "max_completion_tokens": 4}, "the field 'max_completion_tokens' is unknown"),
+        ({"prompt": "x", "model": 7}, "expected text for 'model', found 7"),
+        ({"prompt": "x", "stream_options": {"other": 1}}, "the field 'other' is unknown, found 1"),
     ],
 )  # fmt: skip
 def test_bad_requests_get_one_message(running: str, body: Any, message: str) -> None:
@@ -176,6 +188,73 @@ def test_bad_requests_get_one_message(running: str, body: Any, message: str) -> 
     assert answer.status_code == 400
     assert re.search(message, answer.json()["error"]["message"])
     assert answer.headers["x-request-id"]
+
+
+NEUTRAL: dict[str, Any] = {
+    "model": None, "best_of": 1, "n": 1, "top_k": -1, "frequency_penalty": 0.0, "logit_bias": {}, "echo": False,
+    "tools": [], "tool_choice": "auto", "stop_token_ids": None, "repetition_penalty": 1.0, "user": "me",
+    "response_format": {"type": "text"}, "min_p": 0, "skip_special_tokens": True, "seed": None,
+}  # fmt: skip
+
+
+def test_fields_that_change_nothing_are_taken(bundle: Path, running: str) -> None:
+    given = {"max_tokens": 5, "temperature": 0}
+    plain = httpx.post(f"{running}/v1/completions", json={"prompt": PROMPT, **given}).json()["choices"]
+    found = httpx.post(f"{running}/v1/completions", json={"prompt": PROMPT, **given, **NEUTRAL})
+    assert found.json()["choices"] == plain
+    chat = httpx.post(f"{running}/v1/chat/completions", json={"messages": CHAT, **given}).json()["choices"]
+    more = {"logprobs": False, "top_logprobs": 0, "metadata": {"a": "b"}, "modalities": ["text"], "max_tokens": 5}
+    messages = [{**CHAT[0], "tool_calls": None, "name": None}]
+    body = {"messages": messages, **given, **NEUTRAL, **more, "max_completion_tokens": 5}
+    found = httpx.post(f"{running}/v1/chat/completions", json=body)
+    assert found.json()["choices"] == chat
+    body["max_completion_tokens"] = 6
+    refused = httpx.post(f"{running}/v1/chat/completions", json=body)
+    assert (refused.status_code, "one number of tokens, found two" in refused.text) == (400, True)
+    refused = httpx.post(f"{running}/v1/chat/completions", json={"messages": [{**CHAT[0], "tool_call_id": "7"}]})
+    assert (refused.status_code, "the field 'tool_call_id' is unknown" in refused.text) == (400, True)
+
+
+def test_variables_of_the_chat_template(bundle: Path, running: str) -> None:
+    """The template of the tests counts tools, and says what it is told."""
+    body = {"messages": CHAT, "max_tokens": 3, "temperature": 0}
+    post = f"{running}/v1/chat/completions"
+    plain = httpx.post(post, json=body).json()
+    told = httpx.post(post, json={**body, "chat_template_kwargs": {"enable_thinking": True}}).json()
+    assert told["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    refused = httpx.post(post, json={**body, "chat_template_kwargs": {"messages": []}})
+    assert (refused.status_code, "other variables of the chat template than messages" in refused.text) == (400, True)
+    assert httpx.post(post, json={**body, "chat_template_kwargs": 7}).status_code == 400
+
+
+def test_a_model_by_its_name_and_paths_that_do_not_exist(running: str) -> None:
+    assert client(running).models.retrieve("gpt2").id == "gpt2"
+    with pytest.raises(openai.NotFoundError, match="the model 'gpt3' does not exist"):
+        client(running).models.retrieve("gpt3")
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("PUT", "/", 405)):
+        found = httpx.request(method, f"{running}{path}")
+        assert found.status_code == status
+        assert f"{method} {path}" in found.json()["error"]["message"]
+
+
+def test_a_list_of_prompts_waits_as_one_request(bundle: Path) -> None:
+    options = EngineOptions(max_requests=2)
+    with server(bundle, options, max_waiting=2, model_name="other") as (address, _), ThreadPoolExecutor(2) as pool:
+        prompts, post = [f"bread number {n}" for n in range(20)], f"{address}/v1/completions"
+        body = {"prompt": prompts, "max_tokens": 4, "temperature": 0}
+        both = [pool.submit(httpx.post, post, json=body, timeout=60) for _ in range(2)]
+        answers = [answer.result().json() for answer in both]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        assert len(answers[0]["choices"]) == 20
+        assert answers[0]["model"] == "other"
+        assert [m.id for m in client(address).models.list()] == ["other"]
+
+
+def test_ends_of_lines_within_text_do_not_end_an_event() -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    event = _event({"text": text})
+    assert len(event.splitlines()) == 2
+    assert json.loads(event.removeprefix("data: ")) == {"text": text}
 
 
 def test_other_bad_requests(running: str) -> None:

@@ -111,6 +111,24 @@ def test_a_character_comes_with_its_last_byte() -> None:
     assert streamed(tokenizer, tokens[:2]) == ["", "", "\ufffd"]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if tools is not none %}tools{% endif %}{% if documents is defined %}documents{% endif %}",
+        "{{ tools | tojson }} {{ documents | tojson(indent=2) }}",
+        "{% if enable_thinking is defined and not enable_thinking %}{{ style }}{% endif %}",
+    ],
+)
+def test_templates_see_the_variables_of_transformers(source: str) -> None:
+    messages, variables = [{"role": "user", "content": "hi"}], {"enable_thinking": False, "style": ["a", 1]}
+    expected = of_transformers(of_bytes()).apply_chat_template(
+        messages, chat_template=source, tokenize=False, add_generation_prompt=True, **variables
+    )
+    assert ChatTemplate(source).render(messages, variables=variables) == expected
+    with pytest.raises(RunError, match="other variables of the chat template than bos_token, tools"):
+        ChatTemplate(source, {"bos_token": "x"}).render(messages, variables={"tools": [], "bos_token": ""})
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_stop_strings_in_pieces_of_any_size(size: int) -> None:
     text = "one two ##three\n\nfour ### five"

@@ -40,12 +40,17 @@ _LOG = logging.getLogger("distir_relax.serving")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Limits of a server: requests that wait, seconds of a request, bytes of a body, and the API keys, if any."""
+    """Limits of a server: requests that wait, seconds of a request, bytes of a body, and the API keys, if any.
+
+    `model_name` is what clients see, by default the name of the bundle. A request with several prompts is one that
+    waits, however many they are.
+    """
 
     max_waiting: int = 64
     timeout: float = 600.0
     max_body: int = 4 << 20
     api_keys: Collection[str] = ()
+    model_name: str | None = None
 
 
 class _Refused(Exception):
@@ -62,6 +67,7 @@ def create_app(replicas: Replicas, bundle: Bundle, options: ServerOptions | None
     Raises `RunError` for a bundle without a tokenizer.
     """
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
@@ -77,22 +83,33 @@ def create_app(replicas: Replicas, bundle: Bundle, options: ServerOptions | None
         Route("/v1/completions", handlers.route(handlers.completions), methods=["POST"]),
         Route("/v1/chat/completions", handlers.route(handlers.chat), methods=["POST"]),
         Route("/v1/models", handlers.models),
+        Route("/v1/models/{name:path}", handlers.model),
         Route("/health", handlers.health),
         Route("/metrics", handlers.metrics_text),
         Route("/status", handlers.status),
         Route("/", handlers.page),
     ]
     keys = Middleware(Guard, keys=options.api_keys, max_body=options.max_body)
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[keys])
+    errors: Any = {HTTPException: _unknown_path}
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[keys], exception_handlers=errors)
+
+
+async def _unknown_path(http: Request, error: Any) -> Response:
+    """Answer an unknown path or method as OpenAI's API does, with JSON."""
+    from starlette.responses import JSONResponse
+
+    body = error_body(f"{error.detail}: {http.method} {http.url.path}")
+    return JSONResponse(body, error.status_code, error.headers)
 
 
 class _Handlers:
     def __init__(self, replicas: Replicas, bundle: Bundle, options: ServerOptions) -> None:
         self.replicas, self.bundle, self.options = replicas, bundle, options
         self.metrics = Metrics(replicas)
-        self.name = bundle.manifest.name
-        self.tokenizer: Tokenizer = bundle_tokenizer(bundle.texts, bundle.path, self.name)
+        self.name = options.model_name or bundle.manifest.name
+        self.tokenizer: Tokenizer = bundle_tokenizer(bundle.texts, bundle.path, bundle.manifest.name)
         self._started = int(time.time())
+        self._open: list[list[_Choice]] = []
 
     def route(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler whose refusals are answered as OpenAI's."""
@@ -117,8 +134,18 @@ class _Handlers:
     async def models(self, http: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        model = {"id": self.name, "object": "model", "created": self._started, "owned_by": "distir-relax"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, http: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        name = http.path_params["name"]
+        if name == self.name:
+            return JSONResponse(self._model())
+        return JSONResponse(error_body(f"the model {name!r} does not exist", code="model_not_found"), 404)
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self._started, "owned_by": "distir-relax"}
 
     async def health(self, http: Request) -> Response:
         from starlette.responses import JSONResponse
@@ -187,12 +214,16 @@ class _Handlers:
         """Submit all prompts of a request, or none."""
         choices: list[_Choice] = []
         try:
-            if self.replicas.waiting + len(parsed.prompts) > self.options.max_waiting:
+            if self._waiting() >= self.options.max_waiting:
                 raise _Refused(429, "too many requests wait; try again later", "rate_limit_error", retry=1)
+            self._open.append(choices)
             for prompt in parsed.prompts:
                 choice = _Choice(self.tokenizer, parsed.stop, self.options.timeout, identifier)
-                # Text and chats have their own; token ids are those of a text.
-                stop = self.tokenizer.stop if isinstance(prompt, list) and not parsed.is_chat else None
+                # Token ids are those of a text.
+                stop = self.tokenizer.stop if isinstance(prompt, list) else None
+                if parsed.is_chat:
+                    prompt = self.tokenizer.encode_chat(prompt, parsed.variables)
+                    stop = self.tokenizer.chat_stop
                 choice.request = self.replicas.submit(
                     prompt, parsed.count, sampling=parsed.sampling, stop=stop, on_token=choice.wake,
                     fit=not parsed.is_count_given,
@@ -207,6 +238,12 @@ class _Handlers:
                 raise _Refused(503, error.message, "server_error", retry=2) from None
             raise _Refused(400, str(error)) from None
         return choices
+
+    def _waiting(self) -> int:
+        """Return how many requests wait: those of whose prompts none has begun count as one."""
+        self._open = [choices for choices in self._open if not all(choice.request.ended for choice in choices)]
+        begun_late = (sum(choice.is_waiting for choice in choices) - 1 for choices in self._open)
+        return self.replicas.waiting - sum(max(0, count) for count in begun_late)
 
     async def _events(
         self, choices: list[_Choice], writer: ResponseWriter, parsed: CompletionRequest
@@ -269,6 +306,11 @@ class _Choice:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no token yet."""
+        return not self.request.ended and not self.request.times
+
     def wake(self, request: GenerationRequest) -> None:
         """Continue `pieces`: called by the engine's thread."""
         # The loop is closed while the server ends.
@@ -315,7 +357,11 @@ def _counts(choices: list[_Choice]) -> tuple[int, int]:
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    # Within strings, where JSON allows them, readers of lines would take these for the end of one.
+    return f"data: {json.dumps(data, ensure_ascii=False).translate(_LINE_ENDS)}\n\n"
+
+
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
 
 
 async def _until_disconnected(http: Request) -> None:

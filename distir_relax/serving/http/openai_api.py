@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +13,39 @@ from distir_relax.support import Fields
 from distir_relax.support.fields import is_finite, shown
 
 _MAX_STOPS = 16
-# OpenAI's, and those of vLLM and llama.cpp that change a result.
-_UNSUPPORTED = (
-    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "best_of", "tools", "functions", "response_format",
-    "stop_token_ids", "ignore_eos", "min_tokens", "min_p", "bad_words", "use_beam_search", "structured_outputs",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema", "mirostat",
+_OWN = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "stream_options")
+_OWN_OF_TEXT = (*_OWN, "prompt")
+_OWN_OF_CHATS = (*_OWN, "messages", "max_completion_tokens", "chat_template_kwargs")
+"""Fields that are implemented."""
+_WITHOUT_EFFECT = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "request_id", "cache_prompt", "parallel_tool_calls",
 )  # fmt: skip
-_IGNORED_UNLESS_SET = ("frequency_penalty", "presence_penalty", "logit_bias")
-_REPETITIONS = ("repetition_penalty", "repeat_penalty")
-_WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...] = (
-    (_UNSUPPORTED, (None, False, [], 0, "", {"type": "text"})),
-    (_IGNORED_UNLESS_SET, (None, 0, {})),
-    (_REPETITIONS, (None, 1)),
-)
-"""Options that are not supported, each with the values that change no result."""
+"""Fields that change no result, whatever their value: OpenAI's, and those of vLLM and llama.cpp."""
+_NOTHING = (None, False, [], {}, 0, "")
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("tools", "functions", "documents", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias",
+         "frequency_penalty", "presence_penalty", "min_tokens", "min_p", "top_a", "ignore_eos", "use_beam_search",
+         "echo", "suffix", "mirostat", "dynatemp_range", "include_stop_str_in_output", "continue_final_message",
+         "priority", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar",
+         "json_schema", "prediction", "audio", "web_search_options", "chat_template", "prompt_logprobs",
+         "truncate_prompt_tokens", "early_stopping", "top_logprobs", "reasoning_effort", "verbosity"),
+        _NOTHING,
+    ),
+    **dict.fromkeys(("n", "best_of", "repetition_penalty", "repeat_penalty", "typical_p", "tfs_z"), (None, 1)),
+    **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
+    "length_penalty": (None, 1), "modalities": (None, ["text"]), "response_format": (None, {"type": "text"}),
+}  # fmt: skip
+"""Fields that are known and not implemented, with the values that change no result."""
+_NEUTRAL_OF_TEXT = {**_NEUTRAL, "logprobs": (None,), "add_special_tokens": (None, True)}
+_NEUTRAL_OF_CHATS = {**_NEUTRAL, "logprobs": (None, False), "add_special_tokens": (None, False)}
+_NEUTRAL_OF_STREAMS = {"include_obfuscation": (None, False), "continuous_usage_stats": (None, False)}
+_NEUTRAL_OF_MESSAGES = {
+    "tool_calls": (None, []), "function_call": (None,), "refusal": (None,), "audio": (None,), "annotations": (None, []),
+}  # fmt: skip
+_COUNTS = ("max_completion_tokens", "max_tokens")
 _DEFAULT_COUNT, _DEFAULT_CHAT_COUNT = 16, 512
 """New tokens of a request that names no number. That of completions is OpenAI's; a chat ends by itself."""
 
@@ -50,7 +69,8 @@ class CompletionRequest:
     stop: tuple[str, ...]
     is_stream: bool
     has_usage: bool
-    model: str
+    variables: Mapping[str, Any]
+    """Variables of the chat template."""
 
 
 def parse_request(body: object, is_chat: bool) -> CompletionRequest:
@@ -59,21 +79,24 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
     Raises `InvalidRequest` for fields that are missing, of another type, or unsupported.
     """
     fields = Fields.of(body, InvalidRequest)
-    for names, neutral in _WITHOUT_EFFECT:
-        for name in names:
-            if (value := fields.table.get(name)) not in neutral:
-                raise InvalidRequest(f"{name!r} is not supported, found {shown(value)}", hint="leave it out")
-    if fields.table.get("n") not in (None, 1):
-        raise InvalidRequest(f"expected 1 for 'n', found {shown(fields.table['n'])}", hint="send several requests")
-    seed = _number(fields, "seed", None)
+    if is_chat:
+        _check_known(fields, (*_OWN_OF_CHATS, *_WITHOUT_EFFECT), _NEUTRAL_OF_CHATS)
+    else:
+        _check_known(fields, (*_OWN_OF_TEXT, *_WITHOUT_EFFECT), _NEUTRAL_OF_TEXT)
+    fields.text_or_none("model")
+    seed = _whole(fields, "seed", None)
     options = fields.fields("stream_options") if fields.table.get("stream_options") is not None else None
+    if options is not None:
+        _check_known(options, ("include_usage",), _NEUTRAL_OF_STREAMS)
+    variables = fields.table.get("chat_template_kwargs")
     try:
         sampling = Sampling(
             temperature=_number(fields, "temperature", 1.0),
-            top_k=int(_number(fields, "top_k", 0)),
+            # -1 is vLLM's 0.
+            top_k=0 if fields.table.get("top_k") == -1 else _whole(fields, "top_k", 0),
             top_p=_number(fields, "top_p", 1.0),
             # Requests without a seed differ.
-            seed=random.getrandbits(63) if seed is None else int(seed) % (1 << 64),
+            seed=random.getrandbits(63) if seed is None else seed % (1 << 64),
         )
     except InvalidRequest:
         raise
@@ -89,19 +112,35 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
         stop=_stop(fields),
         is_stream=_flag(fields, "stream"),
         has_usage=options is not None and _flag(options, "include_usage"),
-        model=fields.text("model", ""),
+        variables={} if variables is None else Fields.of(variables, InvalidRequest, "", "chat_template_kwargs").table,
     )
 
 
+def _check_known(fields: Fields, own: Collection[str], neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `InvalidRequest` for a field that is not known, and for a value of one that is not supported."""
+    for name, value in fields.table.items():
+        if name in neutral:
+            # 0 and 1 equal false and true; whichever a client sends, it means the same.
+            if value not in neutral[name]:
+                raise InvalidRequest(f"{name!r} is not supported, found {shown(value)}", hint="leave it out")
+        elif name not in own:
+            hint = "leave it out: a field that this server does not know may change the result"
+            raise InvalidRequest(f"the field {name!r} is unknown, found {shown(value)}", hint=hint)
+
+
 def _count(fields: Fields) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        if fields.table.get(name) is not None:
-            return fields.whole(name, 1)
-    return None
+    counts = {fields.whole(name, 1) for name in _COUNTS if fields.table.get(name) is not None}
+    if len(counts) > 1:
+        raise InvalidRequest(f"expected one number of tokens, found two: {', '.join(_COUNTS)}", hint="give one of them")
+    return counts.pop() if counts else None
 
 
 def _messages(fields: Fields) -> list[dict[str, str]]:
-    messages = [{"role": row.text("role"), "content": _content(row)} for row in fields.rows("messages")]
+    messages = []
+    for row in fields.rows("messages"):
+        _check_known(row, ("role", "content", "name"), _NEUTRAL_OF_MESSAGES)
+        name = {} if row.table.get("name") is None else {"name": row.text("name")}
+        messages.append({"role": row.text("role"), "content": _content(row), **name})
     if not messages:
         raise fields.refuse("at least one message", "messages", [])
     return messages
@@ -154,6 +193,15 @@ def _number(fields: Fields, name: str, default: Any) -> Any:
     return value
 
 
+def _whole(fields: Fields, name: str, default: Any) -> Any:
+    value = fields.table.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise fields.refuse("a whole number", name, value)
+    return value
+
+
 def _flag(fields: Fields, name: str) -> bool:
     return fields.table.get(name) is not None and fields.flag(name)
 
@@ -203,6 +251,6 @@ def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
 
 
-def error_body(message: str, kind: str = "invalid_request_error") -> dict[str, Any]:
+def error_body(message: str, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
     """Return the JSON of an error."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
