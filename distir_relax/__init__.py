@@ -41,12 +41,12 @@ if TYPE_CHECKING:
         from_torch,
     )
     from distir_relax.report.training_run import RunReport
-    from distir_relax.runtime.loaded_bundle import load
     from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.runtime.training import callbacks
     from distir_relax.runtime.training.callbacks import Callback
     from distir_relax.runtime.training.in_process import train
     from distir_relax.runtime.training.packing import pack
+    from distir_relax.serving.loaded_bundle import load
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.generation import search_generation
@@ -178,7 +178,7 @@ _HOMES = {
     "define_op": "distir_relax.ops",
     "empty_weights": "distir_relax.frontends.torch.meta_buffers",
     "launch": "distir_relax.runtime.process_session.session",
-    "load": "distir_relax.runtime.loaded_bundle",
+    "load": "distir_relax.serving.loaded_bundle",
     "load_profile": "distir_relax.cost.profile",
     "ProcessSession": "distir_relax.runtime.process_session.session",
     "ProgramBuilder": "distir_relax.lowering.program_builder",

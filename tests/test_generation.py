@@ -199,7 +199,11 @@ GENERATE = ("--tokens", "3,7,9", "--max-new-tokens", "6")
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("kind", "strategy", "ranks", "options"),
-    [("llama", "1/3/1/1", 3, ()), ("gpt2", "1/1/2/1", 2, ()), ("llama", "1/2/1/1", 2, ("--temperature", "1"))],
+    [
+        ("llama", "1/3/1/1", 3, ()),
+        ("gpt2", "1/1/2/1", 2, ()),
+        ("llama", "1/2/1/1", 2, ("--temperature", "1", "--seed", "3")),
+    ],
 )
 def test_a_launch_prints_the_tokens(
     kind: str, strategy: str, ranks: int, options: tuple[str, ...], tmp_path: Path
@@ -208,7 +212,7 @@ def test_a_launch_prints_the_tokens(
     generation.plan.save(tmp_path / "m.dist", backends=("torch",))
     done = mpirun(ranks, "-m", "distir_relax", "generate", tmp_path / "m.dist", *GENERATE, *options)
     assert done.returncode == 0, done.stderr
-    expected = generation.generate(PROMPT, 6, temperature=float(bool(options)))
+    expected = generation.generate(PROMPT, 6, temperature=float(bool(options)), seed=3)
     assert done.stdout.split() == [str(token) for token in expected.tolist()]
     assert f"6 tokens on {ranks} ranks (mpi), torch: " in done.stderr
 
@@ -254,14 +258,35 @@ def test_a_plan_of_it_begins_a_sequence() -> None:
     )
 
 
+def test_prompts_of_several_lengths_are_a_list() -> None:
+    generation = compiled()
+    found = generation.generate([[3, 4, 5], [7]], 4)
+    assert [each.tolist() for each in found] == [generation.generate(p, 4).tolist() for p in ([3, 4, 5], [7])]
+    with pytest.raises(DistIRError, match="expected prompts of one length, found 1, 3"):
+        next(generation.stream([[3, 4, 5], [7]], 4))
+
+
+def test_draws_differ_without_a_seed() -> None:
+    generation = compiled()
+    drawn = {tuple(generation.generate([3, 4], 12, temperature=2.0).tolist()) for _ in range(4)}
+    assert len(drawn) > 1
+    assert len({tuple(generation.generate([3, 4], 12, temperature=2.0, seed=5).tolist()) for _ in range(3)}) == 1
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
         ([], {}, "expected a prompt of at least one token, found none"),
-        ([[1, 2], [3]], {}, "expected prompts of one length, found 1, 2"),
+        ([[1, 2], [VOCABULARY]], {}, "expected token ids from 0 to 60, found 61"),
+        (
+            [1],
+            {"temprature": 1},
+            r"expected options of sampling \(temperature, top_k, top_p, seed\), found 'temprature'",
+        ),
         ([0.5, 1.0], {}, "expected token ids of one sequence or a batch, found torch.float32 of shape"),
         ("hello", {}, "llamaforcausallm: expected a tokenizer in the bundle, found none"),
-        (["hello"], {}, r"expected text, messages or token ids, found \['hello'\]"),
+        (["hello"], {}, "llamaforcausallm: expected a tokenizer in the bundle, found none"),
+        (["hello", 3], {}, r"expected text, messages or token ids, found \['hello', 3\]"),
         ([1], {"stop_text": ["x"]}, "stop texts are for prompts of text, found tokens"),
         ([1, VOCABULARY], {}, "expected token ids from 0 to 60, found 61"),
         ([1] * 250, {"max_new_tokens": 7}, "expected at most 256 tokens, found a prompt of 250 and 7 new ones"),

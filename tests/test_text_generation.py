@@ -20,6 +20,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.cli.app import app
 from distir_relax.errors import BundleError, DistIRError, ImportModelError, RunError
 from distir_relax.frontends.pretrained_language_model import read_language_model
+from distir_relax.text import Tokenizer
 from tests.runtime.processes import mpirun
 from tests.tokenizers_of_tests import of_bytes, of_pieces, of_transformers
 
@@ -326,3 +327,123 @@ def test_models_that_do_not_generate(folders: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(DistIRError, match=message):
             dr.compile_generation(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def settings(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `llama` with a generation config that draws."""
+    folder = shutil.copytree(folders / "llama", tmp_path_factory.mktemp("settings") / "drawing")
+    config = transformers.GenerationConfig(
+        do_sample=True, temperature=0.7, top_k=9, top_p=0.8, max_new_tokens=5, eos_token_id=[1, END],
+        repetition_penalty=1.2,
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    return folder
+
+
+def test_settings_of_the_generation_config_are_defaults(settings: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"repetition_penalty = 1\.2 is not implemented"):
+        generation = dr.compile_generation(settings, mesh=1)
+    generation.plan.save(tmp_path / "m.dist", backends=("torch",))
+    model = dr.load(tmp_path / "m.dist")
+    assert model.tokenizer.defaults == {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "max_new_tokens": 5}
+    given: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.8}
+    assert model.generate(PROMPT, seed=3) == model.generate(PROMPT, 5, seed=3, **given)
+    assert model.generate(PROMPT, 9, seed=3, temperature=0) == model.generate(PROMPT, 9, temperature=0)
+    # Tokens are for callers who choose all by themselves.
+    ids = model.tokenizer.encode(PROMPT)
+    assert model.generate(ids, 9).tolist() == model.generate(ids, 9, temperature=0).tolist()
+    done = distir("generate", tmp_path / "m.dist", "--prompt", PROMPT, "--seed", 3)
+    assert done.stdout.strip() == model.generate(PROMPT, seed=3).strip()
+    with model.engine() as engine:
+        request = engine.submit(PROMPT)
+        assert (request.sampling.temperature, request.sampling.top_k, request.count) == (0.7, 9, 5)
+        assert len(request.result()) <= 5
+        assert engine.submit(ids).sampling.temperature == 0
+
+
+def test_settings_that_are_damaged(settings: Path, tmp_path: Path) -> None:
+    texts = dict(read_language_model(settings).texts)
+    for defaults, message in (
+        ({"top_k": 1.5}, r"expected a number for 'top_k', found 1\.5"),
+        ({"heat": 1}, "expected one of temperature, top_k, top_p, max_new_tokens for 'heat'"),
+        (7, "expected a table, found 7"),
+    ):
+        table = json.loads(texts["text.json"]) | {"defaults": defaults}
+        with pytest.raises(BundleError, match=message):
+            Tokenizer.of({**texts, "text.json": json.dumps(table)})
+
+
+def test_lists_of_texts_and_of_chats(bundles: dict[str, Path]) -> None:
+    model = dr.load(bundles["llama"])
+    assert model.generate([PROMPT, "the"], 6) == [model.generate(PROMPT, 6), model.generate("the", 6)]
+    assert model.generate([CHAT, CHAT[1:]], 6) == [model.generate(CHAT, 6), model.generate(CHAT[1:], 6)]
+
+
+def test_prompts_of_a_file_and_of_standard_input(bundles: dict[str, Path], tmp_path: Path) -> None:
+    model, file = dr.load(bundles["llama"]), tmp_path / "prompts.jsonl"
+    rows = [{"prompt": PROMPT, "id": 7}, {"messages": CHAT, "max_new_tokens": 3}, {"prompt": [5, 6]}]
+    file.write_text("\n".join([*map(json.dumps, rows), "", json.dumps("a\u2028b")]))
+    done = distir("generate", bundles["llama"], "--prompts", file, "--max-new-tokens", 6)
+    assert done.exit_code == 0, done.exception
+    found = [json.loads(line) for line in done.stdout.split("\n") if line]
+    expected = [model.generate(PROMPT, 6), model.generate(CHAT, 3), None, model.generate("a\u2028b", 6)]
+    assert [row.get("text") for row in found] == expected
+    assert found[0]["id"] == 7
+    assert found[2]["tokens"] == model.generate([5, 6], 6).tolist()
+    assert {row["ended"] for row in found} <= {"length", "stop"}
+    done = CliRunner().invoke(app, ["generate", str(bundles["llama"]), "--prompts", "-"], input='"x"\n')
+    assert json.loads(done.stdout)["text"] == model.generate("x")
+    done = CliRunner().invoke(app, ["generate", str(bundles["llama"]), "--prompt", "-"], input=PROMPT)
+    assert done.stdout.removesuffix("\n") == model.generate(PROMPT)
+    for line, message in (
+        ("{", "prompts.jsonl:2: expected a line of JSON, found '{'"),
+        ("[1]", "prompts.jsonl:2: expected a table with either a prompt or messages, found '[1]'"),
+        ('{"prompt": [999]}', "prompts.jsonl:2: expected token ids from 0 to 310, found 999"),
+    ):
+        file.write_text(f"\n{line}\n")
+        done = distir("generate", bundles["llama"], "--prompts", file)
+        assert message in str(done.exception)
+        assert not done.stdout
+    done = distir("generate", bundles["llama"], "--prompts", file, "--prompt", "x")
+    assert "expected --prompts alone, found --prompt" in str(done.exception)
+
+
+def test_a_folder_is_compiled_by_the_commands_that_use_it(
+    folders: Path, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def note(path: Path, **_: Any) -> Any:
+        made.append(path)
+        return read_bundle(path)
+
+    monkeypatch.setattr("distir_relax.bundle.read_bundle", note)
+    options = ("--strategy", "1/3/1/1", "--prompt", PROMPT, "--max-new-tokens", 6)
+    done = distir("generate", folders / "gpt2", *options)
+    assert done.exit_code == 0, done.exception
+    assert done.stdout.strip("\n") == dr.load(bundles["gpt2"]).generate(PROMPT, 6).strip("\n")
+    assert not any(path.exists() for path in made)
+    done = distir("generate", bundles["gpt2"], *options)
+    assert "--strategy is for a folder of a model or a GGUF file, found a bundle" in str(done.exception)
+    monkeypatch.setattr("distir_relax.runtime.launcher_detection.detect", lambda: "mpi")
+    done = distir("generate", folders / "gpt2", *options)
+    assert "expected a bundle under a launcher, found the model itself" in str(done.exception)
+
+
+def test_a_chat_in_the_terminal(bundles: dict[str, Path]) -> None:
+    """Two turns, a message that is too long, a new chat, and the end."""
+    model = dr.load(bundles["llama"])
+    options = ["--max-new-tokens", "9", "--temperature", "0", "--system", "be brief"]
+    lines = f"{PROMPT}\n\nthe\n{'x ' * 200}\n/new\n{PROMPT}\n/quit\nnever\n"
+    done = CliRunner().invoke(app, ["chat", str(bundles["llama"]), *options], input=lines)
+    assert done.exit_code == 0, done.exception
+    first = model.chat(CHAT, 9)
+    turns = [*CHAT, {"role": "assistant", "content": first}, {"role": "user", "content": "the"}]
+    second = model.chat(turns, 9)
+    assert [part in done.output for part in (first, second)] == [True, True]
+    assert done.stdout.count(first.strip()) >= 2
+    assert "expected at most 128 tokens" in done.output
+    assert "never" not in done.output
+    short = CliRunner().invoke(app, ["chat", str(bundles["llama"]), "--max-new-tokens", "1"], input=PROMPT)
+    assert short.stdout.endswith("\n[cut after 1 token]\n")

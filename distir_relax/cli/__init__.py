@@ -7,6 +7,7 @@ import warnings
 # Importing a module registers its commands, in the order in which `distir --help` lists them.
 from distir_relax.cli import (  # noqa: F401
     bisect,
+    chat,
     check,
     compare_precision,
     compile,

@@ -5,29 +5,40 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
     Backend,
     BackendOption,
-    BundleArgument,
     Device,
     DeviceOption,
     SignatureOption,
     TimeoutOption,
     WeightsOption,
 )
+from distir_relax.cli.prompt_lines import continue_prompts
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.support.units import count
 
 
 @app.command()
 def generate(
-    bundle: BundleArgument,
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The prompt, as text.")] = None,
+    model: ModelArgument,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The prompt, as text; - reads it from standard input.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Many prompts: lines of JSON with prompt or messages, - for standard input; prints lines of JSON.",
+        ),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a message of a chat: apply the model's chat template.")
     ] = False,
@@ -37,11 +48,21 @@ def generate(
     tokens: Annotated[
         str | None, typer.Option(metavar="ID,ID,...", help="The prompt, as token ids; the result is token ids, too.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=0, help="Number of tokens to generate.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Temperature of draws; 0 takes the most probable token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the most probable tokens; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens with this total probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of draws, which are the same on any number of ranks.")] = 0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Number of tokens to generate; by default the model's own, or 64.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Temperature of draws; 0 takes the most probable token. By default the model's own, or 0."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the most probable tokens; 0: from all.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the fewest tokens with this total probability.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of draws, the same on any number of ranks; by default they differ."),
+    ] = None,
     stop: Annotated[
         str | None,
         typer.Option(
@@ -57,21 +78,37 @@ def generate(
             metavar="ID,ID,...", help="Tokens that the decoder of an encoder-decoder begins with; by default one."
         ),
     ] = None,
+    strategy: ModelStrategyOption = None,
+    precision: ModelPrecisionOption = None,
     weights: WeightsOption = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
     require_signature: SignatureOption = None,
 ) -> None:
-    """Generate text or tokens with a bundle of distir compile --generate, and print them as they are made.
+    """Generate text or tokens with a language model, and print them as they are made.
 
-    As one rank under mpirun or torchrun, otherwise with all ranks as threads of this process.
+    As one rank under mpirun or torchrun, otherwise with all ranks as threads of this process. The prompts of --prompts
+    are continued together, by the engine of distir serve.
     """
     from distir_relax.runtime.generate_once import GenerateOptions, generate_rank, generate_threads
-    from distir_relax.runtime.generation import Sampling
     from distir_relax.runtime.join import joined_world
 
-    with joined_world(timeout) as world:
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    with compiled_model(model, strategy, precision) as bundle, joined_world(timeout) as world:
+        if prompts is not None:
+            others = {"--prompt": prompt, "--tokens": tokens, "--system": system, "--decoder-prompt": decoder_prompt}
+            if given := [flag for flag, value in others.items() if value is not None]:
+                raise RunError(f"expected --prompts alone, found {given[0]}")
+            if world is not None:
+                raise RunError("--prompts is for one process", hint="give it without mpirun and torchrun")
+            ends = None if stop is None else frozenset(_ids(stop, "--stop"))
+            summary = continue_prompts(
+                prompts, bundle, max_new_tokens, sampling, ends, stop_text or (), weights, device.value,
+                require_signature,
+            )  # fmt: skip
+            typer.echo(summary, err=True)
+            return
         is_first = world is None or world.rank == 0
 
         def show(piece: str) -> None:
@@ -83,7 +120,7 @@ def generate(
         try:
             options = GenerateOptions(
                 bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
-                Sampling(temperature, top_k, top_p, seed), None if stop is None else frozenset(_ids(stop, "--stop")),
+                sampling, None if stop is None else frozenset(_ids(stop, "--stop")),
                 tuple(stop_text or ()), None if decoder_prompt is None else _ids(decoder_prompt, "--decoder-prompt"),
                 backend.value, device.value, timeout, weights, require_signature,
             )  # fmt: skip
@@ -117,6 +154,8 @@ def _prompt(
                 raise RunError(f"{flag} is for text, found --tokens", hint="give --prompt")
         return _ids(tokens, "--tokens")
     assert text is not None
+    if text == "-":
+        text = sys.stdin.read()
     if system is not None and not chat:
         raise RunError("--system is for chats", hint="give --chat")
     if not chat:

@@ -10,14 +10,13 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app
+from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
-    BundleArgument,
     ChunkTokensOption,
     Device,
     DeviceOption,
     MaxRequestsOption,
     SignatureOption,
-    StateMemoryOption,
     StepTokensOption,
     WeightsOption,
 )
@@ -37,7 +36,7 @@ KEYS_VARIABLE = "DISTIR_API_KEYS"
 
 @app.command()
 def serve(
-    bundle: BundleArgument,
+    model: ModelArgument,
     ranks: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks, that of the bundle.")] = None,
     launcher: Annotated[
         Launchers | None, typer.Option(help="Start ranks with it; by default mpirun if there is one.")
@@ -49,7 +48,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 chooses one.")] = 8000,
     max_requests: MaxRequestsOption = 16,
     max_waiting: Annotated[int, typer.Option(min=0, help="Number of requests that wait; others get 429.")] = 64,
-    memory: StateMemoryOption = 1.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="GB", help="Memory of a rank for states of requests; by default what is free."),
+    ] = None,
     step_tokens: StepTokensOption = 512,
     chunk_tokens: ChunkTokensOption = 128,
     drafts: Annotated[int, typer.Option(min=0, help="Number of tokens to draft by prompt lookup in each step.")] = 0,
@@ -58,11 +60,16 @@ def serve(
         bool, typer.Option("--batch-invariant", help="Let no request change a bit of another's logits; slower.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is ended.")] = 600.0,
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name for clients; by default that of the bundle.")
+    ] = None,
+    strategy: ModelStrategyOption = None,
+    precision: ModelPrecisionOption = None,
     weights: WeightsOption = None,
     device: DeviceOption = Device.cpu,
     require_signature: SignatureOption = None,
 ) -> None:
-    """Serve a bundle of a language model over HTTP, with OpenAI's interface and a page to chat at /.
+    """Serve a language model over HTTP, with OpenAI's interface and a page to chat at /.
 
     API keys in the environment variable DISTIR_API_KEYS, separated by commas, are then required.
     """
@@ -73,24 +80,27 @@ def serve(
 
     keys = tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
     options = EngineOptions(
-        max_requests, round(memory * 1e9), step_tokens, chunk_tokens, drafts, share_prefixes, batch_invariant
-    )
-    read = read_bundle(bundle, weights=weights, require_signature=require_signature)
-    check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
-    listener = bound_socket(host, port)
-    by = None if launcher is None else launcher.value
+        max_requests, None if memory is None else round(memory * 1e9), step_tokens, chunk_tokens, drafts,
+        share_prefixes, batch_invariant,
+    )  # fmt: skip
+    server = ServerOptions(max_waiting, timeout, api_keys=keys, model_name=served_model_name)
+    with compiled_model(model, strategy, precision) as bundle:
+        read = read_bundle(bundle, weights=weights, require_signature=require_signature)
+        check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
+        listener = bound_socket(host, port)
+        by = None if launcher is None else launcher.value
 
-    def start(number: int) -> Engine:
-        return start_engine(read, options, by, device.value, replica=Replica(number, replicas))
+        def start(number: int) -> Engine:
+            return start_engine(read, options, by, device.value, replica=Replica(number, replicas))
 
-    services: list[EngineService] = []
-    try:
-        for number in range(replicas):
-            services.append(EngineService(partial(start, number)))
-    except BaseException:
-        Replicas(services).close()
-        raise
-    application = create_app(Replicas(services), read, ServerOptions(max_waiting, timeout, api_keys=keys))
-    address = f"[{host}]" if ":" in host else host
-    typer.echo(f"http://{address}:{listener.getsockname()[1]}", err=True)
-    run_server(application, listener)
+        services: list[EngineService] = []
+        try:
+            for number in range(replicas):
+                services.append(EngineService(partial(start, number)))
+        except BaseException:
+            Replicas(services).close()
+            raise
+        application = create_app(Replicas(services), read, server)
+        address = f"[{host}]" if ":" in host else host
+        typer.echo(f"http://{address}:{listener.getsockname()[1]}", err=True)
+        run_server(application, listener)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,4 +103,34 @@ def tokenizer_files(tokenizer: Any, model: Any) -> dict[str, str]:
     if isinstance(template, dict):
         template = template.get("default")
     ends = () if stop is None else (stop,) if isinstance(stop, int) else stop
-    return text_files(library.to_str(), special, ends, template)
+    return text_files(library.to_str(), special, ends, template, generation_defaults(model))
+
+
+def generation_defaults(model: Any) -> dict[str, float]:
+    """Return a model's own settings of generation, of `DEFAULTS`: those of its ``generation_config.json``.
+
+    Warns of settings that change results and are not implemented.
+    """
+    config = getattr(model, "generation_config", None)
+    given = {name: value for name, value in (config.to_diff_dict() if config else {}).items() if value is not None}
+    found: dict[str, float] = {}
+    if given.get("do_sample"):
+        found = {
+            "temperature": 1.0,
+            **{name: given[name] for name in ("temperature", "top_k", "top_p") if name in given},
+        }
+    if "max_new_tokens" in given:
+        found["max_new_tokens"] = given["max_new_tokens"]
+    if missing := [f"{name} = {given[name]}" for name in _MISSING if given.get(name) not in (None, 1, 0, False, [])]:
+        warnings.warn(
+            f"of the model's generation_config.json, {', '.join(missing)} is not implemented: its texts may differ",
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
+    return found
+
+
+_MISSING = (
+    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens",
+    "min_length", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "num_beams", "penalty_alpha", "sequence_bias",
+    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale",
+)  # fmt: skip

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.runtime.generation.prompt import Prompt
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Options of `distir generate`. `prompt` is a text, the messages of a chat, or tokens; `stop` as for `Prompt`."""
+    """Options of `distir generate`. `prompt` is a text, the messages of a chat, or tokens; `stop` as for `Prompt`.
+
+    `count` and values of `sampling` that are None are the model's own.
+    """
 
     bundle: Path
     prompt: str | Sequence[Message] | Sequence[int]
-    count: int
-    sampling: Sampling
+    count: int | None
+    sampling: Mapping[str, Any]
     stop: frozenset[int] | None = None
     stop_text: tuple[str, ...] = ()
     decoder_prompt: tuple[int, ...] | None = None
@@ -57,10 +60,10 @@ class Generated:
 def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> Generated:
     """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
     bundle = read_bundle(options.bundle, weights=options.weights, require_signature=options.require_signature)
-    program, prompt = _prepare(options, bundle)
+    program, prompt, count, sampling = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout, load_sequence_programs)
-    feed = program.by_session(session, options.sampling, encoder=prompt.encoder)
-    return _shown(options, feed, prompt, show, bundle.manifest.mesh.size, "threads")
+    feed = program.by_session(session, sampling, encoder=prompt.encoder)
+    return _shown(count, feed, prompt, show, bundle.manifest.mesh.size, "threads")
 
 
 def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], None]) -> Generated:
@@ -69,39 +72,44 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], 
     Errors are raised on all ranks alike, or end the launch, as by `run_rank`.
     """
     with ending_launch(world):
-        prepared: list[tuple[LanguageProgram, Prompt]] = []
+        prepared: list[_Prepared] = []
 
         def check(bundle: Bundle) -> dict[str, Any]:
             prepared.append(_prepare(options, bundle))
-            program, prompt = prepared[0]
+            program, prompt, *_ = prepared[0]
             return {name: x.numpy() for name, x in program.inputs(prompt.ids, 0, prompt.encoder).items()}
 
         session, _ = load_rank(
             world, options.bundle, options.backend, options.device, check, weights=options.weights,
             load_sequences=load_sequence_programs, require_signature=options.require_signature,
         )  # fmt: skip
-        ((program, prompt),) = prepared
-        feed = program.by_rank(session, world, options.sampling, prompt.encoder)
-        return _shown(options, feed, prompt, show, world.size, world.kind)
+        ((program, prompt, count, sampling),) = prepared
+        # The first rank chooses for all: its draws count.
+        feed = program.by_rank(session, world, sampling, prompt.encoder)
+        return _shown(count, feed, prompt, show, world.size, world.kind)
 
 
-def _prepare(options: GenerateOptions, bundle: Bundle) -> tuple[LanguageProgram, Prompt]:
-    """Return the program of a bundle and the prompt, checked against each other."""
+_Prepared: TypeAlias = tuple[LanguageProgram, Prompt, int, Sampling]
+
+
+def _prepare(options: GenerateOptions, bundle: Bundle) -> _Prepared:
+    """Return the program of a bundle and the prompt, checked against each other, and the settings."""
     program = LanguageProgram.of(bundle.manifest)
     tokenizer = partial(bundle_tokenizer, bundle.texts, bundle.path, bundle.manifest.name)
     prompt = program.prompt(options.prompt, tokenizer, options.stop, options.stop_text, options.decoder_prompt)
-    program.check(prompt.ids, options.count)
-    return program, prompt
+    count, sampling = prompt.settings(options.count, options.sampling)
+    program.check(prompt.ids, count)
+    return program, prompt, count, sampling
 
 
 def _shown(
-    options: GenerateOptions, feed: Continue, prompt: Prompt, show: Callable[[str], None], ranks: int, transport: str
+    count: int, feed: Continue, prompt: Prompt, show: Callable[[str], None], ranks: int, transport: str
 ) -> Generated:
     start = time.perf_counter()
     seconds: list[float] = []
 
     def timed() -> Generator[torch.Tensor]:
-        for step in generated_tokens(feed, prompt.ids, options.count, prompt.stop):
+        for step in generated_tokens(feed, prompt.ids, count, prompt.stop):
             seconds.append(time.perf_counter() - start)
             yield step
 

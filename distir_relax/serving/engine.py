@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
-from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, bundle_tokenizer
+from distir_relax.runtime.generation import LanguageProgram, Sampling, bundle_tokenizer
 from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token, pipeline_depth
 from distir_relax.serving.drafts import PromptLookup
 from distir_relax.serving.prefixes import PrefixIndex
@@ -51,7 +51,8 @@ class Executor(Protocol):
 class EngineOptions:
     """Limits of an engine.
 
-    `max_requests` run at once; others wait. `memory` is that of a rank for the states of requests, in bytes. A step has
+    `max_requests` run at once; others wait. `memory` is that of a rank for the states of requests, in bytes; None is
+    what the machine has left beside the weights where the engine starts its ranks, and 1 GB elsewhere. A step has
     at most `step_tokens` rows, and `chunk_tokens` of prompts while requests generate: more of them answer a prompt
     sooner, and delay the next token of the others. Up to `drafts` tokens of a request are drafted in each step
     (`PromptLookup`), which changes no token; programs whose states do not grow cannot take them back, and have none.
@@ -64,7 +65,7 @@ class EngineOptions:
     """
 
     max_requests: int = 16
-    memory: int = _DEFAULT_MEMORY
+    memory: int | None = None
     step_tokens: int = 512
     chunk_tokens: int = 128
     drafts: int = 0
@@ -80,11 +81,12 @@ class EngineOptions:
         ranks = range(manifest.mesh.size)
         each = max(bytes_per_request(manifest, rank) for rank in ranks)
         token = max(bytes_per_token(manifest, rank) for rank in ranks)
-        free = self.memory - each * self.max_requests
+        memory = _DEFAULT_MEMORY if self.memory is None else self.memory
+        free = memory - each * self.max_requests
         if free < token:
             raise RunError(
                 f"expected memory for the states of {self.max_requests} requests, of {size_text(token)} a token and "
-                f"{size_text(each)} a request, found {size_text(self.memory)}",
+                f"{size_text(each)} a request, found {size_text(memory)}",
                 hint="give the engine more memory, or allow fewer requests",
             )
         tokens = free // token if token else (max_length or self.step_tokens) * self.max_requests
@@ -171,13 +173,15 @@ class Engine:
         return self._scheduler.reserved_tokens
 
     def submit(
-        self, prompt: Any, max_new_tokens: int = 64, sampling: Sampling = GREEDY, stop: Collection[int] | None = None,
-        on_token: Callable[[GenerationRequest], None] | None = None, fit: bool = False,
+        self, prompt: Any, max_new_tokens: int | None = None, sampling: Sampling | None = None,
+        stop: Collection[int] | None = None, on_token: Callable[[GenerationRequest], None] | None = None,
+        fit: bool = False,
     ) -> GenerationRequest:  # fmt: skip
         """Add a request for the tokens after those of a prompt, and return it at once.
 
-        The prompt is a text, a list of the messages of a chat, or token ids. The request ends after `max_new_tokens`,
-        or with a token of `stop`: by default those of the model for text and chats, none for tokens. `on_token` is
+        The prompt is a text, a list of the messages of a chat, or token ids. `max_new_tokens` and `sampling` are by
+        default the model's own for text and chats, 64 and greedy otherwise. The request ends after `max_new_tokens`, or
+        with a token of `stop`: by default those of the model for text and chats, none for tokens. `on_token` is
         called after each step with new tokens, and at the end, by the thread that runs the step. With `fit` fewer new
         tokens are generated if the program or the memory has no room for `max_new_tokens`.
 
@@ -186,6 +190,8 @@ class Engine:
         """
         given = self._language.prompt(prompt, lambda: self.tokenizer, stop)
         ids = given.ids
+        max_new_tokens, own = given.settings(max_new_tokens, {})
+        sampling = sampling or own
         if given.is_batch:
             raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
         if fit:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import RunError
+from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.launch import find_mpirun
 from distir_relax.runtime.process_session.process_requests import ProcessRequests
 from distir_relax.runtime.requests import ThreadRequests
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.serving.engine import Engine, EngineOptions, Executor
+from distir_relax.serving.state_memory import default_state_memory
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 THREADS = "threads"
@@ -38,8 +40,13 @@ def start_engine(
 
     Raises `RunError` for limits that no request fits into, and if the ranks do not start.
     """
+    options = options or EngineOptions()
+    if options.memory is None:
+        longest = LanguageProgram.for_requests(bundle.manifest).max_length
+        memory = default_state_memory(bundle.manifest, options.max_requests, longest, device, replica.count)
+        options = replace(options, memory=memory)
     # Before the ranks load their weights.
-    (options or EngineOptions()).check(bundle.manifest)
+    options.check(bundle.manifest)
     ranks = bundle.manifest.mesh.size
     if launcher is None:
         launcher = THREADS if ranks * replica.count == 1 or bundle.path is None else _process_launcher()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import BundleError, RunError
 from distir_relax.support import Fields, parse_json
+from distir_relax.support.fields import is_finite
 from distir_relax.text.chat_template import ChatTemplate, Message
 from distir_relax.text.incremental_decoder import IncrementalDecoder
 from distir_relax.text.libraries import find_library
@@ -18,28 +19,36 @@ from distir_relax.text.libraries import find_library
 _TOKENIZER, _TEMPLATE, _SETTINGS = "tokenizer.json", "chat_template.jinja", "text.json"
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "question"},)
 _ANSWER = "answer"
+_NONE: Mapping[str, float] = {}
+DEFAULTS = ("temperature", "top_k", "top_p", "max_new_tokens")
+"""Settings of generation that a model may bring, as its folder's ``generation_config.json``."""
 
 
 def text_files(
-    tokenizer: str, special_tokens: Mapping[str, str], stop: Collection[int], template: str | None = None
-) -> dict[str, str]:
+    tokenizer: str, special_tokens: Mapping[str, str], stop: Collection[int], template: str | None = None,
+    defaults: Mapping[str, float] = _NONE,
+) -> dict[str, str]:  # fmt: skip
     """Return the files of a bundle, by name, that `Tokenizer.of` reads.
 
-    `tokenizer` is a ``tokenizer.json``, `special_tokens` are the variables of the chat template, and `stop` the tokens
-    that end a text.
+    `tokenizer` is a ``tokenizer.json``, `special_tokens` are the variables of the chat template, `stop` the tokens
+    that end a text, and `defaults` the model's settings of generation, of `DEFAULTS`.
     """
-    settings = {"special_tokens": dict(special_tokens), "stop": sorted(stop)}
+    settings = {"special_tokens": dict(special_tokens), "stop": sorted(stop), "defaults": dict(defaults)}
     files = {_TOKENIZER: tokenizer, _SETTINGS: json.dumps(settings, indent=1) + "\n"}
     return files if template is None else {**files, _TEMPLATE: template}
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer of the tokenizers library. Tokens of `stop` end a text; `template` is None without chats."""
+    """A tokenizer of the tokenizers library. Tokens of `stop` end a text; `template` is None without chats.
+
+    `defaults` are the model's settings of generation, of `DEFAULTS`.
+    """
 
     library: Any
     stop: frozenset[int] = frozenset()
     template: ChatTemplate | None = None
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(files: Mapping[str, str], folder: Path | None = None) -> Tokenizer | None:
@@ -57,7 +66,7 @@ class Tokenizer:
         stop, special = settings.wholes("stop"), settings.by_name("special_tokens")
         source = files.get(_TEMPLATE)
         template = None if source is None else ChatTemplate(source, special, places[_TEMPLATE])
-        return Tokenizer(library, frozenset(stop), template)
+        return Tokenizer(library, frozenset(stop), template, _defaults(settings))
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that the model expects around one, such as BOS.
@@ -109,6 +118,22 @@ class Tokenizer:
             raise RunError(f"expected text of Unicode characters, found {text!a}") from None
         ids: list[int] = self.library.encode(text, add_special_tokens=whole).ids
         return ids
+
+
+def _defaults(settings: Fields) -> dict[str, float]:
+    if "defaults" not in settings:
+        return {}
+    fields = settings.fields("defaults")
+    if unknown := fields.table.keys() - set(DEFAULTS):
+        raise fields.refuse(f"one of {', '.join(DEFAULTS)}", sorted(unknown)[0], "another setting")
+    found: dict[str, float] = {}
+    for name, value in fields.table.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_finite(value) or (name in ("top_k", "max_new_tokens") and not is_whole):
+            raise fields.refuse("a number", name, value)
+        assert isinstance(value, (int, float))
+        found[name] = value
+    return found
 
 
 def _read(content: str, where: str) -> Any:

@@ -2,7 +2,7 @@
 
 from distir_relax.runtime.generation.prompt import Prompt
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
-from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens
+from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens, sampling_of
 from distir_relax.runtime.generation.token_generator import SessionGenerator, TokenGenerator, TokenOptions
 from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
 
@@ -17,6 +17,7 @@ __all__ = [
     "bundle_tokenizer",
     "generated_tokens",
     "next_tokens",
+    "sampling_of",
     "stream_results",
     "whole_result",
 ]

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Tensor
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import torch_dtype
+from distir_relax.runtime.generation.sampling import Sampling, sampling_of
 from distir_relax.text import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
     import torch
+
+
+DEFAULT_NEW_TOKENS = 64
+"""New tokens of a call that names no number, for a model without settings of its own."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,16 @@ class Prompt:
     tokenizer: Tokenizer | None = None
     stop_text: tuple[str, ...] = ()
     encoder: torch.Tensor | None = None
+
+    def settings(self, count: int | None, sampling: Mapping[str, Any]) -> tuple[int, Sampling]:
+        """Return the number of new tokens and the sampling: as given, or for text by the model's own settings.
+
+        Raises RunError for unknown options of sampling, and for values that it does not take.
+        """
+        defaults = self.tokenizer.defaults if self.tokenizer is not None else {}
+        if count is None:
+            count = int(defaults.get("max_new_tokens", DEFAULT_NEW_TOKENS))
+        return count, sampling_of(sampling, defaults)
 
     @staticmethod
     def of(
@@ -56,6 +71,18 @@ class Prompt:
         if ends is None:
             ends = by.chat_stop if is_chat else by.stop
         return Prompt(ids, False, ends, by, texts)
+
+
+def is_list_of_prompts(prompt: Any) -> bool:
+    """Return whether a prompt is several: texts, chats, or token ids of several lengths."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        return False
+    if all(isinstance(each, str) for each in prompt):
+        return True
+    if not all(isinstance(each, Sequence) and not isinstance(each, str) for each in prompt):
+        return False
+    is_chat = all(each and all(isinstance(message, Mapping) for message in each) for each in prompt)
+    return is_chat or len({len(each) for each in prompt}) > 1
 
 
 def features_prompt(given: Any, tensor: Tensor, stop: Collection[int] | None = None) -> Prompt:

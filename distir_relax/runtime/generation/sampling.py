@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 
@@ -39,6 +41,24 @@ class Sampling:
 
 
 GREEDY = Sampling()
+_NONE: Mapping[str, float] = {}
+
+
+def sampling_of(given: Mapping[str, Any], defaults: Mapping[str, float] = _NONE) -> Sampling:
+    """Return the sampling of the options that a user gave, and of a model's `defaults` for the others.
+
+    Without a seed, draws differ from call to call. Raises RunError for unknown options, and as `Sampling`.
+    """
+    names = [field.name for field in fields(Sampling)]
+    if unknown := [name for name in given if name not in names]:
+        raise RunError(f"expected options of sampling ({', '.join(names)}), found {unknown[0]!r}")
+    values: dict[str, Any] = {name: defaults[name] for name in names if name in defaults}
+    values.update({name: value for name, value in given.items() if value is not None})
+    if "seed" not in values and values.get("temperature"):
+        values["seed"] = random.getrandbits(63)
+    return Sampling(**values)
+
+
 _MOST = 256
 """So many tokens are sorted at first: mostly they reach `top_p`, and sorting a vocabulary takes milliseconds."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.generation.prompt import Prompt
+from distir_relax.runtime.generation.prompt import Prompt, is_list_of_prompts
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
 from distir_relax.runtime.generation.sampling import Sampling
 from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 
 class TokenOptions(TypedDict, total=False):
-    """Options of a `TokenGenerator`: those of `Sampling`, greedy by default, and of a plan's call."""
+    """Options of a `TokenGenerator`: those of `Sampling`, and of a plan's call.
 
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    By default sampling is that of the model's own settings for text and chats, greedy without them and for tokens.
+    Without a `seed`, draws differ from call to call.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
     stop: Collection[int] | None
     """Tokens that end a sequence; by default those of the model for text, none for tokens."""
     stop_text: Collection[str]
@@ -52,15 +56,19 @@ class TokenGenerator(ABC):
         return bundle_tokenizer(*self._files)
 
     def generate(
-        self, prompt: Any, max_new_tokens: int = 64, *, stream: bool = False, **options: Unpack[TokenOptions]
+        self, prompt: Any, max_new_tokens: int | None = None, *, stream: bool = False, **options: Unpack[TokenOptions]
     ) -> Any:
         """Return the text, or the tokens, that follow a prompt, with ranks as threads of this process.
 
         `prompt` is a text, a list of the messages of a chat (`chat`), a sequence of token ids, or a batch of them of
         one length, as integers, an array or a tensor. The result is text for a text or a chat, without special tokens
-        and the stop text; for tokens an int64 tensor of the same number of dims. It ends after `max_new_tokens`, or
-        when every sequence of the batch has reached a token of `stop`; one that has it before repeats it. The result is
-        the same on any number of ranks. With `stream` it is an iterator instead, that of the method `stream`.
+        and the stop text; for tokens an int64 tensor of the same number of dims. It ends after `max_new_tokens`, by
+        default those of the model's own settings or 64, or when every sequence of the batch has reached a token of
+        `stop`; one that has it before repeats it. The result is the same on any number of ranks. With `stream` it is an
+        iterator instead, that of the method `stream`.
+
+        Of a list of texts, of chats, or of token ids of several lengths the result is a list: each prompt is continued
+        by itself. Many at once are faster by an `engine`.
 
         For an encoder-decoder the prompt is the input of the encoder, tokens or an array of features, and the result
         the tokens of the decoder after those it begins with.
@@ -70,11 +78,13 @@ class TokenGenerator(ABC):
         """
         if stream:
             return self.stream(prompt, max_new_tokens, **options)
+        if is_list_of_prompts(prompt):
+            return [self.generate(each, max_new_tokens, **options) for each in prompt]
         given, results = self._start(prompt, max_new_tokens, **options)
         with self._turn():
             return whole_result(results, given)
 
-    def stream(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Iterator[Any]:
+    def stream(self, prompt: Any, max_new_tokens: int | None = None, **options: Unpack[TokenOptions]) -> Iterator[Any]:
         """Yield the result of `generate` as it is made.
 
         For text these are pieces of it, of whole characters; for tokens a number, or for a batch a tensor with one of
@@ -85,7 +95,9 @@ class TokenGenerator(ABC):
         with self._turn():
             yield from results
 
-    def chat(self, messages: str | Sequence[Message], max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> str:
+    def chat(
+        self, messages: str | Sequence[Message], max_new_tokens: int | None = None, **options: Unpack[TokenOptions]
+    ) -> str:
         """Return the reply to the messages of a chat, or to one message of the user.
 
         Messages are dicts: ``{"role": "user", "content": "Hello"}``. The model's chat template writes the prompt.
@@ -118,7 +130,7 @@ class TokenGenerator(ABC):
     def _start(
         self,
         prompt: Any,
-        count: int,
+        count: int | None,
         *,
         stop: Collection[int] | None = None,
         stop_text: Collection[str] = (),
@@ -129,7 +141,8 @@ class TokenGenerator(ABC):
     ) -> tuple[Prompt, Iterator[Any]]:
         """Return the prompt, and the results of `stream`."""
         given = self._language(backend).prompt(prompt, lambda: self.tokenizer, stop, stop_text, decoder_prompt)
-        return given, stream_results(self._tokens(given, count, Sampling(**sampling), timeout, backend), given)
+        count, chosen = given.settings(count, sampling)
+        return given, stream_results(self._tokens(given, count, chosen, timeout, backend), given)
 
 
 class SessionGenerator(TokenGenerator):

@@ -156,13 +156,15 @@ class ProcessSession(TokenGenerator):
         """Run once on inputs by name; return the `outputs` named, by default all. See `Session.__call__`."""
         return self._in_turn(partial(self._run, inputs, timeout, outputs, past))
 
-    async def generate_async(self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]) -> Any:
+    async def generate_async(
+        self, prompt: Any, max_new_tokens: int | None = None, **options: Unpack[TokenOptions]
+    ) -> Any:
         """Return the result of `generate` without blocking the event loop. When cancelled, it ends after a token."""
         given, _ = self._start(prompt, max_new_tokens, **options)
         return whole_result([each async for each in self.stream_async(prompt, max_new_tokens, **options)], given)
 
     async def stream_async(
-        self, prompt: Any, max_new_tokens: int = 64, **options: Unpack[TokenOptions]
+        self, prompt: Any, max_new_tokens: int | None = None, **options: Unpack[TokenOptions]
     ) -> AsyncIterator[Any]:
         """Yield the results of `stream` without blocking the event loop."""
         _, results = self._start(prompt, max_new_tokens, **options)

@@ -184,7 +184,7 @@ class _Handlers:
         from starlette.responses import JSONResponse, StreamingResponse
 
         try:
-            parsed = parse_request(json.loads(await http.body()), is_chat)
+            parsed = parse_request(json.loads(await http.body()), is_chat, self.tokenizer.defaults)
         except (ValueError, RecursionError):
             raise _Refused(400, "expected JSON in the body of the request") from None
         except InvalidRequest as error:

@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = (
     "request_id", "cache_prompt", "parallel_tool_calls",
 )  # fmt: skip
 """Fields that change no result, whatever their value: OpenAI's, and those of vLLM and llama.cpp."""
-_NOTHING = (None, False, [], {}, 0, "")
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, 0, "")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("tools", "functions", "documents", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias",
@@ -42,12 +42,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _NEUTRAL_OF_TEXT = {**_NEUTRAL, "logprobs": (None,), "add_special_tokens": (None, True)}
 _NEUTRAL_OF_CHATS = {**_NEUTRAL, "logprobs": (None, False), "add_special_tokens": (None, False)}
 _NEUTRAL_OF_STREAMS = {"include_obfuscation": (None, False), "continuous_usage_stats": (None, False)}
-_NEUTRAL_OF_MESSAGES = {
+_NEUTRAL_OF_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "tool_calls": (None, []), "function_call": (None,), "refusal": (None,), "audio": (None,), "annotations": (None, []),
 }  # fmt: skip
 _COUNTS = ("max_completion_tokens", "max_tokens")
 _DEFAULT_COUNT, _DEFAULT_CHAT_COUNT = 16, 512
 """New tokens of a request that names no number. That of completions is OpenAI's; a chat ends by itself."""
+
+
+_NO_DEFAULTS: Mapping[str, float] = {}
 
 
 class InvalidRequest(RunError):
@@ -73,8 +76,8 @@ class CompletionRequest:
     """Variables of the chat template."""
 
 
-def parse_request(body: object, is_chat: bool) -> CompletionRequest:
-    """Return a request from its JSON.
+def parse_request(body: object, is_chat: bool, defaults: Mapping[str, float] = _NO_DEFAULTS) -> CompletionRequest:
+    """Return a request from its JSON; `defaults` are the model's own settings (`Tokenizer.defaults`).
 
     Raises `InvalidRequest` for fields that are missing, of another type, or unsupported.
     """
@@ -91,10 +94,10 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
     variables = fields.table.get("chat_template_kwargs")
     try:
         sampling = Sampling(
-            temperature=_number(fields, "temperature", 1.0),
+            temperature=_number(fields, "temperature", defaults.get("temperature", 1.0)),
             # -1 is vLLM's 0.
-            top_k=0 if fields.table.get("top_k") == -1 else _whole(fields, "top_k", 0),
-            top_p=_number(fields, "top_p", 1.0),
+            top_k=0 if fields.table.get("top_k") == -1 else _whole(fields, "top_k", int(defaults.get("top_k", 0))),
+            top_p=_number(fields, "top_p", defaults.get("top_p", 1.0)),
             # Requests without a seed differ.
             seed=random.getrandbits(63) if seed is None else seed % (1 << 64),
         )
@@ -106,7 +109,7 @@ def parse_request(body: object, is_chat: bool) -> CompletionRequest:
     return CompletionRequest(
         prompts=(_messages(fields),) if is_chat else _prompts(fields),
         is_chat=is_chat,
-        count=count or (_DEFAULT_CHAT_COUNT if is_chat else _DEFAULT_COUNT),
+        count=count or int(defaults.get("max_new_tokens", _DEFAULT_CHAT_COUNT if is_chat else _DEFAULT_COUNT)),
         is_count_given=count is not None,
         sampling=sampling,
         stop=_stop(fields),
