@@ -48,9 +48,9 @@ class Browser:
         frames = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
         self._send("POST", "/execute/async", {"script": frames, "args": []})
 
-    def run(self, script: str) -> Any:
-        """What a script gives: ``return document.title``."""
-        return self._send("POST", "/execute/sync", {"script": script, "args": []})
+    def run(self, script: str, *arguments: object) -> Any:
+        """What a script gives: ``return document.title``; it has its `arguments`."""
+        return self._send("POST", "/execute/sync", {"script": script, "args": [*arguments]})
 
     def point(self, x: float, y: float) -> None:
         """Move the mouse to a place of the window, in pixels."""
