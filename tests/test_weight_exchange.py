@@ -170,3 +170,13 @@ def test_weights_that_do_not_fit(models: Path, tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": {name: names}}))
         with pytest.raises(BundleError, match=message):
             dr.load(models / "refer.dist", weights=tmp_path / "other")
+
+
+def test_weights_of_a_bundle_with_quantized_ones(models: Path, tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=61, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "wide")
+    plan = dr.compile_generation(tmp_path / "wide", precision="int4").plan
+    plan.save(tmp_path / "m.dist", backends=("torch",))
+    with pytest.raises(BundleError, match=r"\.values', found none") as refused:
+        dr.load(tmp_path / "m.dist", weights=tmp_path / "wide")
+    assert "the bundle has weights of 8 or 4 bits, and these are not" in refused.value.hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_QUANTIZED = "the bundle has weights of 8 or 4 bits, and these are not: compile their model with --precision"
 _OTHER = "give weights of a model with the same config as the compiled one, or compile this model"
 _ELSEWHERE = "move the file back, or compile the model again; with --weights copy the bundle has a copy of its weights"
 
@@ -131,7 +132,8 @@ def _tensors_of(other: Path, tensors: Sequence[Tensor], parameters: Mapping[str,
         # The file of a bundle has the program's names.
         key = next((key for key in (parameters[tensor.name], tensor.name) if key in places), None)
         if key is None:
-            raise BundleError(f"expected the weight {parameters[tensor.name]!r}, found none", str(other), _OTHER)
+            hint = _QUANTIZED if _is_quantized(parameters[tensor.name], places) else _OTHER
+            raise BundleError(f"expected the weight {parameters[tensor.name]!r}, found none", str(other), hint)
         dtype, shape = places[key].kinds[key]
         if shape != tensor.shape or dtype not in (tensor.dtype, *WIDENED.get(tensor.dtype, ())):
             raise BundleError(
@@ -140,6 +142,12 @@ def _tensors_of(other: Path, tensors: Sequence[Tensor], parameters: Mapping[str,
             )  # fmt: skip
         found[tensor.name] = FileTensor(places[key], key, tensor.dtype)
     return found
+
+
+def _is_quantized(name: str, found: Collection[str]) -> bool:
+    """Return whether a missing weight is part of one of 8 or 4 bits, which the files have as it was before."""
+    weight, _, part = name.rpartition(".")
+    return part in ("values", "scales", "minimums") and any(weight in key for key in found)
 
 
 def stored_elsewhere(tensors: Sequence[Tensor], source: WeightSource, bundle: Path) -> tuple[WeightFile, ...]:

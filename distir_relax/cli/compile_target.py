@@ -104,7 +104,11 @@ def compile_target(
                 "expected a program with its tensors, found only a program", target.name, "return module, tensors"
             )
         model = returned
-    plan = model.compile(**target.keywords(), observers=observers)
+    keywords = target.keywords()
+    if is_pretrained(target.name) and not keywords.keys() & {"strategy", "mesh", "shardings"}:
+        # As with --generate.
+        keywords["strategy"] = "1/1/1/1"
+    plan = model.compile(**keywords, observers=observers)
     if is_pretrained(target.name):
         plan = replace(plan, imported=from_files(plan.imported, model_files(Path(target.name))))
     return _save(plan, output, backends)

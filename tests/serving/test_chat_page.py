@@ -32,7 +32,9 @@ def send(chromium: Browser, count: int) -> None:
 
 
 def log(chromium: Browser) -> list[tuple[str, str]]:
-    found = chromium.run("return [...document.querySelectorAll('#log > div')].map((e) => [e.className, e.textContent]);")
+    found = chromium.run(
+        "return [...document.querySelectorAll('#log > div')].map((e) => [e.className, e.textContent]);"
+    )
     return [(kind, text) for kind, text in found]
 
 
@@ -102,8 +104,8 @@ def test_replies_are_markdown_and_text_is_no_html(chromium: Browser, bundle: Pat
         )
         assert shown == (
             "<h3>A <em>title</em></h3><p>Use <code>x &lt; 1</code>, <strong>not</strong> &lt;b&gt;this&lt;/b&gt;<br>"
-            "and 2 * 3 * 4:</p><pre><code>def f():\n    return \"&lt;i&gt;\"</code></pre>"
-            "<ol start=\"1\"><li>one</li><li>two</li></ol><ul><li>three</li></ul>"
+            'and 2 * 3 * 4:</p><pre><code>def f():\n    return "&lt;i&gt;"</code></pre>'
+            '<ol start="1"><li>one</li><li>two</li></ol><ul><li>three</li></ul>'
         )
         chromium.run("line('reply', arguments[0]);", MARKDOWN)
         font = "getComputedStyle(document.querySelector('#log pre code')).fontFamily"

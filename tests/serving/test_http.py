@@ -397,6 +397,25 @@ def test_the_command(bundle: Path) -> None:
 
 
 @pytest.mark.mpirun
+def test_a_second_interrupt_ends_the_command_at_once(bundle: Path) -> None:
+    with command(str(bundle), "--launcher", "threads") as process:
+        assert process.stderr is not None
+        address = next(line.strip() for line in iter(process.stderr.readline, "") if line.startswith("http://"))
+        until(lambda: _is_up(address))
+        body = {"prompt": PROMPT, "max_tokens": 480, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as answer:
+            events = answer.iter_lines()
+            next(events)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 128 + signal.SIGINT
+        log = process.stderr.read()
+        assert "Traceback" not in log
+        assert log.endswith("interrupted (SIGINT)\n")
+
+
+@pytest.mark.mpirun
 def test_the_command_survives_a_killed_rank(bundle: Path) -> None:
     with command(str(bundle), "-n", "2") as process:
         assert process.stderr is not None

@@ -115,15 +115,12 @@ def _flops(transposed: bool) -> Work:
     )
 
 
-def _torch_conv(name: str) -> Any:
-    def expression(attrs: Attrs) -> str:
-        low, high = ends(attrs)
-        if low == high:
-            return f"F.{name}({{0}}, {{1}}, None, {{strides}}, {low!r}, {{dilation}}, {{groups}})"
-        padded = f"F.pad({{0}}, {torch_widths(low, high)!r})"
-        return f"F.{name}({padded}, {{1}}, None, {{strides}}, 0, {{dilation}}, {{groups}})"
-
-    return expression
+def _torch_conv(attrs: Attrs) -> str:
+    low, high = ends(attrs)
+    if low == high:
+        return f"convolutions.convolution({{0}}, {{1}}, {{strides}}, {low!r}, {{dilation}}, {{groups}})"
+    padded, none = f"F.pad({{0}}, {torch_widths(low, high)!r})", (0,) * len(low)
+    return f"convolutions.convolution({padded}, {{1}}, {{strides}}, {none!r}, {{dilation}}, {{groups}})"
 
 
 def _torch_transposed(name: str) -> Any:
@@ -190,7 +187,7 @@ for _n in (1, 2, 3):
     _define(
         f"nn.conv{_n}d",
         False,
-        _torch_conv(f"conv{_n}d"),
+        _torch_conv,
         f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})",
         convolution_workspace.convolution,
         convolution_gradient(_n),

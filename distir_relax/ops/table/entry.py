@@ -160,10 +160,10 @@ class Semantics:
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
     bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `attention`,
-    `attention_gradients`, `elementwise`, `indices`, `norms`, `positions`, `products`, `quantized`, `random`,
-    `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of `distir_relax.kernels` in scope: reference semantics
-    and code of the torch backend. An op of several results returns a tuple. If it depends on attributes, it is a
-    function of them."""
+    `attention_gradients`, `convolutions`, `elementwise`, `indices`, `norms`, `positions`, `products`, `quantized`,
+    `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of `distir_relax.kernels` in scope: reference
+    semantics and code of the torch backend. An op of several results returns a tuple. If it depends on attributes, it
+    is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes if it

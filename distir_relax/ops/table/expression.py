@@ -144,6 +144,7 @@ def torch_scope() -> dict[str, Any]:
     from distir_relax.kernels import (
         attention,
         attention_gradients,
+        convolutions,
         elementwise,
         indices,
         norms,
@@ -163,6 +164,7 @@ def torch_scope() -> dict[str, Any]:
 
     return {
         **{"torch": torch, "F": F, "attention": attention, "attention_gradients": attention_gradients},
+        **{"convolutions": convolutions},
         **{"elementwise": elementwise, "indices": indices, "norms": norms, "positions": positions},
         **{"products": products, "quantized": quantized, "random": random, "recurrent": recurrent},
         **{"resample": resample, "routing": routing, "scans": scans, "sequence": sequence, "tvm_extern": tvm_extern},
