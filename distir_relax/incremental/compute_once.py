@@ -23,7 +23,7 @@ from distir_relax.ir import (
     value_names,
 )
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.layout import Guard, Symbol, symbols_within
+from distir_relax.layout import Guard, Symbol, assuming, symbols_within
 from distir_relax.ops import Builder, Trait, lookup
 
 
@@ -50,8 +50,10 @@ class ComputeOnce:
         names = [item.value.name for item in main.inputs if item.role == "input"]
         if missing := [name for name in self.inputs if name not in names]:
             raise DistIRError(f"the program has no input {missing[0]!r}", hint=f"its inputs are {', '.join(names)}")
-        rewriter = _Rewriter(main, frozenset(self.inputs))
-        return replace(module, functions=(rewriter.function(),), records=(*module.records, *rewriter.records))
+        with assuming(module.guards):
+            rewriter = _Rewriter(main, frozenset(self.inputs))
+            function = rewriter.function()
+        return replace(module, functions=(function,), records=(*module.records, *rewriter.records))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from distir_relax.incremental.roles import (
 )
 from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value, dependents
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize, specialize_op
-from distir_relax.layout import Guard, Symbol, is_always, size_of
+from distir_relax.layout import Guard, Symbol, assuming, is_always, size_of
 from distir_relax.ops import Builder, IncrementalForm, IncrementalStep, Trait, lookup
 
 Variant: TypeAlias = tuple[str, Roles]
@@ -68,8 +68,9 @@ class Incremental:
         past = Symbol("past", 0, None if most is None else most - 1, sequence.nearest(sequence.typical) - 1)
         positions = Positions(sequence, size_of(past), size_of(Symbol("new", 1, most, 1)))
         _check_lengths(module.main, positions)
-        derivation = _Derivation(Inline().run(module).main, positions)
         guards = [r for r in specialize(module, {self.sequence: positions.total}).records if isinstance(r, Guard)]
+        with assuming(guards):
+            derivation = _Derivation(Inline().run(module).main, positions)
         if most is not None and is_always(positions.total, "<=", most) is None:
             guards.append(Guard(positions.total, "<=", most, True))
         return Module("global", (derivation.result(),), module.meshes, records=(*derivation.records(), *guards))

@@ -11,10 +11,11 @@ wherever needed; all others are sent from place to place, shard by shard::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import (
+    CachedState,
     Function,
     Module,
     Op,
@@ -34,7 +35,8 @@ def place_stages(module: Module, place_of: Sequence[int]) -> Module:
     """Place the stages of a distributed program; ``place_of[s]`` is the place of stage s."""
     mesh = module.meshes[0]
     full_mesh = DeviceMesh((max(place_of) + 1, *mesh.shape), (AXIS, *mesh.axes))
-    placement = _StagePlacement(module.main, place_of)
+    states = {record.input for record in module.records if isinstance(record, CachedState)}
+    placement = _StagePlacement(module.main, place_of, states)
     builder = PlacementBuilder(module.main, placement.place, placement.use_places(), mesh.size, full_mesh.devices)
     main = builder.function()
     records = tuple(r.renamed(builder.copies) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
@@ -55,15 +57,18 @@ class _StagePlacement:
 
     main: Function
     place_of: Sequence[int]
+    states: Collection[str]
+    """The inputs with what earlier calls have left: the place of such a state is that of its next value."""
     place: dict[str, int] = field(default_factory=dict)
     """The places of the values in `_single`."""
     producers: dict[str, Op] = field(init=False)
     _single: set[str] = field(default_factory=set)
-    """Values computed at one place only: they depend on weights, or on tasks."""
+    """Values computed at one place only: they depend on weights or states, or on tasks."""
 
     def __post_init__(self) -> None:
         self.producers = producers(self.main)
         self._single.update(i.value.name for i in self.main.inputs if i.role in ("parameter", "state"))
+        self._single.update(self.states)
         for op in self.main.ops:
             self._place_op(op)
         # Results that no task or placed value depends on are placed with their operands, above all updated state.

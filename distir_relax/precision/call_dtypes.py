@@ -7,12 +7,18 @@ from dataclasses import replace
 
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Function
+from distir_relax.layout import assuming
 from distir_relax.precision.retype import Retyper
 
 
 def with_call_dtypes(imported: Imported, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Imported:
     """Return the model with inputs and outputs of other dtypes, by their names, and casts after and before them."""
-    main = imported.module.main
+    with assuming(imported.module.guards):
+        function = _with_call_dtypes(imported.module.main, inputs, outputs)
+    return replace(imported, module=replace(imported.module, functions=(function,)))
+
+
+def _with_call_dtypes(main: Function, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Function:
     retyper = Retyper(main)
     for item in main.inputs:
         value = item.value
@@ -23,8 +29,7 @@ def with_call_dtypes(imported: Imported, inputs: Mapping[str, str], outputs: Map
             retyper.values[value.name] = retyper.cast(new, value.tensor.dtype)
     for op in main.ops:
         retyper.copy(op)
-    function = retyper.function([outputs.get(o.name, o.value.tensor.dtype) for o in main.outputs])
-    return replace(imported, module=replace(imported.module, functions=(function,)))
+    return retyper.function([outputs.get(o.name, o.value.tensor.dtype) for o in main.outputs])
 
 
 def restore_call_dtypes(imported: Imported, original: Function) -> Imported:

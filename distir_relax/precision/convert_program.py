@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from distir_relax.errors import VerificationError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Attribute, Function, Input, Op, Value
+from distir_relax.layout import assuming
 from distir_relax.precision.call_dtypes import restore_call_dtypes
 from distir_relax.precision.retype import Retyper
 
@@ -43,7 +44,8 @@ def convert_program(imported: Imported, dtype: str) -> Imported:
     values = [item.value for item in main.inputs] + [value for op in main.ops for value in op.results]
     if not any(value.tensor.dtype in sources for value in values):
         return imported
-    converted = _Narrowing(main).function() if dtype == "bfloat16" else _widened(main, sources)
+    with assuming(imported.module.guards):
+        converted = _Narrowing(main).function() if dtype == "bfloat16" else _widened(main, sources)
     kinds = {item.value.name: item.value.tensor.dtype for item in converted.inputs}
     tensors = {name: _converted(tensor, kinds[name]) for name, tensor in imported.tensors.items()}
     result = replace(imported, module=replace(imported.module, functions=(converted,)), tensors=tensors)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Function
+from distir_relax.layout import assuming
 from distir_relax.precision.retype import Retyper
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def keep_weights(imported: Imported, weights: Mapping[str, torch.Tensor]) -> Imp
     """
     import torch
 
-    main = _keep(imported.module.main, weights)
+    with assuming(imported.module.guards):
+        main = _keep(imported.module.main, weights)
     tensors = {**imported.tensors, **{name: data.detach().to(torch.float32) for name, data in weights.items()}}
     return replace(imported, module=replace(imported.module, functions=(main,)), tensors=tensors)
 

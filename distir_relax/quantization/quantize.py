@@ -21,6 +21,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Imported, match_parameters
 from distir_relax.ir import Function, TensorType, Value
 from distir_relax.kernels.quantized import GROUP, quantize_int4, quantize_int8, quantize_int8_groups
+from distir_relax.layout import assuming
 from distir_relax.ops import Builder, QuantizedForm, lookup
 from distir_relax.quantization.tensors import Quantize, group_tensors, quantized_tensors, stored_groups
 
@@ -96,7 +97,8 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
         weight: _FORMAT_OF_TABLES if found.is_table and chosen.bits < _FORMAT_OF_TABLES.bits else chosen
         for weight, found in uses.items()
     }
-    quantizer = _Quantizer(main, weights, {weight: of.kinds for weight, of in formats.items()})
+    with assuming(imported.module.guards):
+        quantizer = _Quantizer(main, weights, {weight: of.kinds for weight, of in formats.items()})
     tensors = dict(imported.tensors)
     names = {value: label for label, value in imported.names.items()}
     for weight, parts in quantizer.parts.items():

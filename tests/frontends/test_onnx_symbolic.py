@@ -253,6 +253,24 @@ def test_collectives_are_checked_for_sizes_that_meet_the_guards() -> None:
         np.testing.assert_allclose(plan(normal(*shape)).numpy(), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(RunError, match="expected h - 6 >= 0, found h = 5"):
         plan(normal(1, 4, 5))
+    narrow = dr.compile(made, strategy="1/1/1/1", precision="bf16")
+    exact = plan(normal(2, 4, 19))
+    assert (narrow(normal(2, 4, 19)) - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "sizes"), [(0.0, 1.0, (1, 9)), (2.5, 0.5, (3, 4, 9)), (7.0, -1.5, (1, 4, 6))]
+)
+def test_a_range_of_floats_over_an_open_dim(start: float, step: float, sizes: tuple[int, ...]) -> None:
+    bounds = {"start": np.float32(start), "step": np.float32(step)}
+    end = [node("Shape", ["x"], ["s"]), node("Gather", ["s", "n0"], ["n"]), node("Cast", ["n"], ["end"], to=1)]
+    made = model([*end, node("Range", ["start", "end", "step"], ["y"])], {"x": ("n",)}, ["y"])
+    made.graph.initializer.extend(numpy_helper.from_array(np.array(array), key) for key, array in bounds.items())
+    imported = import_onnx(made)
+    for size in sizes:
+        (expected,) = ReferenceEvaluator(made).run(None, {"x": normal(size)})
+        found = interpret(specialize(imported.module, {"n": size}), {**imported.tensors, "x": torch.zeros(size)})
+        torch.testing.assert_close(found["y"], torch.from_numpy(expected))
 
 
 def test_errors_say_which_dims_to_bound() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -52,11 +53,19 @@ define(
 )
 
 
+_MAX_DENOMINATOR = 1 << 20
+
+
 def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if not attrs["stride"]:
         raise ValueError("expected a stride other than 0")
     start, end, step = attrs["start"], attrs["end"], attrs["stride"]
     if is_symbolic((start, end, step)):
+        # The numerators of all three over one denominator: sizes are whole.
+        unit = math.lcm(*(Fraction(n).denominator for n in (start, end, step) if isinstance(n, float)))
+        if unit > _MAX_DENOMINATOR:
+            raise ValueError(f"expected whole numbers or binary fractions beside a size, found {start}, {end}, {step}")
+        start, end, step = (int(n * unit) if isinstance(n, float) else n * unit for n in (start, end, step))
         sign = 1 if step > 0 else -1
         count = floor_divide(sign * (end - start) + sign * step - 1, sign * step)
     else:
@@ -65,7 +74,8 @@ def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _later_numbers(step: IncrementalStep) -> Value:
-    start, stride = step.attrs["start"], step.attrs["stride"]
+    bounds = step.attrs["start"], step.attrs["stride"]
+    start, stride = (int(n) if isinstance(n, float) and n.is_integer() else n for n in bounds)
     first = start + step.past * stride
     numbers: Value = step.emit(
         "arange", start=first, end=first + step.new * stride, stride=stride, dtype=step.attrs["dtype"]
