@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import glob
+import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -337,16 +338,21 @@ class Training:
 
     def _convert(self, configured: ConfiguredOptimizer) -> Optimizer:
         """Return the optimizer of a Lightning module or of `arguments`, with its scheduler."""
-        calls = configured.frequency
-        if configured.epochs and configured.scheduler is not None:
-            if self.steps_per_epoch is None:
-                raise DistIRError(
-                    "expected the number of steps of an epoch, at whose end the scheduler is stepped",
-                    type(configured.scheduler).__name__, "pass steps_per_epoch=len(loader)",
-                )  # fmt: skip
-            calls *= self.steps_per_epoch
-        steps = self._settings.run.get("steps")
-        return from_torch(configured.optimizer, self.model, configured.scheduler, steps=steps, steps_per_call=calls)
+        calls, epoch = configured.frequency, self.steps_per_epoch
+        if configured.scheduler is not None and epoch is None and (configured.epochs or calls > 1):
+            raise DistIRError(
+                "expected the number of steps of an epoch, by which the scheduler is stepped",
+                type(configured.scheduler).__name__, "pass steps_per_epoch=len(loader)",
+            )  # fmt: skip
+        if configured.epochs:
+            calls, epoch = calls * (epoch or 1), None
+        else:
+            # Lightning counts the batches of an epoch, of which a step takes as many as it accumulates.
+            calls //= math.gcd(calls, self._settings.accumulation)
+        return from_torch(
+            configured.optimizer, self.model, configured.scheduler, steps=self._settings.run.get("steps"),
+            steps_per_call=calls, steps_per_epoch=epoch,
+        )  # fmt: skip
 
     def _with_arguments(self, options: CompileOptions) -> CompileOptions:
         """Return options of compilation with the microbatches and the recomputation that `arguments` have."""

@@ -41,13 +41,13 @@ _CHANGED = ("momentum", "betas", "weight_decay")
 
 def from_torch(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, scheduler: Any = None, *,
-    steps: int | None = None, steps_per_call: int = 1,
+    steps: int | None = None, steps_per_call: int = 1, steps_per_epoch: int | None = None,
 ) -> Optimizer:  # fmt: skip
     """Return the optimizer that makes the steps of a torch optimizer of a model's parameters, group by group.
 
     Those of `torch.optim` that have an equal here become it; a class of another package is traced (`TorchOptimizer`).
     `scheduler` is one of `torch.optim.lr_scheduler`, or None: its rates of `steps` steps are recorded, where it is
-    stepped after each `steps_per_call`.
+    stepped after each `steps_per_call`, counted anew in each epoch of `steps_per_epoch`.
 
     Raises `DistIRError` for an optimizer that has made steps or has other parameters than the trained ones of the
     model, for a scheduler that needs a metric, changes more than rates or has no number of `steps`, and as
@@ -65,7 +65,7 @@ def from_torch(
                 "expected the number of steps, of which the scheduler's rates are recorded", type(scheduler).__name__,
                 "pass steps=",
             )  # fmt: skip
-        rates = list(record_rates(scheduler, steps, steps_per_call))
+        rates = list(record_rates(scheduler, steps, steps_per_call, steps_per_epoch))
     parts = [_part(optimizer, group, rate) for group, rate in zip(optimizer.param_groups, rates, strict=True)]
     largest = max(range(len(parts)), key=lambda number: len(names[number]))
     others = {
@@ -77,11 +77,13 @@ def from_torch(
     return Groups(parts[largest], others) if others else parts[largest]
 
 
-def record_rates(scheduler: Any, steps: int, steps_per_call: int = 1) -> list[Schedule]:
+def record_rates(
+    scheduler: Any, steps: int, steps_per_call: int = 1, steps_per_epoch: int | None = None
+) -> list[Schedule]:
     """Return the rates of each group that a scheduler of torch sets in `steps` steps; it does not change itself.
 
-    It is stepped after each `steps_per_call` steps. Raises `DistIRError` for one that needs a metric, and for one that
-    changes the momentum.
+    It is stepped after each `steps_per_call` steps, counted anew in each epoch of `steps_per_epoch`. Raises
+    `DistIRError` for one that needs a metric, and for one that changes the momentum.
     """
     import torch
 
@@ -104,7 +106,8 @@ def record_rates(scheduler: Any, steps: int, steps_per_call: int = 1) -> list[Sc
         others = _others(stand_in)
         rates = [[float(group["lr"])] for group in stand_in.param_groups]
         for step in range(1, steps):
-            if step % steps_per_call == 0:
+            in_epoch = step if steps_per_epoch is None else (step - 1) % steps_per_epoch + 1
+            if in_epoch % steps_per_call == 0:
                 own.step()
             for recorded, group in zip(rates, stand_in.param_groups, strict=True):
                 recorded.append(float(group["lr"]))

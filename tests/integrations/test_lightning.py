@@ -116,6 +116,52 @@ def test_a_run_is_that_of_lightning(tmp_path: Path) -> None:
         torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-9, atol=1e-12)
 
 
+class Frequent(Classifier):
+    """Steps its scheduler after some batches, or epochs."""
+
+    def __init__(self, interval: str, frequency: int) -> None:
+        super().__init__()
+        self.interval, self.frequency = interval, frequency
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        config = {"scheduler": scheduler, "interval": self.interval, "frequency": self.frequency}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class TheirRates(pl.Callback):
+    """The rate of each step of Lightning's optimizer."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("interval", "frequency", "accumulated"), [("step", 3, 1), ("step", 2, 2), ("step", 4, 2), ("epoch", 2, 1)]
+)
+def test_a_frequency_counts_batches_of_an_epoch(interval: str, frequency: int, accumulated: int) -> None:
+    module, theirs, data = Frequent(interval, frequency), TheirRates(), loader()
+    trainer = pl.Trainer(
+        max_epochs=4, accumulate_grad_batches=accumulated, callbacks=[theirs], num_sanity_val_steps=0,
+        enable_checkpointing=False, limit_val_batches=0, **QUIET,
+    )  # fmt: skip
+    epoch = len(data) // accumulated
+    batch = next(iter(DataLoader(data.dataset, batch_size=9 * accumulated)))
+    training = dr.Training(copy.deepcopy(module), example_batch=batch, arguments=trainer, steps_per_epoch=epoch)
+    rate = training.resolved.optimizer.lr
+    assert callable(rate)
+    trainer.fit(module, data)
+    assert len(theirs.rates) == 4 * epoch
+    assert [rate(step) for step in range(4 * epoch)] == pytest.approx(theirs.rates)
+    if interval == "step":
+        with pytest.raises(DistIRError, match="the number of steps of an epoch"):
+            dr.Training(module, example_batch=batch, arguments=pl.Trainer(max_steps=8, **QUIET)).resolved  # noqa: B018
+
+
 class Manual(Classifier):
     """Calls its optimizer itself."""
 

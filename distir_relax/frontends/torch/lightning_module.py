@@ -24,7 +24,7 @@ _LOGGING = ("log", "log_dict")
 class ConfiguredOptimizer:
     """The result of `configure_optimizers`: an optimizer of torch, and a scheduler of its rate or None.
 
-    The scheduler is stepped each `frequency` steps, or epochs if it counts `epochs`.
+    The scheduler is stepped each `frequency` batches of an epoch, or epochs if it counts `epochs`.
     """
 
     optimizer: torch.optim.Optimizer
