@@ -30,7 +30,7 @@ _OPTIONS: Mapping[str, tuple[type[Optimizer], tuple[str, ...]]] = {
     "RMSprop": (RMSprop, ("alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
     "Adagrad": (Adagrad, ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize")),
     "Adafactor": (Adafactor, ("beta2_decay", "eps", "d", "weight_decay", "maximize")),
-    "Muon": (Muon, ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps")),
+    "Muon": (Muon, ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")),
 }
 """The optimizers of `torch.optim` by name, with the options that they share with torch's."""
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable", "params", "lr", "initial_lr", "max_lr", "min_lr")
@@ -150,8 +150,6 @@ def _part(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], rate: floa
         if ours is Adam and group.get("decoupled_weight_decay"):
             ours = AdamW
         options = {name: group[name] for name in shared if name in group}
-        if ours is Muon and (adjust := group.get("adjust_lr_fn")):
-            options["adjust_lr"] = adjust
         make: Callable[..., Optimizer] = ours
         return make(lr=rate, **options)
     options = {name: value for name, value in group.items() if name not in _IMPLEMENTATION}

@@ -1,7 +1,7 @@
 """Muon: momentum whose matrices are made nearly orthogonal: `torch.optim.Muon`.
 
-Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; `adjust_lr` "match_rms_adamw" as in Liu et
-al., Muon is Scalable for LLM Training, 2025.
+Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; `adjust_lr_fn` "match_rms_adamw" as in Liu
+et al., Muon is Scalable for LLM Training, 2025.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _ADJUSTED = ("original", "match_rms_adamw", "none")
 class Muon(Optimizer):
     """The options of `torch.optim.Muon`, for matrices alone; `dr.Groups` gives other parameters another optimizer.
 
+    `adjust_lr_fn` is torch's: the rate by the shape of a matrix, "original" by default, or "none" of it.
     The iteration of Newton and Schulz computes in `ns_dtype`, by default that of the parameter; torch's is bfloat16.
     `lr` may be a `Schedule`. Parameters that match one of the patterns `no_decay` have no weight decay, which is
     decoupled. Raises `DistIRError` for options that are not numbers or below 0, and for a parameter that is no matrix.
@@ -37,7 +38,7 @@ class Muon(Optimizer):
     eps: float = 1e-7
     ns_steps: int = 5
     ns_dtype: str | None = None
-    adjust_lr: str = "original"
+    adjust_lr_fn: str | None = None
     no_decay: str | tuple[str, ...] = ()
     maximize: bool = False
 
@@ -49,8 +50,8 @@ class Muon(Optimizer):
             raise DistIRError(f"expected three ns_coefficients, found {numbers!r}", "Muon")
         if not isinstance(self.ns_steps, int) or not 0 <= self.ns_steps < 100:
             raise DistIRError(f"expected ns_steps from 0 to below 100, found {self.ns_steps!r}", "Muon")
-        if self.adjust_lr not in _ADJUSTED:
-            raise DistIRError(f"expected adjust_lr of {', '.join(_ADJUSTED)}, found {self.adjust_lr!r}", "Muon")
+        if self.adjust_lr_fn not in (None, *_ADJUSTED):
+            raise DistIRError(f"expected adjust_lr_fn of {', '.join(_ADJUSTED)}, found {self.adjust_lr_fn!r}", "Muon")
         if self.ns_dtype not in (None, "bfloat16", "float32", "float64"):
             raise DistIRError(f"expected ns_dtype of bfloat16, float32 or float64, found {self.ns_dtype!r}", "Muon")
 
@@ -101,6 +102,6 @@ class Muon(Optimizer):
         return g.emit("permute_dims", x, axes=(1, 0)) if is_tall else x
 
     def _ratio(self, rows: int, columns: int) -> float:
-        if self.adjust_lr == "original":
+        if self.adjust_lr_fn in (None, "original"):
             return math.sqrt(max(1, rows / columns))
-        return 0.2 * math.sqrt(max(rows, columns)) if self.adjust_lr == "match_rms_adamw" else 1.0
+        return 0.2 * math.sqrt(max(rows, columns)) if self.adjust_lr_fn == "match_rms_adamw" else 1.0

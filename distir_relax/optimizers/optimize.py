@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar
 
@@ -87,6 +89,14 @@ class Optimize:
                 f"the program has no parameter {unknown[0]!r} to train",
                 hint=f"its parameters are {', '.join(list(parameters)[:6])}",
             )
+        for part in self.optimizer.parts:
+            for pattern in part.no_decay_patterns:
+                if not any(fnmatchcase(name, pattern) for name in parameters):
+                    near = difflib.get_close_matches(pattern, parameters, 1) or list(parameters)[:6]
+                    raise DistIRError(
+                        f"no parameter matches {pattern!r} of `no_decay`", type(part).__name__,
+                        f"parameters have names such as {', '.join(near)}",
+                    )  # fmt: skip
         if not grads or (self.trained is not None and len(grads) < len(set(self.trained))):
             missing = ", ".join([name for name in trained if name not in grads][:4]) or "any parameter"
             raise DistIRError(

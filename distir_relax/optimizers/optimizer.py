@@ -78,10 +78,14 @@ class Optimizer(ABC):
         of any other ops: it is then written back.
         """
 
+    @property
+    def no_decay_patterns(self) -> tuple[str, ...]:
+        """Return the patterns `no_decay`."""
+        return (self.no_decay,) if isinstance(self.no_decay, str) else tuple(self.no_decay)
+
     def decay_of(self, parameter: Value) -> float:
         """Return the weight decay of a parameter: 0 if its name matches one of the patterns `no_decay`."""
-        patterns = (self.no_decay,) if isinstance(self.no_decay, str) else self.no_decay
-        return 0.0 if any(fnmatchcase(parameter.name, p) for p in patterns) else self.weight_decay
+        return 0.0 if any(fnmatchcase(parameter.name, p) for p in self.no_decay_patterns) else self.weight_decay
 
     def check(self, **numbers: float | Schedule) -> None:
         """Raise `DistIRError` for an option that is not a number of at least 0, and for `no_decay` without patterns."""

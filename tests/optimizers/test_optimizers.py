@@ -125,15 +125,26 @@ def test_some_parameters_have_no_decay() -> None:
     assert_same(trained(imported, module, step, data), by_torch(model, theirs, data))
 
 
-@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_groups_have_optimizers_of_their_own(adjust: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_that_match_no_parameter_are_errors() -> None:
+    model, data = Perceptron(), batches(1)
+    for optimizer in (
+        dr.AdamW(LR, no_decay=("norm*", "*.biass")),
+        dr.Groups(dr.SGD(LR), {"up.weight": dr.AdamW(LR, no_decay="*.biass")}),
+    ):
+        message = r"(?s)AdamW: no parameter matches '\*\.biass' of `no_decay`.*names such as .*\.bias"
+        with pytest.raises(DistIRError, match=message):
+            training(model, data[0], Optimize(optimizer))
+
+
+@pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
+def test_groups_have_optimizers_of_their_own(adjust: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Muon for matrices, one of which is tall, and SGD with another rate for a norm; torch's Muon in float64."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
     torch.manual_seed(0)
     model, data = Perceptron(), batches(4)
     groups = {
-        "up.weight": dr.Muon(LR, momentum=0.8, adjust_lr=adjust),
-        "down.weight": dr.Muon(LR, nesterov=False, weight_decay=0.0, ns_steps=3, adjust_lr=adjust),
+        "up.weight": dr.Muon(LR, momentum=0.8, adjust_lr_fn=adjust),
+        "down.weight": dr.Muon(LR, nesterov=False, weight_decay=0.0, ns_steps=3, adjust_lr_fn=adjust),
         "norm.*": dr.SGD(dr.StepDecay(LR, 2, 0.5), momentum=0.9),
     }
     step = Optimize(dr.Groups(dr.AdamW(LR, weight_decay=0.3), groups), clip_norm=0.5)
@@ -281,7 +292,7 @@ def test_what_cannot_be_trained_is_said() -> None:
         (lambda: dr.Lion(betas=(0.9,)), "two betas from 0 to below 1"),
         (lambda: dr.Muon(ns_coefficients=(1, 2)), "three ns_coefficients"),
         (lambda: dr.Muon(ns_steps=100), "ns_steps from 0 to below 100"),
-        (lambda: dr.Muon(adjust_lr="other"), "adjust_lr of original, match_rms_adamw, none"),
+        (lambda: dr.Muon(adjust_lr_fn="other"), "adjust_lr_fn of original, match_rms_adamw, none"),
         (lambda: dr.Muon(ns_dtype="int8"), "ns_dtype of bfloat16"),
         (lambda: dr.Groups(dr.SGD, {}), "expected an optimizer such as"),
         (lambda: dr.Groups(dr.SGD(), {"*": dr.Groups(dr.SGD())}), r"found Groups\n.*the group '\*'|found Groups"),

@@ -186,7 +186,9 @@ class DivergingExecutor(ThreadExecutor):
     """An executor in which another process has other values."""
 
     def exchange(self, value: Any) -> list[Any]:
-        return [value, f"{value} elsewhere" if isinstance(value, str) else value]
+        if isinstance(value, list):
+            return [value, [f"{item} elsewhere" if isinstance(item, str) else item for item in value]]
+        return [value, value]
 
 
 def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> None:
@@ -194,6 +196,26 @@ def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> N
     source = Stream(bundle.manifest, data.batches)
     training = Training(DivergingExecutor(Session(bundle)), lambda seed: source, TrainOptions(2), [Heard()])
     with pytest.raises(RunError, match="the ranks get different batches"):
+        training.run()
+
+
+class EndingExecutor(ThreadExecutor):
+    """An executor in which the data of another process have ended when the fourth batch is read."""
+
+    reads = 0
+
+    def exchange(self, value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            return [value, value]
+        self.reads += 1
+        return [value, [*value[:-1], self.reads == 4]]
+
+
+def test_data_that_end_early_on_a_rank_are_told_at_once(bundles: dict[int, Path]) -> None:
+    bundle = read_bundle(bundles[3])
+    source = Stream(bundle.manifest, data.batches)
+    training = Training(EndingExecutor(Session(bundle)), lambda seed: source, TrainOptions(9), [Heard()])
+    with pytest.raises(RunError, match="after 3 steps the data have ended on rank 1, but not on all"):
         training.run()
 
 

@@ -88,7 +88,7 @@ class Training:
             begun = time.perf_counter()
             batch, data_error = self._next(source, step + 1)
             waited = time.perf_counter() - begun
-            self._synchronize(step, loss, error or data_error)
+            self._synchronize(step, loss, error or data_error, batch is None)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
@@ -149,7 +149,9 @@ class Training:
         with self.executor.agreed():
             batch = source.batch(step) if step < self.options.steps else None
         mine = _digest(batch.global_arrays()) if batch is not None and source.streams else ""
-        if len(set(self.executor.exchange(mine))) > 1:
+        everyone = self.executor.exchange([mine, batch is None])
+        self._check_ends([theirs[1] for theirs in everyone], step)
+        if len({theirs[0] for theirs in everyone}) > 1:
             with self.executor.agreed():
                 raise RunError(
                     "the ranks get different batches", "the data",
@@ -189,10 +191,10 @@ class Training:
             return failure
         return None
 
-    def _synchronize(self, step: int, loss: float, error: DistIRError | None) -> None:
+    def _synchronize(self, step: int, loss: float, error: DistIRError | None, ends: bool) -> None:
         """Exchange errors, signals, the end of data and requests of callbacks between two steps."""
         number = math.isfinite(loss) or not self.executor.first
-        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason])
+        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason, ends])
         self.ended.step, self.ended.loss = step + 1, loss
         if not all(theirs[0] for theirs in everyone):
             shown = self.executor.exchange(str(loss))[0]
@@ -204,8 +206,19 @@ class Training:
             with self.executor.agreed():
                 if error is not None:
                     raise error
+        self._check_ends([theirs[4] for theirs in everyone], step + 1)
         self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
+
+    def _check_ends(self, ends: Sequence[bool], steps: int) -> None:
+        """Raise RunError if the data of some processes have ended, and those of others have not."""
+        if len(set(ends)) > 1:
+            ended = [str(rank) for rank, ends_here in enumerate(ends) if ends_here]
+            with self.executor.agreed():
+                raise RunError(
+                    f"after {steps} steps the data have ended on rank {', '.join(ended)}, but not on all", "the data",
+                    "every rank takes its rows of the same batches: give all of them as many",
+                )  # fmt: skip
 
     def _evaluate(self, step: int) -> bool:
         """Evaluate after a step, if one is due; return whether the metric of the best checkpoint has improved."""
