@@ -9,7 +9,7 @@ from distir_relax.autodiff.backward import gradients, is_differentiable
 from distir_relax.autodiff.call_gradients import Functions
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Output, TensorType, live_ops
-from distir_relax.ops import Builder, cast
+from distir_relax.ops import Builder, cast, update_after_reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Differentiate:
                 "leave these out of the parameters that are trained",
             )  # fmt: skip
         grad_outputs = tuple(Output(f"{v.name}.grad", grads[v.name]) for v in wrt)
-        function = Function(main.name, tuple(g.inputs), tuple(g.ops), (*main.outputs, *grad_outputs))
+        ops = update_after_reads(g.ops)
+        function = Function(main.name, tuple(g.inputs), ops, (*main.outputs, *grad_outputs))
         return replace(module, functions=(replace(function, ops=live_ops(function)), *functions.used()))
 
     def _is_wrt(self, name: str, role: str) -> bool:

@@ -45,7 +45,7 @@ from distir_relax.layout.partition import balanced
 from distir_relax.lowering.microbatch_order import order_microbatches
 from distir_relax.lowering.project import classify_ranks, project
 from distir_relax.lowering.to_distir import ToDistIR
-from distir_relax.ops import Builder, Trait, lookup
+from distir_relax.ops import Builder, Trait, lookup, update_after_reads
 from distir_relax.ops.communication.serialized import slices
 from distir_relax.ops.table.spmd_inference import local_attrs
 from distir_relax.sharding import DelayReductions, NonfiniteValues, Propagate
@@ -186,7 +186,7 @@ class _Unroller:
         unrolled = Function(
             main.name,
             tuple(self.g.inputs),
-            tuple(order_microbatches(self.g.ops, self.parts, self.totals, self.position_of)),
+            update_after_reads(order_microbatches(self.g.ops, self.parts, self.totals, self.position_of)),
             tuple(outputs),
         )
         unrolled = replace(unrolled, ops=live_ops(unrolled))

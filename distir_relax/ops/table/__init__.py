@@ -120,6 +120,7 @@ from distir_relax.ops.table.type_inference import (
     same_type,
     same_types,
 )
+from distir_relax.ops.table.update_order import update_after_reads
 from distir_relax.ops.table.windows import GATHER, SCATTER, RepeatWindow, SampledWindow, StridedWindow, Window
 
 __all__ = [
@@ -246,5 +247,6 @@ __all__ = [
     "torch_reusing",
     "torch_scope",
     "unsplit_axis_rule",
+    "update_after_reads",
     "widened",
 ]
