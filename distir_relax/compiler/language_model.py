@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.analysis.causality import are_close
+from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
+from distir_relax.frontends.torch.export_check import call_model
+from distir_relax.ir import producers
+from distir_relax.ir.symbols import module_symbols, specialize
+from distir_relax.layout import size_of, symbols_of
 
 if TYPE_CHECKING:
     import torch
@@ -97,13 +103,41 @@ def import_language_model(
     batch = Dim("batch", max=limits.batch, typical=1)
     tokens = {0: batch, 1: Dim("sequence", max=limits.sequence)}
     if encoder is None:
-        first = next(iter(parameters), "")
-        imported = import_model(model, (_ids(model, _EXAMPLE),), kwargs, None, None, True, {first: tokens})
+        first, example = next(iter(parameters), ""), (_ids(model, _EXAMPLE),)
+        try:
+            imported = import_model(model, example, kwargs, None, None, True, {first: tokens})
+        except ImportModelError as error:
+            if f"guard sequence != {limits.sequence}." not in error.message:
+                raise
+            tokens[1] = Dim("sequence", max=limits.sequence - 1)
+            shorter = import_model(model, example, kwargs, None, None, True, {first: tokens})
+            imported = _with_last_length(shorter, model, kwargs, limits.sequence, error)
     else:
         source, dims = _encoder_example(model, encoder, limits, batch, encoder_example)
         kwargs |= {encoder.name: source, _DECODER: _ids(model, _EXAMPLE)}
         imported = import_model(model, (), kwargs, None, None, True, {encoder.name: dims, _DECODER: tokens})
     return _with_logits_only(imported)
+
+
+def _with_last_length(
+    imported: Imported, model: Any, kwargs: Mapping[str, Any], length: int, error: ImportModelError
+) -> Imported:
+    """Return a model that was exported for up to ``length - 1`` tokens for `length`, too.
+
+    A slice of a table or a mask for `length` positions (``mask[:n, :n]``) is the whole there, which torch.export takes
+    for a case of its own. Raises `error` if the program computes other results there than the model.
+    """
+    sequence = module_symbols(imported.module)["sequence"]
+    module = specialize(imported.module, {"sequence": size_of(replace(sequence, high=length))})
+    if any(tensor.is_meta for tensor in imported.tensors.values()):
+        return replace(imported, module=module)
+    ids = _ids(model, (1, length))
+    (name,) = (item.value.name for item in module.main.inputs if item.role == "input")
+    found = interpret(specialize(module, {"batch": 1, "sequence": length}), {**imported.tensors, name: ids})
+    results = call_model(model, model, (ids,), kwargs)
+    if not all(a.shape == b.shape and are_close(a, b) for a, b in zip(found.values(), results, strict=False)):
+        raise error
+    return replace(imported, module=module)
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
@@ -149,6 +183,15 @@ def _with_logits_only(imported: Imported) -> Imported:
         raise ImportModelError(
             f"expected an output of logits, (batch, sequence, vocabulary), found {names}",
             hint="wrap the model in a module that returns its logits alone",
+        )
+    symbols = {symbol.name for symbol in symbols_of(found.value.tensor.shape[1])}
+    if "sequence" in module_symbols(imported.module) and "sequence" not in symbols:
+        raise ImportModelError(
+            f"expected scores at every position, (batch, sequence, vocabulary), found {found.name} "
+            f"{found.value.tensor}",
+            producer.location if (producer := producers(main).get(found.value.name)) else "",
+            "apply the last layer to all positions, lm_head(x) instead of lm_head(x[:, [-1], :]): the program that "
+            "continues a text computes the scores that it needs",
         )
     only = eliminate_dead_ops(replace(main, outputs=(found,)))
     imported = replace(imported, module=replace(imported.module, functions=(only,)))

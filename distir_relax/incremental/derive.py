@@ -69,10 +69,10 @@ class Incremental:
         positions = Positions(sequence, size_of(past), size_of(Symbol("new", 1, most, 1)))
         _check_lengths(module.main, positions)
         guards = [r for r in specialize(module, {self.sequence: positions.total}).records if isinstance(r, Guard)]
-        with assuming(guards):
-            derivation = _Derivation(Inline().run(module).main, positions)
         if most is not None and is_always(positions.total, "<=", most) is None:
             guards.append(Guard(positions.total, "<=", most, True))
+        with assuming(guards):
+            derivation = _Derivation(Inline().run(module).main, positions)
         return Module("global", (derivation.result(),), module.meshes, records=(*derivation.records(), *guards))
 
 

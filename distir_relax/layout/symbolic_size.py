@@ -80,6 +80,14 @@ class Guard:
         """The symbols that it depends on."""
         return symbols_of(self.first) | symbols_of(self.second)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The bounds of the difference of both sizes."""
+        if self.relation == "==":
+            return (0, 0) if self.holds else (-math.inf, math.inf)
+        last = -1 if self.relation == "<" else 0
+        return (-math.inf, last) if self.holds else (last + 1, math.inf)
+
     def is_met(self, values: Mapping[str, int]) -> bool:
         """Return whether it holds for values of all symbols."""
         first, second = evaluate_size(self.first, values), evaluate_size(self.second, values)
@@ -104,15 +112,34 @@ class Guards:
     def decide(self, first: Size, relation: Relation, second: Size) -> bool | None:
         """Return whether a comparison holds for the typical values, and record that as a guard.
 
-        If the guards are complete, return None for one that is not among them.
+        If the guards are complete, return what follows from one of them, or None.
         """
         key = (first, relation, second)
         if key not in self.found:
             if self.is_complete:
-                return None
+                return self._follows(first, relation, second)
             holds = is_always(typical_value(first), relation, typical_value(second))
             self.found[key] = Guard(*key, bool(holds), self.location)
         return self.found[key].holds
+
+    def _follows(self, first: Size, relation: Relation, second: Size) -> bool | None:
+        """Return whether a comparison holds if one of the guards does, which bounds the same difference; None if open.
+
+        From ``new + past <= 64`` it follows that ``64 < new + past`` does not hold.
+        """
+        low, high = -math.inf, math.inf
+        for guard in self.found.values():
+            ends = guard.ends
+            for sign in (1, -1):
+                offset = first - second - sign * (guard.first - guard.second)
+                if isinstance(offset, int):
+                    a, b = sorted(sign * end + offset for end in ends)
+                    low, high = max(low, a), min(high, b)
+        if high < 0 or low > 0:
+            return high < 0 and relation != "=="
+        if relation == "<" and low >= 0:
+            return False
+        return True if relation == "<=" and high <= 0 else None
 
 
 _GUARDS: ContextVar[Guards | None] = ContextVar("guards", default=None)

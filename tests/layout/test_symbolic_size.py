@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from distir_relax.errors import DistIRError
 from distir_relax.layout.partition import balanced
 from distir_relax.layout.symbolic_size import (
+    Guard,
     Size,
     Symbol,
     SymbolicSize,
     UndecidedSize,
     are_equal,
+    assuming,
     balanced_part,
     bounds,
     evaluate_size,
@@ -180,3 +182,16 @@ def test_multiples_of_a_symbol() -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(DistIRError, match=r"expected|there is no size"):
         parse_size(text, SYMBOLS)
+
+
+def test_what_follows_from_a_guard() -> None:
+    past, new = size_of(Symbol("past", 0, 64)), size_of(Symbol("new", 1, 64))
+    with assuming([Guard(past + new, "<=", 40, True), Guard(new, "<", past, False)]):
+        assert not past + new > 64
+        assert past + new <= 40
+        assert 41 - new > past
+        assert past - new <= 0
+        with pytest.raises(UndecidedSize):
+            past + new < 40  # noqa: B015
+        with pytest.raises(UndecidedSize):
+            past < new  # noqa: B015

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from distir_relax.errors import DistIRError
+
 if TYPE_CHECKING:
     import torch
 
@@ -43,9 +45,10 @@ class SizedValues:
     def of(self, past: int, new: int, last: int) -> Sequence[torch.Tensor | None]:
         """Return the values for a request of these sizes."""
         first = past - past % BLOCK
-        if self._dims is None or past + new > first + BLOCK:
+        block = None if self._dims is None or past + new > first + BLOCK else self._block(first)
+        if block is None or self._dims is None:
             return self._exact(past, new, last)
-        values, all_true = self._block(first)
+        values, all_true = block
         row = past - first
         return [
             None
@@ -58,11 +61,17 @@ class SizedValues:
         values = self._prepare(past, new, last)
         return [None if new == 1 and n in self._masks and bool(x.all()) else x for n, x in enumerate(values)]
 
-    def _of_block(self, first: int) -> tuple[Sequence[torch.Tensor], list[list[bool]]]:
-        """Return the values of a block, and for each mask whether the columns up to a row's position are true."""
+    def _of_block(self, first: int) -> tuple[Sequence[torch.Tensor], list[list[bool]]] | None:
+        """Return the values of a block, and for each mask whether the columns up to a row's position are true.
+
+        None if the program has no such positions, whose table of embeddings ends within the block.
+        """
         assert self._dims is not None
         count = BLOCK if self._max_length is None else min(BLOCK, self._max_length - first)
-        values = self._prepare(first, count, 0)
+        try:
+            values = self._prepare(first, count, 0)
+        except (DistIRError, RuntimeError, IndexError):
+            return None
         return values, [
             _rows_all_true(x, dims, first) if n in self._masks else []
             for n, (x, dims) in enumerate(zip(values, self._dims, strict=True))
