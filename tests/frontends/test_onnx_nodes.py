@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("cases of the ONNX standard")
 
 # What a program cannot say, and refuses: everything else is computed.
 REFUSED = re.compile(
-    r"training_dropout|dequantizelinear_blocked|"
+    r"training_dropout|"
     r"reduce_(max|min|log_sum_exp)_empty_set|attention_4d_(causal_)?padded_kv_bf16|"
     r"einsum_batch_diagonal|gridsample_volumetric|"
     r"averagepool_[23]d_dilations|batchnorm_.*_training_mode"

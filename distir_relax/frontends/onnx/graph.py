@@ -233,7 +233,7 @@ class OnnxGraph:
             return as_array(value, self.builder.location)
         if attribute.type == attribute.STRING:
             return value.decode("utf-8")
-        if attribute.name == "to":
+        if attribute.name in ("to", "output_dtype") and value:
             return dtype_name(value, self.builder.location)
         return list(value) if attribute.type in (attribute.INTS, attribute.FLOATS) else value
 

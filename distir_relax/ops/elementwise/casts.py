@@ -18,7 +18,6 @@ from distir_relax.ops.table import (
     Split,
     Trait,
     aten,
-    axis_of,
     cast,
     define,
     dtype_name,
@@ -27,9 +26,9 @@ from distir_relax.ops.table import (
     operands,
     pointwise_sizes,
     relax_as_aten,
-    reshape_to,
     same_type,
 )
+from distir_relax.ops.table.onnx_quantization import align_scale, round_to
 
 
 def _cast_sizes(operands: Sequence[Any], attrs: Attrs) -> Any:
@@ -107,21 +106,20 @@ def _onnx_cast(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 
 @onnx("DequantizeLinear")
-def _onnx_dequantize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    if attrs.get("block_size", 0):
-        raise NotImplementedError("block-wise scales")
-    scale = x[1]
-    rank, axis = len(x[0].tensor.shape), attrs.get("axis", 1)
-    sides = [cast(g, x[0], scale.tensor.dtype)]
-    for i in (1, 2):
-        if x.has(i):
-            side = cast(g, x[i], scale.tensor.dtype)
-            wide = [1] * rank
-            if side.tensor.elements > 1:
-                wide[axis_of(axis, rank)] = side.tensor.elements
-            sides.append(reshape_to(g, side, tuple(wide)) if side.tensor.shape else side)
-    y = g.emit("subtract", sides[0], sides[2]) if len(sides) > 2 else sides[0]
-    return g.emit("multiply", y, sides[1])
+def _dequantize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    scale, *zero = (align_scale(g, x[0], x[i], attrs) for i in (1, 2) if x.has(i))
+    kind = x[1].tensor.dtype
+    y = cast(g, x[0], kind)
+    y = g.emit("subtract", y, cast(g, zero[0], kind)) if zero else y
+    return g.emit("multiply", y, scale)
+
+
+@onnx("QuantizeLinear")
+def _quantize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    dtype = x.dtype(2) if x.has(2) else attrs.get("output_dtype") or "uint8"
+    sides = [align_scale(g, x[0], x[i], attrs) for i in (1, 2) if x.has(i)]
+    quotient = g.emit("divide", cast(g, x[0], "float32"), cast(g, sides[0], "float32"))
+    return round_to(g, quotient, sides[1] if len(sides) > 1 else None, dtype)
 
 
 @onnx("Identity")

@@ -53,6 +53,7 @@ from distir_relax.ops.table import (
     Types,
     Work,
     aten,
+    cast,
     define,
     fill_before,
     look_back,
@@ -63,6 +64,7 @@ from distir_relax.ops.table import (
     reshape_to,
 )
 from distir_relax.ops.table.entry import Infer, RuleOf
+from distir_relax.ops.table.onnx_quantization import exact_integers, requantize
 
 
 def _windows(types: Types, attrs: Attrs, transposed: bool) -> tuple[StridedWindow, ...]:
@@ -314,6 +316,29 @@ def _nhwc_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     inner, last = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
     data, weight = (g.emit("permute_dims", part, axes=inner) for part in (x[0], x[1]))
     return g.emit("permute_dims", _windowed(g, data, weight, x[2] if x.has(2) else None, attrs), axes=last)
+
+
+@onnx("ConvInteger")
+def _conv_integer(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    data = exact_integers(g, x[0], x[2] if x.has(2) else None)
+    weight = exact_integers(g, x[1], _channels(g, x[3], x[1], 0) if x.has(3) else None)
+    return cast(g, _windowed(g, data, weight, None, attrs), "int32")
+
+
+@onnx("QLinearConv")
+def _qlinear_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    data, weight = exact_integers(g, x[0], x[2]), exact_integers(g, x[3], _channels(g, x[5], x[3], 0))
+    bias = cast(g, x[8], "float64") if x.has(8) else None
+    total = _windowed(g, data, weight, bias, attrs)
+    return requantize(g, total, (x[1], _channels(g, x[4], x[3], 1), x[6]), x[7])
+
+
+def _channels(g: Builder, side: Value, weight: Value, axis: int) -> Any:
+    """Return the numbers of the channels of a convolution along an axis of its weight or result."""
+    rank = len(weight.tensor.shape)
+    if side.tensor.elements == 1:
+        return reshape_to(g, side, ())
+    return reshape_to(g, side, tuple(side.tensor.elements if d == axis else 1 for d in range(rank)))
 
 
 def _windowed(g: Builder, data: Value, weight: Value, bias: Value | None, attrs: Attrs) -> Any:
