@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_
 import re
 import sys
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -213,21 +214,33 @@ def _print_result(
 
 
 class SearchProgress:
-    """Progress bar on a terminal: number of outcomes, and the fastest so far; `seen` has all of them."""
+    """Number of outcomes, and the fastest so far: a progress bar on a terminal, otherwise lines `line_seconds` apart.
 
-    def __init__(self) -> None:
+    `seen` has all outcomes.
+    """
+
+    def __init__(self, line_seconds: float = 30.0) -> None:
         self.seen: list[Outcome] = []
         self._bar: Any = None
+        self._line_seconds, self._printed = line_seconds, time.monotonic()
 
     def __enter__(self) -> SearchProgress:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+            times = TimeElapsedColumn(), TimeRemainingColumn()
+            columns = BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.description}")
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task("reading the model", total=None)
+            self._task = self._bar.add_task("reading the model, simulating the first strategies", total=None)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -236,10 +249,16 @@ class SearchProgress:
     def update(self, outcome: Outcome, total: int) -> None:
         """Record another outcome, of `total`."""
         self.seen.append(outcome)
+        is_due = time.monotonic() - self._printed > self._line_seconds
+        if self._bar is None and not is_due:
+            return
+        best = max((o for o in self.seen if o.fits), key=lambda o: o.throughput, default=None)
+        text = f"{best.strategy} {rate(best.throughput)}" if best else "nothing fits yet"
         if self._bar is not None:
-            best = max((o for o in self.seen if o.fits), key=lambda o: o.throughput, default=None)
-            text = f"{best.strategy} {rate(best.throughput)}" if best else "nothing fits yet"
             self._bar.update(self._task, total=total, completed=len(self.seen), description=text)
+        else:
+            self._printed = time.monotonic()
+            typer.echo(f"{len(self.seen)} of {total} configurations, {text}", err=True)
 
     def stop(self) -> None:
         """Remove the bar from the terminal."""

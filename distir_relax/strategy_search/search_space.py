@@ -20,6 +20,9 @@ class Candidate:
     strategy: Strategy
     samples: int
 
+    def __str__(self) -> str:
+        return f"{self.strategy} with {self.samples} samples"
+
     @property
     def microbatch(self) -> int:
         """Return the samples of the largest microbatch, over all data-parallel ranks."""

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.cli import app
+from distir_relax.cli.search import SearchProgress
 from distir_relax.compiler.inputs import classify_input
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
@@ -33,6 +34,16 @@ MACHINE = "dgx2-v100"
 
 def source(batch: int, profile: Profile) -> Source:
     return search_models.train(batch).read(CompileOptions(profile=profile))
+
+
+def test_progress_without_terminal_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [Outcome(f"1/{n}/1/1", 8, 0.5 * n, 1, True) for n in (1, 2)]
+    for seconds in (30.0, 0.0):
+        with SearchProgress(seconds) as progress:
+            for outcome in outcomes:
+                progress.update(outcome, 3)
+    lines = ["1 of 3 configurations, 1/1/1/1 16/s", "2 of 3 configurations, 1/1/1/1 16/s"]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_the_papers_grid_is_tried() -> None:
