@@ -13,7 +13,7 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers paper regret browser coverage clean
+.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -101,6 +101,10 @@ coverage: $(READY)
 # Beside torch, transformers and, after 'make peers', vLLM, OpenVINO and CTranslate2; about an hour, to build/bench.
 bench: $(READY) $(SMOLLM)
 	$(BIN)/python benchmarks/bench.py
+
+# A Llama of 8B parameters on sequences of up to 131,072 tokens: seconds and memory of import, simulation and search.
+real-sizes: $(READY)
+	$(BIN)/python benchmarks/real_sizes.py
 
 # Environments of their own: the requirements of these engines exclude each other's, and ours.
 peers: build/peers/.ready

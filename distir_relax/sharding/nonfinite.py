@@ -41,8 +41,9 @@ def find_nonfinite(module: Module, tensors: Mapping[str, torch.Tensor]) -> Nonfi
     data_of = {name: tensors[name] for name in names if name in tensors and not tensors[name].is_meta}
     return NonfiniteValues(
         frozenset(data_of),
-        frozenset(name for name, data in data_of.items() if not bool(data.isfinite().all())),
-        frozenset(name for name, data in data_of.items() if bool((data == 0).any())),
+        frozenset(name for name, data in data_of.items() if data.is_floating_point() and not data.isfinite().all()),
+        # Masks may be large; nearly all have a zero.
+        frozenset(name for name, data in data_of.items() if str(data.dtype) == "torch.bool" or (data == 0).any()),
     )
 
 
@@ -76,7 +77,10 @@ def _merge(a: NonfiniteValues, b: NonfiniteValues) -> NonfiniteValues:
 
 
 def _propagate(function: Function, inputs: NonfiniteValues) -> NonfiniteValues:
-    """Propagate through ops on constant values only: they reshape and annotate constants, and create numbers."""
+    """Propagate through ops on constant values only: they move and cast constants, and compute masks of them.
+
+    A comparison or a difference may give zeros; a product of finite constants is assumed to be finite.
+    """
     fixed, infinite, zero = set(inputs.fixed), set(inputs.infinite), set(inputs.zero)
     for op in function.ops:
         results = [v.name for v in op.results]
@@ -85,8 +89,9 @@ def _propagate(function: Function, inputs: NonfiniteValues) -> NonfiniteValues:
             fixed.update(results)
             infinite.update(results if not math.isfinite(number) else ())
             zero.update(results if number == 0 else ())
-        elif op.operands and all(v.name in fixed for v in op.operands):
+        elif all(v.name in fixed for v in op.operands):
             fixed.update(results)
             infinite.update(results if any(v.name in infinite for v in op.operands) else ())
-            zero.update(results if any(v.name in zero for v in op.operands) else ())
+            is_computed = len(op.operands) != 1 and Trait.MOVES not in lookup(op.name, op.location).traits
+            zero.update(results if is_computed or any(v.name in zero for v in op.operands) else ())
     return NonfiniteValues(frozenset(fixed), frozenset(infinite), frozenset(zero))

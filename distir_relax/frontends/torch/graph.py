@@ -18,6 +18,14 @@ from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.shape_ops import is_shape_ops
 from distir_relax.frontends.torch.functionalize import is_in_place
+from distir_relax.frontends.torch.large_constants import (
+    compute,
+    compute_pointwise,
+    is_pointwise,
+    is_small,
+    is_too_large,
+    narrowed,
+)
 from distir_relax.frontends.torch.scans import is_linear_scan
 from distir_relax.ir import TensorType, Value, join_location
 from distir_relax.layout import (
@@ -101,6 +109,9 @@ class GraphImporter:
         self._bound: dict[Node, Any] = {}
         self._hints: dict[int, str] = {}
         self._constants: dict[TensorType, list[tuple[torch.Tensor, Value]]] = {}
+        # Large constants are broadcast where they are computed: the number of ops before, and the place in the model.
+        self._origins: dict[int, tuple[int, str, tuple[Frame, ...]]] = {}
+        self._broadcasts: dict[tuple[str, tuple[int, ...]], Value] = {}
 
     def declare(
         self,
@@ -141,7 +152,10 @@ class GraphImporter:
                 locate_guards(self.builder.location)
                 self.builder.hint = node.name
                 before = len(self.builder.ops)
-                self.bind(node, self._call(node), node.name)
+                result = self._call(node)
+                self.bind(node, result, node.name)
+                if self.is_tensor(result):
+                    self._origins.setdefault(id(result), (before, self.builder.location, frames_of(node)))
                 for op in self.builder.ops[before:]:
                     self.scopes.setdefault(op.results[0].name, frames_of(node))
             elif node.op == "get_attr":
@@ -164,6 +178,8 @@ class GraphImporter:
         if isinstance(result, Value):
             return result
         name = self._hints.get(id(result), hint)
+        if not (result.is_meta or is_small(result)) and (part := narrowed(result)) is not result:
+            return self._broadcast(self.value(part, name), result)
         same_type = self._constants.setdefault(self._type(result, name), [])
         for data, value in same_type:
             if data is result or (not (data.is_meta or result.is_meta) and torch.equal(data, result)):
@@ -174,6 +190,19 @@ class GraphImporter:
             self.builder.constants[value.name] = self.tensors[value.name]
         same_type.append((result, value))
         return value
+
+    def _broadcast(self, part: Value, result: torch.Tensor) -> Value:
+        """Broadcast a constant to one that is uniform along some dims, once, where the model computes it."""
+        key = part.name, tuple(result.shape)
+        if key not in self._broadcasts:
+            builder = self.builder
+            number, location, frames = self._origins.get(id(result), (len(builder.ops), builder.location, ()))
+            current, builder.location = builder.location, location
+            self._broadcasts[key] = builder.emit("broadcast_to", part, shape=key[1])
+            builder.location = current
+            builder.ops.insert(number, builder.ops.pop())
+            self.scopes[self._broadcasts[key].name] = frames
+        return self._broadcasts[key]
 
     def _call(self, node: Node) -> Any:
         target: Any = node.target
@@ -251,7 +280,7 @@ class GraphImporter:
             args = (args[0].clone(), *args[1:])
         state = torch.get_rng_state()
         with torch.no_grad():
-            result = target(*args, **kwargs)
+            result = self._evaluate(node, name, args, kwargs)
         # Ops with a random mode, such as dropout, do not always draw. On meta the generator state is unknown.
         is_unknown = kwargs.get("generator") is not None or any(getattr(x, "is_meta", False) for x in _leaves(result))
         if (is_unknown and _may_draw(target)) or not torch.equal(state, torch.get_rng_state()):
@@ -260,6 +289,25 @@ class GraphImporter:
                 return self._convert(node, name, args, kwargs)
             raise self._random_op_error(name)
         return result
+
+    def _evaluate(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
+        """Compute constants, large ones without copies; return a value if its op stays in the program."""
+        target: Any = node.target
+        val = node.meta.get("val")
+        leaves = _leaves((args, kwargs))
+        is_plain = is_small(val) or is_in_place(target) or _may_draw(target)
+        if is_plain or any(getattr(x, "is_meta", False) for x in leaves):
+            return compute(target, args, kwargs)
+        convert = aten_of(name, any(map(is_complex, leaves)))
+        if is_pointwise(convert, *_normalize(target, args, kwargs)):
+            result = compute_pointwise(target, args, kwargs, val)
+            return self._convert(node, name, args, kwargs) if result is None else result
+        if convert is not None and is_too_large(target, args, kwargs):
+            try:
+                return self._convert(node, name, args, kwargs)
+            except UnsupportedOpError:  # The op needs values of its operands.
+                pass
+        return compute(target, args, kwargs)
 
     def _random_op_error(self, name: str) -> UnsupportedOpError:
         return UnsupportedOpError(

@@ -75,9 +75,9 @@ def import_torch(
     `find_symbols`. The example's sizes of those must be at least 2.
 
     Values that depend only on constants and buffers (masks, positions) are computed during import, and have no data if
-    a buffer is on the meta device; ops that reach no output are removed. Buffers that the model changes are inputs of
-    role ``state``, each with an output for its new value. Those called `changing`, which others change, have that role,
-    too.
+    a buffer is on the meta device, except those of many elements (`large_constants`); ops that reach no output are
+    removed. Buffers that the model changes are inputs of role ``state``, each with an output for its new value. Those
+    called `changing`, which others change, have that role, too.
 
     With `training` active dropout adds an input ``seed``, an int64 scalar that determines the dropped elements.
     `Imported.flatten` leaves it to the caller, who passes another number in each step:
