@@ -13,7 +13,7 @@ from distir_relax.bundle import Bundle, check_weights, read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.runtime.backends import LoadSequences
 from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
-from distir_relax.runtime.machine import limit_threads, retain_freed_memory
+from distir_relax.runtime.machine import limit_threads, release_freed_memory, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.verification import Verified
 from distir_relax.runtime.world import World, check_size
@@ -57,7 +57,6 @@ def load_rank(
     the same programs. Raises `Agreed` for an error of any of them.
     """
     limit_threads(world.local_size)
-    retain_freed_memory()
     with agreed(world):
         # All ranks check the header and size of the weights.
         bundle = read_bundle(path, False, weights, trust_code, require_signature)
@@ -71,6 +70,8 @@ def load_rank(
         session = RankSession(world, bundle, backend, device, is_verified, load_sequences)
         if loads:
             session.load()
+    release_freed_memory()
+    retain_freed_memory()
     return session, prepared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.backends import Load, LoadSequences, RankProgram, find_backend
 from distir_relax.runtime.error_messages import name_rank
 from distir_relax.runtime.inputs import local_inputs
-from distir_relax.runtime.machine import rank_device
+from distir_relax.runtime.machine import rank_device, release_freed_memory
 from distir_relax.runtime.microbatch_io import joined, parts_of
 from distir_relax.runtime.program_text import report_trusted
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # Seconds that ranks have to return after their run has failed, and after the user has interrupted it.
 _GRACE = 5.0
 _GRACE_INTERRUPTED = 1.0
+_MANY_WEIGHTS = 1 << 22
 _TORN = "its last run failed and left its state between two steps"
 
 
@@ -151,11 +153,15 @@ class Session:
                 save_pieces(self.bundle.manifest, program, rank, file)
 
     def _load(self, backend: str, bundle: Bundle) -> list[RankProgram]:
+        programs: list[RankProgram] = []
         if backend == "torch" and self._load_sequences is not None:
             programs = self._load_sequences(bundle, self.communicators)
-            if programs:
-                return programs
-        return [self._load_program(bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+        if not programs:
+            programs = [self._load_program(bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+        if sum(math.prod(weight.shape) for weight in bundle.manifest.weights) > _MANY_WEIGHTS:
+            # Packed weights leave the memory of their originals.
+            release_freed_memory()
+        return programs
 
     def _check_open(self) -> None:
         if self._closed:

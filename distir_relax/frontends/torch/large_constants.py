@@ -81,15 +81,21 @@ def _is_uniform(x: torch.Tensor, dim: int) -> bool:
     return bool((first == x.narrow(dim, -1, 1)).all()) and bool((first == x).all())
 
 
-def compute_pointwise(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], val: torch.Tensor) -> Any:
+def compute_pointwise(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], val: Any) -> Any:
     """Return the result of a pointwise op of type `val`, of stride 0 along uniform dims; None if it is too large."""
     import torch
 
     args, kwargs = tree_map(lambda x: narrowed(x) if isinstance(x, torch.Tensor) else x, (tuple(args), dict(kwargs)))
     shapes = [x.shape for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    if math.prod(torch.broadcast_shapes(*shapes)) * val.itemsize > MOST_BYTES:
+    if math.prod(_broadcast_shape(shapes)) * val.itemsize > MOST_BYTES:
         return None
     return target(*args, **kwargs).expand(val.shape)
+
+
+def _broadcast_shape(shapes: Sequence[torch.Size]) -> torch.Size:
+    import torch
+
+    return torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -161,7 +161,7 @@ def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor |
     import torch
 
     if minimums is None:
-        values = (values.short() + 128).to(torch.uint8)
+        values = values.view(torch.uint8) ^ 128  # plus 128
     values = _padded(values)
     panels, bytes_of_group = len(values) // PANEL, values.shape[-1]
     # Words of four bytes, and then the columns of a panel, become neighbours.
@@ -169,14 +169,20 @@ def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor |
     if values.dim() == 2:
         return words.contiguous()
     numbers = [
-        _padded(tensor[..., 0]).view(panels, PANEL, -1).transpose(1, 2).contiguous()
+        _padded(tensor[..., 0]).view(panels, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8)
         for tensor in (scales, *([] if minimums is None else [minimums]))
     ]
-    return torch.cat([words.flatten(2), *(tensor.view(torch.uint8) for tensor in numbers)], 2)
+    groups, size = words.shape[1], PANEL * bytes_of_group
+    result = torch.empty(panels, groups, size + sum(tensor.shape[2] for tensor in numbers), dtype=torch.uint8)
+    torch.cat(numbers, 2, out=result[:, :, size:])
+    result[:, :, :size].view(words.shape).copy_(words)
+    return result
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
     """Return rows with zeros after them, as many as whole panels have."""
+    if not len(rows) % PANEL:
+        return rows.contiguous()
     padded = rows.new_zeros(-(-len(rows) // PANEL) * PANEL, *rows.shape[1:])
     padded[: len(rows)] = rows
     return padded

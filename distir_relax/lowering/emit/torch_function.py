@@ -203,15 +203,20 @@ class TorchFunction:
         for op in hoisted:
             for value in op.results:
                 self.names[value.name] = f"weights[{json.dumps(value.name)}]"
-        lines = [line for op in hoisted for line in self.op_lines(op)]
-        lines += dict.fromkeys(self._pack(op) for op in remaining if op.results[0].name in self.packed)
+        parts = [(self.op_lines(op), op) for op in hoisted]
+        packs = {self._pack(op): op for op in remaining if op.results[0].name in self.packed}
+        parts += [([line], op) for line, op in packs.items()]
         # The last call that takes a weight pops it, so that a packed weight is in memory only once.
         last = {op.operands[i].name: (op.results[0], i) for op in calls for i in self.callees[op.callee].weights}
         popped = {name: end for name, end in last.items() if name not in used and name in self.names}
-        lines += [line for op in calls for line in self._bundle(op, popped)]
+        parts += [(self._bundle(op, popped), op) for op in calls]
         weights = [i.value.name for i in self.function.inputs if i.value.name in self.stored]
         outs = [v.name for op in hoisted for v in op.results]
-        lines += [f"del {self.names[name]}" for name in (*weights, *outs) if name not in used and name not in popped]
+        dead = [name for name in (*weights, *outs) if name not in used and name not in popped]
+        # Each weight is freed before the next is read (`RankWeights`).
+        last_part = {v.name: number for number, (_, op) in enumerate(parts) for v in op.operands}
+        freed = [[f"del {self.names[name]}" for name in dead if last_part.get(name, 0) == n] for n in range(len(parts))]
+        lines = [line for (of_op, _), after in zip(parts, freed, strict=True) for line in (*of_op, *after)]
         return (
             f"def {self.prepare_name}(comm, weights):\n"
             + "".join(f"    {line}\n" for line in lines)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
 from distir_relax.runtime.backends.bound_calls import Bind, BoundCalls, emit_bound
-from distir_relax.runtime.backends.weights import load_weights, memory
+from distir_relax.runtime.backends.weights import RankWeights, memory, read_all
 from distir_relax.runtime.program_text import torch_text
 from distir_relax.runtime.watchdog import Steps
 
@@ -44,9 +44,9 @@ def load_module(
     Raises BundleError for a bundle without program text, and for a text that is no program.
     """
     module = load_text(text, name, f"<{bundle.manifest.name}/{name}.py>") if text else _load_module(bundle, rank)
-    weights = load_weights(bundle, rank, device)
-    state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
-    weights = prepare_weights(module, comm, weights)
+    shards = RankWeights(bundle, rank, device)
+    state = {name: shards[name] for name in bundle.manifest.updates if name in shards}
+    weights = prepare_weights(module, comm, shards)
     prepare_sizes = getattr(module, "prepare_sizes", None)
     steps, sizes = _steps(module, comm.rank), getattr(module, "SIZES", ())
     return TorchProgram(module.main, comm, weights, steps, state, sizes, prepare_sizes)
@@ -61,12 +61,12 @@ def prepare_weights(
     """
     prepare: Callable[..., dict[str, torch.Tensor]] | None = getattr(module, "prepare", None)
     if prepare is None:
-        return weights
+        return read_all(weights)
     import torch
 
     try:
         with torch.inference_mode():
-            return prepare(comm, weights)
+            return read_all(prepare(comm, weights))
     except (RuntimeError, ValueError, TypeError, NameError, IndexError, ArithmeticError) as error:
         # Attributes in a file may be of a kind that torch does not take.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,16 +11,57 @@ if TYPE_CHECKING:
     import torch
 
 
+class RankWeights(dict[str, "torch.Tensor"]):
+    """A rank's shards of the weights, by name: each is read on first use, so that another may be freed before.
+
+    Iteration gives those that were read. Values may be replaced, and names added.
+    """
+
+    def __init__(self, bundle: Bundle, rank: int, device: str = "cpu") -> None:
+        super().__init__()
+        self._bundle, self._rank, self._device = bundle, rank, device
+        self._unread = {tensor.name: tensor for tensor in bundle.manifest.weights if tensor.is_on(rank)}
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        import torch
+
+        tensor = self._unread.pop(name)
+        manifest = self._bundle.manifest
+        with torch.inference_mode(False):
+            weight = self._bundle.weights.read(name, local_intervals(tensor, manifest.mesh, self._rank))
+            weight = weight.to(self._device)
+            # The bundle's tensors may be shared with other ranks, and belong to the user.
+            self[name] = weight.clone() if name in manifest.updates else weight
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._unread or super().__contains__(name)
+
+    def pop(self, name: str) -> torch.Tensor:  # type: ignore[override]
+        """Remove a weight, and return it."""
+        weight = self[name]
+        del self[name]
+        return weight
+
+    def __delitem__(self, name: str) -> None:
+        if self._unread.pop(name, None) is None:
+            super().__delitem__(name)
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """Read the other weights; return all."""
+        for name in tuple(self._unread):
+            self[name]
+        return dict(self)
+
+
+def read_all(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights of which none is still to be read."""
+    return weights.read() if isinstance(weights, RankWeights) else weights
+
+
 def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Return this rank's shards of the weights, by name."""
-    manifest = bundle.manifest
-    weights = {
-        tensor.name: bundle.weights.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)).to(device)
-        for tensor in manifest.weights
-        if tensor.is_on(rank)
-    }
-    # Updated weights are copied: the bundle's tensors may be shared with other ranks, and belong to the user.
-    return {name: weight.clone() if name in manifest.updates else weight for name, weight in weights.items()}
+    return RankWeights(bundle, rank, device).read()
 
 
 def memory(tensors: Iterable[torch.Tensor | None]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.kernels.requests import Request
 from distir_relax.runtime.backends.torch import load_text, prepare_weights
-from distir_relax.runtime.backends.weights import load_weights
+from distir_relax.runtime.backends.weights import RankWeights
 from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests.bound_steps import BoundSteps
 from distir_relax.runtime.requests.sized_values import SizedValues
@@ -96,7 +96,7 @@ def load_request_program(
     """Load the program of a rank, with its weights, on the device of its communicator."""
     name = bundle.manifest.program_of(rank).name
     module = load_text(texts[name], f"{name}.requests", f"<{bundle.manifest.name}/{name}.requests.py>")
-    weights = prepare_weights(module, comm, load_weights(bundle, rank, comm.device))
+    weights = prepare_weights(module, comm, RankWeights(bundle, rank, comm.device))
     if comm.device == "cpu" and hasattr(module, "load_kernels"):
         # Here, rather than in the first step that needs them, which others would wait for.
         module.load_kernels()
