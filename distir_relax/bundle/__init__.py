@@ -25,7 +25,7 @@ from distir_relax.bundle.signature import PrivateKey, PublicKey, Signature, crea
 from distir_relax.bundle.training_manifest import AVERAGED, TrainingManifest
 from distir_relax.bundle.verify import VerifiedBundle, sign_bundle, verify_bundle
 from distir_relax.bundle.weight_files import StoredWeights, model_files
-from distir_relax.bundle.weights import TensorWeights, WeightSource, safetensors_header, save_weights
+from distir_relax.bundle.weights import OnWritten, TensorWeights, WeightSource, safetensors_header, save_weights
 from distir_relax.bundle.weights_file import FileTensor, FileWeights, StoredGroups
 from distir_relax.bundle.write import write_bundle
 
@@ -44,6 +44,7 @@ __all__ = [
     "FileTensor",
     "FileWeights",
     "Manifest",
+    "OnWritten",
     "Origin",
     "PrivateKey",
     "Program",

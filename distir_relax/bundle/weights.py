@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from distir_relax.bundle.manifest import Tensor
 from distir_relax.errors import BundleError
@@ -86,16 +86,24 @@ class SharedWeights:
         return (self._other if name in self._shared else self.own).read(name, intervals)
 
 
-def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) -> None:
+OnWritten: TypeAlias = "Callable[[int, int], None]"
+"""A callback for the bytes of weights that were written, and those of all."""
+
+
+def save_weights(
+    path: Path, tensors: Sequence[Tensor], source: WeightSource, on_written: OnWritten | None = None
+) -> None:
     """Write the global tensors of `source` to a safetensors file, one after the other.
 
-    Raises BundleError on another dtype or shape.
+    They are read in their order, not in that of the file: a source may compute several tensors at once, of which the
+    file has those of wider dtypes first. Raises BundleError on another dtype or shape.
     """
 
-    header, starts, _ = safetensors_header(tensors)
+    header, starts, size = safetensors_header(tensors)
+    written = 0
     with path.open("wb") as file:
         file.write(header)
-        for tensor in sorted(tensors, key=lambda tensor: starts[tensor.name]):
+        for tensor in tensors:
             value = source.read(tensor.name, [[(0, n)] for n in tensor.shape])
             actual = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
             if actual != (tensor.dtype, tensor.shape):
@@ -104,7 +112,11 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
                     tensor.name,
                 )
             content: Any = tensor_bytes(value).numpy()
+            file.seek(starts[tensor.name])
             file.write(content.data)
+            written += content.nbytes
+            if on_written is not None:
+                on_written(written, size - len(header))
             # The next one is read without it.
             del value, content
 

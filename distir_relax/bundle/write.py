@@ -18,7 +18,7 @@ from distir_relax.bundle.bundle import Bundle, shared_weights
 from distir_relax.bundle.manifest import Manifest, WeightFile
 from distir_relax.bundle.provenance import Provenance
 from distir_relax.bundle.weight_files import stored_elsewhere
-from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
+from distir_relax.bundle.weights import WEIGHTS_FILE, OnWritten, save_weights
 from distir_relax.errors import BundleError
 from distir_relax.support import check_name, shown_path
 
@@ -29,10 +29,13 @@ EVALUATION_FOLDER = "evaluation"
 """The folder of the bundle of an evaluation, within that of its training step."""
 
 
-def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, refer: bool = False) -> Path:
+def write_bundle(
+    bundle: Bundle, path: str | Path, overwrite: bool = False, refer: bool = False, on_written: OnWritten | None = None
+) -> Path:
     """Write `bundle` to the folder `path` and return it.
 
     Weights that safetensors files hold as they are stay there if `refer` is on: the bundle refers to the files.
+    `on_written` is called after each weight of a file.
     Raises BundleError when `path` exists and `overwrite` is off, when it exists and is not a bundle
     (which is never deleted), or when it cannot be written. Nothing is left on failure. Each of several concurrent
     writers either leaves a complete bundle, of which the last stays, or raises that one exists.
@@ -47,7 +50,7 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False, refe
     draft = folder / "new"
     try:
         draft.mkdir()
-        _fill(bundle, draft, target, refer)
+        _fill(bundle, draft, target, refer, on_written=on_written)
         _replace(draft, target, overwrite)
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
@@ -104,7 +107,10 @@ def _is_bundle(target: Path) -> bool | None:
         return _is_bundle(target)
 
 
-def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool, shared: Collection[str] = ()) -> None:
+def _fill(
+    bundle: Bundle, folder: Path, target: Path, refer: bool, shared: Collection[str] = (),
+    on_written: OnWritten | None = None,
+) -> None:  # fmt: skip
     """Write the files of a bundle to `folder`, which becomes `target`, without the weights that are `shared`."""
     stored = [tensor for tensor in bundle.manifest.weights if tensor.name not in shared]
     weight_files = stored_elsewhere(stored, bundle.weights, target) if refer else ()
@@ -117,14 +123,15 @@ def _fill(bundle: Bundle, folder: Path, target: Path, refer: bool, shared: Colle
         file.write_text(text, encoding="utf-8", newline="\n")
         checksums[name] = file_checksum(file)
     weights = folder / WEIGHTS_FILE
-    save_weights(weights, [tensor for tensor in stored if tensor.name not in elsewhere], bundle.weights)
+    own = [tensor for tensor in stored if tensor.name not in elsewhere]
+    save_weights(weights, own, bundle.weights, on_written)
     checksums[WEIGHTS_FILE] = file_checksum(weights)
     for name, part in ((ENCODER_FOLDER, bundle.encoder), (EVALUATION_FOLDER, bundle.evaluation)):
         if part is not None:
             inner = folder / name
             inner.mkdir()
             common = shared_weights(part.manifest, bundle.manifest) if name == EVALUATION_FOLDER else ()
-            _fill(part, inner, target / name, refer, common)
+            _fill(part, inner, target / name, refer, common, on_written)
             checksums[f"{name}/{MANIFEST_FILE}"] = file_checksum(inner / MANIFEST_FILE)
     provenance = _provenance(bundle, weight_files, target)
     manifest = replace(bundle.manifest, checksums=checksums, weight_files=weight_files, provenance=provenance)

@@ -98,7 +98,7 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
 
     stages, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {target.name}") as progress:
-        footprint, proof = compile_target(target, output, backends, [stages, progress])
+        footprint, proof = compile_target(target, output, backends, [stages, progress], progress.written)
     if as_json:
         from distir_relax.report.json_output import compiled_json
 

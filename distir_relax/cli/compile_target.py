@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.footprint import Footprint, footprint
-from distir_relax.bundle import model_files, write_bundle
+from distir_relax.bundle import OnWritten, model_files, write_bundle
 from distir_relax.cli.options import flag_of
 from distir_relax.compiler.compile import Plan, program_bundle
 from distir_relax.compiler.generation import compile_generation
@@ -62,17 +62,18 @@ Compiled = tuple[Footprint, Proof | None]
 
 
 def compile_target(
-    target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer] = ()
-) -> Compiled:
+    target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer] = (),
+    on_written: OnWritten | None = None,
+) -> Compiled:  # fmt: skip
     """Compile, write the bundle, and return the footprint of each rank, and the proof.
 
-    `observers` see the program after each pass.
+    `observers` see the program after each pass, and `on_written` the progress of writing weights.
 
     Raises `ImportModelError` if the file or the function is missing, the function raises or returns something else,
     and the errors of compiling and writing.
     """
     if target.generation.get("generate"):
-        return _compile_generation(target, output, backends, observers)
+        return _compile_generation(target, output, backends, observers, on_written)
     if unused := target.flags(target.generation):
         raise ImportModelError(f"{unused[0]} is only for language models", target.name, "give --generate")
     if is_gguf(target.name):
@@ -98,7 +99,7 @@ def compile_target(
         if isinstance(returned, Plan):
             taken = inspect.signature(function).parameters.keys() - {"shardings"}
             _reject(target, "a finished Plan", {*target.options, "auto"} - taken)
-            return _save(returned, output, backends)
+            return _save(returned, output, backends, on_written)
         if not isinstance(returned, Model):
             raise ImportModelError(
                 "expected a program with its tensors, found only a program", target.name, "return module, tensors"
@@ -111,7 +112,7 @@ def compile_target(
     plan = model.compile(**keywords, observers=observers)
     if is_pretrained(target.name):
         plan = replace(plan, imported=from_files(plan.imported, model_files(Path(target.name))))
-    return _save(plan, output, backends)
+    return _save(plan, output, backends, on_written)
 
 
 _NAMES = {Model: "a model", Program: "a program", SavedBundle: "a bundle"}
@@ -166,8 +167,9 @@ def _pretrained(target: Target) -> Model:
 
 
 def _compile_generation(
-    target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer]
-) -> Compiled:
+    target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer],
+    on_written: OnWritten | None,
+) -> Compiled:  # fmt: skip
     if ":" in Path(target.name).name or is_onnx(target.name):
         raise ImportModelError(
             "--generate is for a folder of a model, or a GGUF file", target.name,
@@ -181,7 +183,7 @@ def _compile_generation(
         )  # fmt: skip
     sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source")}
     plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
-    plan.save(output, backends, weights=target.generation["weights"] or "refer")
+    plan.save(output, backends, weights=target.generation["weights"] or "refer", on_written=on_written)
     return plan.footprint, plan.proof
 
 
@@ -205,6 +207,6 @@ def _compile_training(
     return step.plan.footprint, step.plan.proof
 
 
-def _save(plan: Plan, output: Path, backends: Sequence[str]) -> Compiled:
-    plan.save(output, backends=backends)
+def _save(plan: Plan, output: Path, backends: Sequence[str], on_written: OnWritten | None) -> Compiled:
+    plan.save(output, backends=backends, on_written=on_written)
     return plan.footprint, plan.proof

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
-from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, write_bundle
+from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, OnWritten, write_bundle
 from distir_relax.compiler.import_precision import import_in_precision, is_torch
 from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
 from distir_relax.compiler.origin import from_files, origin_of
@@ -193,14 +193,16 @@ class Plan:
         backends: Sequence[str] = BACKENDS,
         overwrite: bool = True,
         weights: Literal["refer", "copy"] = "refer",
+        on_written: OnWritten | None = None,
     ) -> Path:
         """Write the bundle folder at `path` atomically; see ``docs/bundle.md``.
 
         An existing bundle is replaced unless `overwrite` is false; anything else is never overwritten. The weights of
         a model folder (`compile_generation`) stay there: the bundle refers to its files, unless `weights` is "copy".
+        `on_written` is called after each weight of the bundle, with the bytes that were written, and those of all.
         Raises `BundleError` if `path` cannot be written.
         """
-        return write_bundle(self.bundle(backends), Path(path), overwrite, weights == "refer")
+        return write_bundle(self.bundle(backends), Path(path), overwrite, weights == "refer", on_written)
 
     def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
         """Run the plan on the model's own arguments, with ranks as threads of this process; return the model's result.

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from distir_relax.kernels.native import PANEL, Capability, host_target, quantized_product
-from distir_relax.kernels.quantized import GROUP, dequantize, linear, quantize_int4, quantize_int8, quantize_int8_groups
+from distir_relax.kernels.quantized import (
+    GROUP,
+    dequantize,
+    linear,
+    quantize_int4,
+    quantize_int8,
+    quantize_int8_groups,
+    weights,
+)
 from distir_relax.kernels.quantized.linear import QuantizedLinear, pack_quantized
 
 Weight = tuple[torch.Tensor, ...]
@@ -270,3 +281,35 @@ torch.testing.assert_close(layer(x), x @ dequantize(*weight).T)
 def test_products_without_native_kernels() -> None:
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "DISTIR_NATIVE": "0"}
     subprocess.run([sys.executable, "-c", WITHOUT], env=environment, timeout=120, check=True)
+
+
+@pytest.mark.parametrize("quantize", [quantize_int8_groups, quantize_int4])
+def test_blocks_of_several_threads(quantize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(37, 96, generator=torch.Generator().manual_seed(1))
+    expected = quantize(weight)
+    monkeypatch.setattr(weights, "_BLOCK", 5 * 96)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            # Also of a weight that is stored transposed.
+            for operand in (weight, weight.t().contiguous().t()):
+                assert all(map(torch.equal, quantize(operand), expected))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_memory_of_quantization() -> None:
+    weight = torch.randn(4096, 2048).bfloat16()
+    quantize_int4(weight[:512])
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    quantize_int4(weight)
+    assert _status("VmHWM") - before < 1.5 * weight.nbytes
+
+
+def _status(name: str) -> int:
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return 1024 * int(match[1])

@@ -16,7 +16,14 @@ import distir_relax as dr
 from distir_relax.bundle import read_bundle
 from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.kernels.quantized import dequantize, linear, quantize_int4, quantize_int8, quantize_int8_groups
+from distir_relax.kernels.quantized import (
+    dequantize,
+    linear,
+    quantize_int4,
+    quantize_int8,
+    quantize_int8_groups,
+    weights,
+)
 from distir_relax.runtime.requests import Slot, ThreadRequests
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
@@ -120,8 +127,11 @@ def test_rounded_inputs_change_little(precision: str) -> None:
     assert error < (0.5 if precision == "int4" else 2) * error_of_weights
 
 
-def test_a_folder_is_quantized_when_it_is_saved(tmp_path: Path) -> None:
+def test_a_folder_is_quantized_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command, whose bundle has the tensors of ranks' slices; those kept have all their bits."""
+    quantized = []
+    check = weights._check_range
+    monkeypatch.setattr(weights, "_check_range", lambda weight, levels: quantized.append(check(weight, levels)))
     model("llama").save_pretrained(tmp_path / "folder")
     arguments = ["compile", str(tmp_path / "folder"), "--generate", "--precision", "int4", "--strategy", "1/3/1/1",
                  "--keep", "*.down_proj.weight", "-o", str(tmp_path / "x.dist"), "--backend", "torch"]  # fmt: skip
@@ -129,6 +139,8 @@ def test_a_folder_is_quantized_when_it_is_saved(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     bundle = read_bundle(tmp_path / "x.dist")
     kinds = {w.name: (w.dtype, w.shape) for w in bundle.manifest.weights}
+    # Each weight once, though the file has the tensors of narrow dtypes after all others.
+    assert len(quantized) == sum(name.endswith(".values") for name in kinds)
     assert kinds["model.layers.1.mlp.down_proj.weight"] == ("float32", (96, 160))
     assert kinds["model.layers.1.mlp.up_proj.weight.values"] == ("uint8", (160, 3, 16))
     assert kinds["model.layers.1.mlp.up_proj.weight.minimums"] == ("float16", (160, 3, 1))

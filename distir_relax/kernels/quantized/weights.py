@@ -11,6 +11,9 @@ i of its group in the lower half, and element i + 16 in the upper half. These ar
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +23,9 @@ GROUP = 32
 """Weights of an output that share a scale."""
 _LARGEST, _LEVELS = 127, 15
 """The largest values of 8 and of 4 bits."""
+_BLOCK = 1 << 17
+"""Numbers that are quantized at once."""
+_NOT_FINITE = "expected a weight of finite numbers, found infinity or NaN"
 _FITS = 4
 """Attempts at a better scale and minimum; the error hardly falls after these."""
 
@@ -46,12 +52,19 @@ def quantize_int8_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     """
     import torch
 
-    weight = _checked(weight)
     _check_range(weight, _LARGEST)
-    groups = weight.view(weight.shape[0], -1, GROUP)
-    scales = _rounded(groups.abs().amax(-1, keepdim=True) / _LARGEST)
-    values = torch.round(groups / scales.where(scales > 0, 1)).clamp(-_LARGEST, _LARGEST).to(torch.int8)
-    return values, scales.half()
+    n, groups = weight.shape[0], weight.shape[1] // GROUP
+    values = torch.empty(n, groups, GROUP, dtype=torch.int8)
+    scales = torch.empty(n, groups, 1, dtype=torch.float16)
+
+    def quantize(rows: slice, block: torch.Tensor) -> None:
+        scale = _rounded(block.abs().amax(0) / _LARGEST)
+        block.div_(scale.where(scale > 0, 1)).round_().clamp_(-_LARGEST, _LARGEST)
+        values[rows] = block.t().view(-1, groups, GROUP)
+        scales[rows] = scale.view(-1, groups, 1)
+
+    _for_each_block(weight, quantize)
+    return values, scales
 
 
 def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -63,18 +76,20 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     """
     import torch
 
-    weight = _checked(weight)
     _check_range(weight, _LEVELS)
-    groups = weight.view(weight.shape[0], -1, GROUP)
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    best = attempt = _attempt(groups, (high - low) / _LEVELS, low)
-    for _ in range(_FITS):
-        attempt = _attempt(groups, *_fitted(groups, attempt[0]))
-        is_better = attempt[-1] < best[-1]
-        best = [torch.where(is_better, new, old) for new, old in zip(attempt, best, strict=True)]
-    values, scales, minimums, _ = best
-    lower, upper = values.to(torch.uint8).chunk(2, -1)
-    return lower | upper << 4, scales.half(), minimums.half()
+    n, groups = weight.shape[0], weight.shape[1] // GROUP
+    values = torch.empty(n, groups, GROUP // 2, dtype=torch.uint8)
+    scales, minimums = (torch.empty(n, groups, 1, dtype=torch.float16) for _ in range(2))
+
+    def quantize(rows: slice, block: torch.Tensor) -> None:
+        quantized, *numbers = _quantize_int4_block(block)
+        lower, upper = quantized.to(torch.uint8).chunk(2)
+        values[rows] = (lower | upper << 4).t().view(-1, groups, GROUP // 2)
+        for target, number in zip((scales, minimums), numbers, strict=True):
+            target[rows] = number.view(-1, groups, 1)
+
+    _for_each_block(weight, quantize)
+    return values, scales, minimums
 
 
 def dequantize(
@@ -93,33 +108,78 @@ def dequantize(
     return weight.flatten(1).to(dtype or torch.float32)
 
 
-def _checked(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight as float32; raises `ValueError` if it cannot be quantized."""
-    if weight.dim() != 2 or weight.shape[1] % GROUP or not weight.shape[1]:
-        raise ValueError(f"expected a weight (n, k) with k a multiple of {GROUP}, found {tuple(weight.shape)}")
-    weight = weight.float().contiguous()
-    if not weight.isfinite().all():
-        raise ValueError("expected a weight of finite numbers, found infinity or NaN")
-    return weight
+def _for_each_block(weight: torch.Tensor, quantize: Callable[[slice, torch.Tensor], None]) -> None:
+    """Call a function with rows of a weight that a core's cache holds, as float32 (`GROUP`, groups), on all threads.
 
-
-def _attempt(groups: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> list[torch.Tensor]:
-    """Return the nearest values, with their rounded scales and minimums, and squared errors, all as float32."""
+    Sums over a group are then sums of rows.
+    """
     import torch
 
-    scales, minimums = _rounded(scales), _rounded(minimums)
-    values = torch.round((groups - minimums) / scales.where(scales > 0, 1)).clamp(0, _LEVELS)
-    errors = (values * scales + minimums - groups).square().sum(-1, keepdim=True)
-    return [values, scales, minimums, errors]
+    size = max(1, _BLOCK // weight.shape[1])
+    blocks = [slice(start, start + size) for start in range(0, weight.shape[0], size)]
+
+    def run(rows: slice) -> None:
+        groups = weight[rows].reshape(-1, GROUP).t()
+        quantize(rows, groups.to(torch.float32, memory_format=torch.contiguous_format, copy=True))
+
+    threads = torch.get_num_threads()
+    if threads == 1 or len(blocks) < threads:
+        for rows in blocks:
+            run(rows)
+        return
+    try:
+        # A thread takes a block; two on each op of a block would wait for each other.
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(run, blocks))
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _fitted(groups: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scales and minimums with the smallest squared error for given values."""
-    mean, center = groups.mean(-1, keepdim=True), values.mean(-1, keepdim=True)
-    spread = values - center
-    scales = (spread * (groups - mean)).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True).clamp_min(1)
-    scales = scales.clamp_min(0)
-    return scales, mean - scales * center
+def _quantize_int4_block(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return values, scales and minimums of groups in columns, all as float32."""
+    low, high = groups.amin(0), groups.amax(0)
+    mean = groups.sum(0).div_(GROUP)
+    centered = groups.sub_(mean)
+    scales, minimums = _rounded((high - low) / _LEVELS), _rounded(low)
+    best, least = (scales, minimums), None
+    for attempt in range(_FITS + 1):
+        # A minimum is rounded with the mean, which the groups are without.
+        shift = minimums - mean
+        values = _nearest(centered, scales, shift)
+        # The terms of the squared error, whose minimum for these values is the next attempt.
+        total, squares = values.sum(0), (values * values).sum(0)
+        products = values.mul_(centered).sum(0)
+        error = scales * (scales * squares + 2 * (shift * total - products)) + GROUP * shift.square()
+        if least is None:
+            least = error
+        else:
+            is_better = error < least
+            best = scales.where(is_better, best[0]), minimums.where(is_better, best[1])
+            least = error.where(is_better, least)
+        if attempt < _FITS:
+            center = total / GROUP
+            scale = (products / (squares - center * total).clamp_min_(1)).clamp_min_(0)
+            scales, minimums = _rounded(scale), _rounded(mean - scale * center)
+    return _nearest(centered, best[0], best[1] - mean), *best
+
+
+def _nearest(centered: torch.Tensor, scales: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Return the nearest values to numbers that are ``values * scales + shift``."""
+    return (centered - shift).div_(scales.where(scales > 0, 1)).round_().clamp_(0, _LEVELS)
+
+
+def _check_shape(weight: torch.Tensor) -> None:
+    if weight.dim() != 2 or weight.shape[1] % GROUP or not weight.shape[1]:
+        raise ValueError(f"expected a weight (n, k) with k a multiple of {GROUP}, found {tuple(weight.shape)}")
+
+
+def _checked(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight as float32; raises `ValueError` if it cannot be quantized."""
+    _check_shape(weight)
+    weight = weight.float().contiguous()
+    if not weight.isfinite().all():
+        raise ValueError(_NOT_FINITE)
+    return weight
 
 
 def _rounded(numbers: torch.Tensor) -> torch.Tensor:
@@ -135,8 +195,12 @@ def _check_range(weight: torch.Tensor, levels: int) -> None:
     """
     import torch
 
+    _check_shape(weight)
     limits = torch.finfo(torch.float16)
-    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    low, high = (float(number) for number in weight.aminmax()) if weight.numel() else (0.0, 0.0)
+    if not math.isfinite(low) or not math.isfinite(high):
+        raise ValueError(_NOT_FINITE)
+    largest = max(-low, high)
     least, most = levels**2 * limits.tiny * limits.eps, limits.max / 2
     if largest and not least <= largest <= most:
         raise ValueError(
