@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+import distir_relax as dr
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.pretrained_language_model import read_language_model
 from distir_relax.support.deferred_tensor import DeferredTensor, read_deferred
@@ -70,3 +71,16 @@ def test_folders_that_are_damaged(tmp_path: Path) -> None:
     file.write_bytes(content[:-10])
     with pytest.raises(Exception, match=r"model\.safetensors: the weights were (modified|truncated) while"):
         read(torch.tensor([[1, 2]]))
+
+
+def test_experts_in_bfloat16_are_those_of_transformers(tmp_path: Path) -> None:
+    """Experts in bfloat16 are products of `torch._grouped_mm`, which checks the strides of weights."""
+    torch.manual_seed(0)
+    sizes = {**_MODELS["mixtral"], "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.AutoConfig.for_model("mixtral", **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16().eval()
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    plan = dr.compile_generation(tmp_path, precision="bf16", max_length=16).plan
+    logits = plan(ids, use_cache=False).logits[:, -1]
+    torch.testing.assert_close(logits.float(), model(ids).logits[:, -1].float(), rtol=0.05, atol=0.02)

@@ -337,3 +337,13 @@ def test_types_with_no_program_form() -> None:
     with pytest.raises(UnsupportedOpError, match=r"x has dtype torch\.complex64, expected one of float64"):
         import_torch(Call(lambda m, x: x.real), (torch.ones(3, 4, dtype=torch.complex64),))
     assert agrees(lambda m, x: x.double()).module.main.outputs[0].value.type == TensorType((3, 4), "float64")
+
+
+def test_torch_logs_no_traceback_of_an_op(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, x)
+
+    with pytest.raises(ImportModelError, match="a and b must have same reduction dim"):
+        import_torch(Wrong(), (torch.zeros(2, 3),))
+    assert "Traceback" not in capfd.readouterr().err + caplog.text

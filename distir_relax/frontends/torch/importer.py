@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -238,7 +239,11 @@ def _export(
     decisions = Decisions()
     recorder = recorded_decisions() if spec else nullcontext(decisions)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ExitStack() as leaving:
+            # torch logs the traceback of an error of an op, which is raised as well.
+            logger = logging.getLogger("torch._subclasses.fake_tensor")
+            leaving.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
             with (

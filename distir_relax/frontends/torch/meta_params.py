@@ -1,12 +1,13 @@
 """Placeholder data for the export of models with meta-device or deferred parameters and inputs that have data.
 
 `torch.export` requires one device, and tensors of torch's own class. Others are exported as tensors of the same shape
-with arbitrary data: parameters as a single expanded number, which takes no memory; buffers, which a model may write to,
-as uninitialized memory.
+with arbitrary data: parameters as zeros that are mapped, which take no memory and have the strides that ops check;
+buffers, which a model may write to, as uninitialized memory.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -53,9 +54,23 @@ def deferred_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in named if isinstance(parameter, DeferredTensor)}
 
 
+def _mapped_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros of the shape and dtype of a tensor, which take no memory until they are written to."""
+    import torch
+
+    if not tensor.numel():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        memory = mmap.mmap(-1, tensor.numel() * tensor.itemsize, flags=flags)
+    except OSError:  # Address space is limited.
+        return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
+
+
 def _placeholder(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(torch.zeros((), dtype=tensor.dtype).expand(tensor.shape), requires_grad=False)
+        return torch.nn.Parameter(_mapped_zeros(tensor), requires_grad=False)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
