@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import floor_divide, is_symbolic, maximum
+from distir_relax.layout import floor_divide, is_always, is_symbolic, maximum
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -73,6 +73,16 @@ def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((maximum(0, count),), attrs["dtype"]),)
 
 
+def _torch_arange(attrs: Attrs) -> str:
+    """Return torch's code, which may not have an end before the start: the range is empty then."""
+    start, end, stride = attrs["start"], attrs["end"], attrs["stride"]
+    first, last = (start, end) if stride > 0 else (end, start)
+    has_floats = isinstance(start, float) or isinstance(end, float)
+    is_ordered = not is_symbolic((start, end)) and first <= last if has_floats else is_always(first, "<=", last)
+    end_text = "{end}" if is_ordered else f"{'max' if stride > 0 else 'min'}({{start}}, {{end}})"
+    return f"torch.arange({{start}}, {end_text}, {{stride}}, dtype=torch.{{dtype!s}}, device=comm.device)"
+
+
 def _later_numbers(step: IncrementalStep) -> Value:
     bounds = step.attrs["start"], step.attrs["stride"]
     start, stride = (int(n) if isinstance(n, float) and n.is_integer() else n for n in bounds)
@@ -87,7 +97,7 @@ define(
     "arange",
     Semantics(
         infer=_infer_arange,
-        torch="torch.arange({start}, {end}, {stride}, dtype=torch.{dtype!s}, device=comm.device)",
+        torch=_torch_arange,
     ),
     # Every device computes all of it: the elements depend on their positions.
     Split(lambda types, attrs, results: Rule((), (), (((),),))),
