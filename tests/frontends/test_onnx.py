@@ -213,7 +213,8 @@ def test_functions_of_the_model_have_default_attributes() -> None:
     leak.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
     leaky = helper.make_function("mine", "Leaky", ["a"], ["b"], [leak], opsets, attribute_protos=[default])
     call = helper.make_node("Leaky", ["a"], ["b"], domain="mine")
-    outer = helper.make_function("mine", "Outer", ["a"], ["b"], [call], opsets)
+    call.attribute.append(onnx.AttributeProto(name="slope", ref_attr_name="own", type=onnx.AttributeProto.FLOAT))
+    outer = helper.make_function("mine", "Outer", ["a"], ["b"], [call], opsets, attributes=["own"])
     branch = helper.make_graph(
         [helper.make_node("Leaky", ["x"], ["z"], domain="mine")], "branch", [],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],

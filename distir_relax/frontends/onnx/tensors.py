@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,39 @@ def _with_default_attributes(model: onnx.ModelProto) -> onnx.ModelProto:
     filled = onnx.ModelProto()
     filled.CopyFrom(model)
     functions = {(f.domain, f.name, f.overload): f for f in filled.functions}
+    while any(_take_default(function, functions) for function in filled.functions):
+        pass
     for node in _nodes(filled.graph, *filled.functions):
         function = functions.get((node.domain, node.op_type, node.overload))
         given = {attribute.name for attribute in node.attribute}
         if function is not None:
             node.attribute.extend(a for a in function.attribute_proto if a.name not in given)
     return filled
+
+
+def _take_default(function: Any, functions: Mapping[tuple[str, str, str], Any]) -> bool:
+    """Give an attribute without a default that of the function to which alone it is passed on; return whether one was.
+
+    Raises `ImportModelError` if it is used elsewhere, too, where it has none.
+    """
+    uses = [(node, a) for node in _nodes(function) for a in node.attribute if a.ref_attr_name in function.attribute]
+    for node, use in uses:
+        inner = functions.get((node.domain, node.op_type, node.overload))
+        default = next((a for a in inner.attribute_proto if a.name == use.name), None) if inner is not None else None
+        if default is None:
+            continue
+        name = use.ref_attr_name
+        if sum(other.ref_attr_name == name for _, other in uses) > 1:
+            raise ImportModelError(
+                f"expected a default of the attribute {name!r}, which is passed on to {node.op_type}, found none",
+                f"the function {function.name}", "give it a default, or a value in every call",
+            )  # fmt: skip
+        taken = function.attribute_proto.add()
+        taken.CopyFrom(default)
+        taken.name = name
+        function.attribute.remove(name)
+        return True
+    return False
 
 
 def _nodes(*graphs: Any) -> Iterator[Any]:
