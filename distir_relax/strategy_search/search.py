@@ -30,6 +30,7 @@ from distir_relax.runtime.launcher_detection import detect
 from distir_relax.strategy_search import Outcome, Search, Space, search_grid, search_locally, search_on_ranks
 from distir_relax.strategy_search.compact_timeline import compact_timeline
 from distir_relax.strategy_search.grid_search import OutcomeCallback
+from distir_relax.strategy_search.larger_example import repeat_example
 from distir_relax.strategy_search.search_space import POWERS
 from distir_relax.support.user_function import find_function
 
@@ -56,8 +57,8 @@ def search(
 
     `model` is (model, example_inputs), a `Training`, the path of an ONNX file, or ``file.py:function`` of a function
     that returns one of these; the function may have a parameter `global_batch`. `global_batch` is the number of samples
-    of a step, or several for several searches in one: with such a function, or a symbolic batch, any, otherwise at most
-    that of the example, the default. `dims` are values of other symbolic sizes, by default typical ones. All D x T x P
+    of a step, or several for several searches in one, by default that of the example; of an ONNX file without a
+    symbolic batch at most that. `dims` are values of other symbolic sizes, by default typical ones. All D x T x P
     of `devices` are tried, with the numbers of `microbatches`, and the values of `options` where they make a
     difference: ``zero=(0, 1)``, ``schedules=("1f1b", "zb-h1")``; with ``placements=("rules", "auto")`` stages are
     autosharded, too (`search_space.Space`). Stages are cut for the largest batch, or at `stages`. `precision` and
@@ -120,7 +121,7 @@ def write_bundles(
     """
     paths = []
     for number, outcome in enumerate(outcomes):
-        target = in_precision(_call(model, outcome.samples), precision, keep)
+        target = in_precision(_of_samples(model, outcome.samples), precision, keep)
         name = f"{number}: {outcome.strategy}, batch {outcome.samples}"
         compiled = target.compile(strategy=outcome.strategy, profile=profile, name=name)
         plan = compiled if isinstance(compiled, Plan) else compiled.plan
@@ -143,8 +144,14 @@ def _read(
     target: Model | Training, requested: tuple[int, ...], stages: tuple[str, ...], machine: Profile
 ) -> tuple[Source, tuple[int, ...]]:
     """Return the model, imported with a batch larger than any requested one, and the batches."""
-    source = _with_batch(target.read(CompileOptions(stages=stages, profile=machine)), requested)
+    options = CompileOptions(stages=stages, profile=machine)
+    source = _with_batch(target.read(options), requested)
     batch = source.batch
+    if batch is not None and requested and max(requested) > batch:
+        larger = repeat_example(target, source, 2 * max(requested))
+        if larger is not None:
+            source = larger.read(options)
+            batch = source.batch
     if batch is None:
         raise DistIRError("the model has no batch that can be split", hint="give an example with several samples")
     if requested and max(requested) > batch:
@@ -162,6 +169,14 @@ def _with_batch(source: Source, requested: Sequence[int]) -> Source:
         largest = 2 * max(requested)
         sizes[symbol.name] = largest if symbol.high is None else min(largest, symbol.high)
     return source.at(sizes)
+
+
+def _of_samples(model: str, samples: int) -> Model | Training:
+    """Return the model of ``file.py:function`` with an example of this many samples, if it can have one."""
+    target = _call(model, samples)
+    if "global_batch" in inspect.signature(find_function(model)).parameters:
+        return target
+    return repeat_example(target, target.read(CompileOptions()), samples) or target
 
 
 def _call(target: str, batch: int | None) -> Model | Training:

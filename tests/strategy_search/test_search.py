@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import distir_relax as dr
+from distir_relax.bundle import read_bundle
 from distir_relax.cli import app
 from distir_relax.cli.search import SearchProgress
 from distir_relax.compiler.inputs import classify_input
@@ -24,6 +25,7 @@ from distir_relax.report.search import csv_text, table
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search import Candidate, Evaluator, Outcome, Search, Space, search_grid
 from distir_relax.strategy_search.compact_timeline import compact_timeline
+from distir_relax.strategy_search.search import write_bundles
 from distir_relax.strategy_search.search_space import degrees_of
 from tests import search_models
 from tests.runtime.processes import mpirun
@@ -44,6 +46,22 @@ def test_progress_without_terminal_is_lines(capsys: pytest.CaptureFixture[str]) 
                 progress.update(outcome, 3)
     lines = ["1 of 3 configurations, 1/1/1/1 16/s", "2 of 3 configurations, 1/1/1/1 16/s"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("make", [search_models.run, search_models.train])
+def test_larger_batch_repeats_the_example(make: Callable[[int], Any]) -> None:
+    found, expected = (
+        dr.search(make(samples), devices=3, profile=MACHINE, global_batch=(9, 27), microbatches=(3,), workers=1)
+        for samples in (9, 54)
+    )
+    assert sorted(map(repr, found.outcomes)) == sorted(map(repr, expected.outcomes))
+
+
+def test_executed_batch_is_that_of_the_prediction(tmp_path: Path) -> None:
+    for samples in (3, 27):
+        outcome = Outcome("3/1/1/1", samples, 1.0, 1, True)
+        (path,) = write_bundles(FIXED, [outcome], load_profile(MACHINE), tmp_path / str(samples))
+        assert read_bundle(path).manifest.inputs[0].shape[0] == samples
 
 
 def test_the_papers_grid_is_tried() -> None:
@@ -260,7 +278,6 @@ def test_the_command_tells_the_best_as_table_json_and_csv(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([FIXED, "--devices", "3", "--profile", MACHINE, "--global-batch", "27"], "the model's example has 9"),
         ([RUN, "--devices", "99", "--profile", MACHINE], "the profile dgx2-v100 has 16"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--global-batch", "9x"], "expected 4096"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--global-batch", "9-8"], "expected 4096"),
