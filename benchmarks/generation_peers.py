@@ -1,17 +1,18 @@
-"""Text generation with SmolLM2-135M beside vLLM, OpenVINO GenAI, CTranslate2 and transformers, on the same cores.
+"""Text generation with SmolLM2-135M beside vLLM, OpenVINO GenAI, CTranslate2, llama.cpp and transformers.
 
 ``PYTHONPATH=build/smollm python benchmarks/generation_peers.py [--vllm VENV] [--others VENV] [--precision bf16]``
 
 Peers have environments of their own, since their requirements exclude each other's: ``make peers`` makes them in
 build/peers, `vllm` and `others`.
 
-Each contender runs in a process of its own, in turns; medians over all rounds of
+Each contender runs in a process of its own, on the same cores, in turns; medians over all rounds of
 
     first    milliseconds from a prompt of 128 tokens to its first token
     token    milliseconds between the next 32 tokens of one request
     together tokens per second of 16 requests of 32 to 47 tokens, 32 new ones each
 
-With ``--precision int8`` or ``int4`` those run that store weights so: CTranslate2 in 8 bits, OpenVINO in both.
+With ``--precision int8`` or ``int4`` those run that store weights so: CTranslate2 in 8 bits, OpenVINO and llama.cpp
+(Q8_0, Q4_0) in both.
 A contender that does not run is listed with its error. The model's folder and its conversions are in build/serving.
 """
 
@@ -152,9 +153,31 @@ def openvino(precision: str) -> Generate:
     return generate
 
 
+LLAMA_TYPES = {"float32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+"""The types of llama.cpp's matrices."""
+
+
+def llama(precision: str) -> Generate:
+    """The server of llama.cpp, in this process (xllamacpp)."""
+    import xllamacpp
+
+    options = xllamacpp.CommonParams()
+    options.model.path = str(BUILD / f"llama-{LLAMA_TYPES[precision]}.gguf")
+    options.n_ctx, options.n_parallel, options.verbosity = 4096, REQUESTS, 0
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+    server = xllamacpp.Server(options)
+
+    def generate(asked: Sequence[Sequence[int]], new: int) -> None:
+        body = {"prompt": [list(p) for p in asked], "max_tokens": new, "temperature": 0, "ignore_eos": True}
+        found = server.handle_completions({**body, "cache_prompt": False})
+        assert len(found["choices"]) == len(asked)
+
+    return generate
+
+
 QUANTIZED = {
-    "int8": ("ours, 1 rank", "ours, 2 ranks", "ctranslate2", "openvino"),
-    "int4": ("ours, 1 rank", "ours, 2 ranks", "openvino"),
+    "int8": ("ours, 1 rank", "ours, 2 ranks", "ctranslate2", "openvino", "llama.cpp"),
+    "int4": ("ours, 1 rank", "ours, 2 ranks", "openvino", "llama.cpp"),
 }
 """The contenders that have weights of 8 and 4 bits."""
 
@@ -165,6 +188,7 @@ CONTENDERS: dict[str, Callable[[str], Generate]] = {
     "vllm": vllm,
     "ctranslate2": ctranslate2,
     "openvino": openvino,
+    "llama.cpp": llama,
 }
 
 
@@ -181,8 +205,8 @@ def bundle(precision: str, strategy: str) -> Path:
 
 def prepare(others: str | None) -> None:
     """Write the model's folder, and its conversions."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
     if not (BUILD / "hf").exists():
-        sys.path.insert(0, str(Path(__file__).parent.parent))
         from transformers import AutoTokenizer
 
         from tests.smollm import FILE, folder, trained
@@ -197,6 +221,15 @@ def prepare(others: str | None) -> None:
             file = BUILD / "hf" / name
             file.write_text(json.dumps(json.loads(file.read_text()) | changes, indent=1))
     if others is not None:
+        from tests.smollm import FILE, folder
+
+        for kind in LLAMA_TYPES.values():
+            target = BUILD / f"llama-{kind}.gguf"
+            if not target.exists():
+                made = target.with_suffix(".part")
+                tool = str(Path(__file__).with_name("gguf_types.py"))
+                subprocess.run([sys.executable, tool, str(Path(folder()) / FILE), str(made), kind], check=True)
+                made.rename(target)
         convert = {
             "ct2": ["ct2-transformers-converter", "--model", str(BUILD / "hf"), "--output_dir", str(BUILD / "ct2")],
             **{
@@ -216,7 +249,7 @@ def prepare(others: str | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", help="The virtual environment of vLLM.")
-    parser.add_argument("--others", help="The virtual environment of CTranslate2 and OpenVINO.")
+    parser.add_argument("--others", help="The virtual environment of the other peers.")
     parser.add_argument("--precision", nargs="+", default=["float32", "bf16"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -229,7 +262,7 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)
     prepare(given.others)
-    pythons = {"vllm": given.vllm, "ctranslate2": given.others, "openvino": given.others}
+    pythons = {"vllm": given.vllm, "ctranslate2": given.others, "openvino": given.others, "llama.cpp": given.others}
     results: dict[str, dict[str, dict[str, float]]] = {}
     for precision in given.precision:
         found: dict[str, list[dict[str, float]]] = {}
