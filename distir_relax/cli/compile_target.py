@@ -156,14 +156,8 @@ def _pretrained(target: Target) -> Model:
             "--batch and --sequence set its shapes; to train it, write a function that returns dr.Training(...)",
         )  # fmt: skip
     task, batch, sequence = (target.pretrained.get(key) for key in ("task", "batch", "sequence"))
-    dims = target.options.get("dims") or {}
-    if "batch" in dims and batch is None:
-        # A batch of one example is no example of any batch.
-        batch = 2
-    pretrained = read_pretrained(target.name, task, batch, sequence)
-    names = [name if name in dims else None for name in ("batch", "sequence")]
-    dynamic = {key: names[: tensor.dim()] for key, tensor in pretrained.inputs.items() if hasattr(tensor, "dim")}
-    return Model(pretrained.model, (), pretrained.inputs, dynamic if dims else None)
+    pretrained = read_pretrained(target.name, task, batch, sequence, target.options.get("dims"))
+    return Model(pretrained.model, (), pretrained.inputs, pretrained.dynamic_shapes or None)
 
 
 def _compile_generation(

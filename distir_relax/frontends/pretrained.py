@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.deferred_weights import deferred_weights, replace_buffers
+from distir_relax.frontends.dynamic_shapes import Dim, bounds_of
 from distir_relax.frontends.gguf_weights import deferred_gguf_weights
+from distir_relax.layout import Symbol
 from distir_relax.support import Fields, parse_json, read_bytes
 from distir_relax.support.units import listed
 
@@ -33,10 +36,11 @@ _LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": Fals
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model with the keyword arguments of its example call."""
+    """A model with the keyword arguments of its example call, and the symbolic dims of these."""
 
     model: Any
     inputs: Mapping[str, Any]
+    dynamic_shapes: Mapping[str, Sequence[Symbol | None]]
 
 
 def is_pretrained(target: str | Path) -> bool:
@@ -45,21 +49,31 @@ def is_pretrained(target: str | Path) -> bool:
 
 
 def read_pretrained(
-    folder: str | Path, task: str | None = None, batch: int | None = None, sequence: int | None = None
-) -> Pretrained:
+    folder: str | Path, task: str | None = None, batch: int | None = None, sequence: int | None = None,
+    dims: Mapping[str, Any] | None = None,
+) -> Pretrained:  # fmt: skip
     """Load the model of a folder for a task, in evaluation mode, with inputs of `batch` samples of `sequence` tokens.
 
-    Without a task the class is the first of ``architectures`` in the configuration. By default `batch` is 1, and
-    `sequence` 128, or the model's maximum if smaller. Weights are read only from safetensors files, and no code of the
-    folder runs.
+    Without a task the class is the first of ``architectures`` in the configuration. `dims` are bounds of ``batch`` and
+    ``sequence``, which are then symbolic; so are those of encoders without a number. By default the others are 1 sample
+    of 128 tokens, or of the model's maximum if smaller. Weights are read only from safetensors files, and no code of
+    the folder runs.
 
-    Raises ImportModelError if transformers is not installed, the folder is damaged, the task is unknown, or the folder
-    lacks weights of the model.
+    Raises ImportModelError if transformers is not installed, the folder is damaged, the task is unknown, the folder
+    lacks weights of the model, or the model does not have these dims.
     """
     path = Path(folder)
     library = transformers_library()
     model = load_pretrained(_class_of(library, _read_config(path), path, task), path)
-    return Pretrained(model, _inputs(model, path, batch, sequence))
+    main, bounds = str(model.main_input_name), dict(dims or {})
+    if main == "pixel_values":
+        return _image_model(model, path, batch, sequence, bounds)
+    if main != "input_ids":
+        raise ImportModelError(
+            f"expected a model of tokens or images, found one that takes {main}", str(path),
+            "write a function that returns (model, (), inputs)",
+        )  # fmt: skip
+    return _token_model(model, path, batch, sequence, bounds)
 
 
 def load_pretrained(kind: Any, path: Path, deferred: bool = False, **options: Any) -> Any:
@@ -189,34 +203,84 @@ def _class_of(library: Any, config: Fields, path: Path, task: str | None) -> Any
     return model_class
 
 
-def _inputs(model: Any, path: Path, batch: int | None, sequence: int | None) -> dict[str, Any]:
-    """Return an example call of a model that takes tokens, or images."""
+def _image_model(
+    model: Any, path: Path, batch: int | None, sequence: int | None, dims: Mapping[str, Any]
+) -> Pretrained:
     import torch
 
-    config, rows = model.config, batch or 1
-    main = str(model.main_input_name)
-    if main == "pixel_values":
-        if sequence is not None:
-            raise ImportModelError("the model takes images, which have no --sequence", str(path))
-        high, wide = _pair(config.image_size)
-        return {"pixel_values": torch.zeros(rows, config.num_channels, high, wide, dtype=model.dtype)}
-    if main != "input_ids":
-        raise ImportModelError(
-            f"expected a model of tokens or images, found one that takes {main}", str(path),
-            "write a function that returns (model, (), inputs)",
-        )  # fmt: skip
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or _SEQUENCE
-    length = sequence or min(_SEQUENCE, limit)
-    if length > limit and sequence is not None:
-        raise ImportModelError(f"the model takes at most {limit} positions, found --sequence {sequence}", str(path))
+    if sequence is not None or "sequence" in dims:
+        flag = "--dim sequence" if sequence is None else "--sequence"
+        raise ImportModelError(f"the model takes images, which have no {flag}", str(path))
+    _check_dims(dims, ("batch",), path)
+    high, wide = _pair(model.config.image_size)
+    rows = batch or _example_size(dims, "batch", 2 if dims else 1)
+    pixels = torch.zeros(rows, model.config.num_channels, high, wide, dtype=model.dtype)
+    return Pretrained(model, {"pixel_values": pixels}, {"pixel_values": [Dim("batch")]} if dims else {})
+
+
+def _token_model(
+    model: Any, path: Path, batch: int | None, sequence: int | None, dims: Mapping[str, Any]
+) -> Pretrained:
+    import torch
+
+    _check_dims(dims, ("batch", "sequence"), path)
+    config = model.config
+    limit = _position_limit(model)
+    _, longest = bounds_of(dims["sequence"], "sequence") if "sequence" in dims else (1, sequence)
+    if limit is not None and longest is not None and longest > limit:
+        flag = f"--sequence {sequence}" if "sequence" not in dims else f"--dim sequence up to {longest}"
+        raise ImportModelError(f"the model takes at most {limit} positions, found {flag}", str(path))
+    decoder = getattr(config, "is_encoder_decoder", False)
+    encodes = not decoder and not model.can_generate()
+    symbols = [
+        Dim(name, max=high) if name in dims or (encodes and size is None) else None
+        for name, size, high in (("batch", batch, None), ("sequence", sequence, limit))
+    ]
+    # A batch of one example is no example of any batch.
+    rows = batch or _example_size(dims, "batch", 1 if symbols[0] is None else 2)
+    length = sequence or _example_size(dims, "sequence", min(_SEQUENCE, limit or _SEQUENCE))
     ids = torch.zeros(rows, length, dtype=torch.int64)
-    if getattr(config, "is_encoder_decoder", False):
-        return {"input_ids": ids, "decoder_input_ids": ids.clone(), "use_cache": False}
-    if model.can_generate():
-        return {"input_ids": ids, "use_cache": False}
-    # Disable the cache of models that have one.
-    cache = {"use_cache": False} if hasattr(config, "use_cache") else {}
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **cache}
+    inputs = {"input_ids": ids}
+    if decoder:
+        inputs["decoder_input_ids"] = ids.clone()
+    elif encodes:
+        inputs["attention_mask"] = torch.ones_like(ids)
+    symbolic = any(symbol is not None for symbol in symbols)
+    return Pretrained(model, {**inputs, **_disable_cache(model)}, dict.fromkeys(inputs, symbols) if symbolic else {})
+
+
+def _position_limit(model: Any) -> int | None:
+    """Return the largest number of tokens that a model has positions for; None if any number is possible."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        # RoBERTa and its kin number positions from the one after that of padding.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            limit = module.num_embeddings - module.padding_idx - 1
+    return limit
+
+
+def _check_dims(dims: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
+    if unknown := sorted(dims.keys() - set(names)):
+        raise ImportModelError(f"the model has no dim {unknown[0]!r}", str(path), f"its dims are {', '.join(names)}")
+
+
+def _example_size(dims: Mapping[str, Any], name: str, default: int) -> int:
+    """Return the size nearest to a default within the bounds of a dim; a single number is set after the import."""
+    if isinstance(dims.get(name, 0), int):
+        return default
+    low, high = bounds_of(dims[name], name)
+    return max(low, default if high is None else min(default, high))
+
+
+def _disable_cache(model: Any) -> dict[str, Any]:
+    """Return the argument that disables the cache of a model; without such a parameter set its configuration."""
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        return {"use_cache": False}
+    # torch.export with symbolic dims does not take arguments that a model's **kwargs collect.
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+    return {}
 
 
 def _pair(size: Any) -> tuple[int, int]:

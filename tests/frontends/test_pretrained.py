@@ -39,6 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vit = {"num_hidden_layers": 1, "hidden_size": 30, "intermediate_size": 41, "num_attention_heads": 3}
     images = transformers.ViTConfig(**vit, image_size=16, patch_size=8)
     transformers.ViTForImageClassification(images).save_pretrained(folder / "vit")
+    transformers.RobertaModel(transformers.RobertaConfig(**SIZES)).save_pretrained(folder / "roberta")
     return folder
 
 
@@ -78,6 +79,41 @@ def test_a_classifier_in_several_files(models: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
 
 
+def test_an_encoder_takes_any_batch_and_length(models: Path, tmp_path: Path) -> None:
+    done = distir(
+        "compile", models / "bert", "-o", tmp_path / "m.dist", "--strategy", "1/3/1/1", "--backend", "torch",
+        "--dim", "sequence=1:24",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    model = transformers.BertForSequenceClassification.from_pretrained(models / "bert").eval()
+    for rows, length in ((1, 1), (5, 24), (2, 9)):
+        ids = np.random.default_rng(rows).integers(0, 97, (rows, length))
+        mask = np.tril(np.ones((rows, length), np.int64), 4)
+        expected = model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits
+        found = run(tmp_path / "m.dist", input_ids=ids, attention_mask=mask)["logits"]
+        np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
+
+
+def test_symbolic_dims_of_folders(models: Path) -> None:
+    def dims(name: str, *options: Any) -> dict[str, Any]:
+        found = read_pretrained(models / name, None, *options)
+        sizes = {key: list(x.shape) for key, x in found.inputs.items() if key in found.dynamic_shapes}
+        return {key: (sizes[key], [s and (s.name, s.high) for s in found.dynamic_shapes[key]]) for key in sizes}
+
+    assert dims("bert")["attention_mask"] == ([2, 24], [("batch", None), ("sequence", 24)])
+    assert dims("bert", 3)["input_ids"] == ([3, 24], [None, ("sequence", 24)])
+    assert dims("bert", 3, 5) == {}
+    assert dims("bert", 3, 5, {"batch": (1, 8)})["input_ids"] == ([3, 5], [("batch", None), None])
+    assert dims("bert", None, None, {"sequence": (2, 7)})["input_ids"][0] == [2, 7]
+    # Positions start after that of padding, which is 1.
+    assert dims("roberta")["input_ids"] == ([2, 22], [("batch", None), ("sequence", 22)])
+    assert dims("llama") == {}
+    assert dims("llama", None, None, {"batch": (4, None)}) == {"input_ids": ([4, 24], [("batch", None), None])}
+    assert dims("t5", None, 9, {"batch": 4})["decoder_input_ids"] == ([2, 9], [("batch", None), None])
+    assert dims("vit") == {}
+    assert dims("vit", None, None, {"batch": (1, 8)}) == {"pixel_values": ([2, 3, 16, 16], [("batch", None)])}
+
+
 def test_tasks_and_their_inputs(models: Path) -> None:
     found = read_pretrained(models / "bert", "feature-extraction", batch=2)
     assert type(found.model) is transformers.BertModel
@@ -100,6 +136,9 @@ def test_tasks_and_their_inputs(models: Path) -> None:
         ("llama", {"task": "translation"}, "--task: expected one of causal-lm, .*, found 'translation'"),
         ("llama", {"sequence": 25}, "takes at most 24 positions, found --sequence 25"),
         ("vit", {"sequence": 3}, "the model takes images, which have no --sequence"),
+        ("vit", {"dims": {"sequence": (1, 9)}}, "the model takes images, which have no --dim sequence"),
+        ("bert", {"dims": {"length": (1, 9)}}, "the model has no dim 'length'\n  hint: its dims are batch, sequence"),
+        ("bert", {"dims": {"sequence": (1, 25)}}, "takes at most 24 positions, found --dim sequence up to 25"),
         ("t5", {"task": "causal-lm"}, "transformers cannot read the model: "),
     ],
 )
