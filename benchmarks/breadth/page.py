@@ -20,6 +20,10 @@ marks four weights spread over the model, compiles it for {RANKS} ranks, and com
 torch: right is a difference of at most {TOLERANCE:g}, relative to the largest value or 1; what is not right in
 float32 is tried once more in float64, with a remark.
 
+The call is the first that runs in eager torch, fewest kinds of inputs first. Models of text and images that run on
+token ids alone, as most vision-language models do (smolvlm, llava_next), are therefore tried **without an image**:
+right says nothing of their images ([What works](limitations.md#limits)).
+
 Not counted are families of which no small configuration was found that runs in eager torch (no example), those
 that `torch.export` itself cannot capture (no export), and those whose own results in eager torch are others in
 float64 than in float32 (undetermined: with random weights they pick the best of equal values, and rounding

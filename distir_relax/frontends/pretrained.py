@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ def load_pretrained(kind: Any, path: Path, deferred: bool = False, **options: An
     except ImportModelError:
         raise
     except Exception as error:
+        if "Unrecognized configuration class" in str(error):
+            raise _unsupported_class(kind, path) from None
         raise unreadable(error, "the model", path / options.get("gguf_file", "")) from None
     if missing := sorted(info["missing_keys"]):
         saved = _read_config(path).texts("architectures", []) if is_pretrained(path) else ()
@@ -106,8 +109,41 @@ def load_pretrained(kind: Any, path: Path, deferred: bool = False, **options: An
             f"expected {tuple(expected)} for {key}, found {tuple(shape)}", str(path),
             "config.json and the weights are of different models",
         )  # fmt: skip
+    _warn_of_inputs(model)
     replace_buffers(model)
     return model.eval()
+
+
+def _unsupported_class(kind: Any, path: Path) -> ImportModelError:
+    """Return the error for a folder whose model the class `kind`, an ``AutoModelFor...``, does not have."""
+    library = transformers_library()
+    config = library.AutoConfig.from_pretrained(path, **_LOCAL)
+    classes = library.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(config) not in classes:
+        saved = ", ".join(config.architectures or ()) or "another class"
+        return ImportModelError(
+            f"transformers has no {kind.__name__} of the type {config.model_type!r}", str(path),
+            f"it was saved as {saved}; --task chooses the class, unless with --generate",
+        )  # fmt: skip
+    return ImportModelError(
+        f"expected a model for {kind.__name__}, found a vision-language model, which transformers loads as"
+        f" {classes[type(config)].__name__}", str(path),
+        "images are not supported: without --task and --generate the scores of tokens are compiled; to generate, "
+        "save the language model alone",
+    )  # fmt: skip
+
+
+def _warn_of_inputs(model: Any) -> None:
+    """Warn of images and sounds that a model of tokens can take, too: they are not imported."""
+    others = [name for name in _OTHER_INPUTS if name in inspect.signature(model.forward).parameters]
+    if others and model.main_input_name == "input_ids":
+        warnings.warn(
+            f"{type(model).__name__} is compiled for tokens alone, without {listed(others, 3)}",
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
+
+
+_OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 
 def generating_class(path: Path) -> Any:

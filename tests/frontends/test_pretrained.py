@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -139,12 +140,36 @@ def test_tasks_and_their_inputs(models: Path) -> None:
         ("vit", {"dims": {"sequence": (1, 9)}}, "the model takes images, which have no --dim sequence"),
         ("bert", {"dims": {"length": (1, 9)}}, "the model has no dim 'length'\n  hint: its dims are batch, sequence"),
         ("bert", {"dims": {"sequence": (1, 25)}}, "takes at most 24 positions, found --dim sequence up to 25"),
-        ("t5", {"task": "causal-lm"}, "transformers cannot read the model: "),
+        (
+            "t5",
+            {"task": "causal-lm"},
+            "has no AutoModelForCausalLM of the type 't5'\n.*saved as T5ForConditionalGeneration",
+        ),
     ],
 )
 def test_what_a_folder_is_not(models: Path, name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportModelError, match=message):
         read_pretrained(models / name, **options)
+
+
+def test_vision_language_models(tmp_path: Path) -> None:
+    vision = {"num_hidden_layers": 1, "hidden_size": 30, "intermediate_size": 41, "num_attention_heads": 3}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision, image_size=16, patch_size=8),
+        text_config=transformers.LlamaConfig(**SIZES),
+    )
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "llava")
+    message = (
+        "found a vision-language model, which transformers loads as LlavaForConditionalGeneration\n.*images are not"
+    )
+    for options in (("--generate",), ("--task", "causal-lm"), ("--task", "sequence-classification")):
+        done = distir("compile", tmp_path / "llava", "-o", tmp_path / "m.dist", *options)
+        assert isinstance(done.exception, ImportModelError)
+        assert re.search(message, str(done.exception))
+    with pytest.warns(
+        UserWarning, match="LlavaForConditionalGeneration is compiled for tokens alone, without pixel_val"
+    ):
+        assert read_pretrained(tmp_path / "llava").inputs.keys() == {"input_ids"}
 
 
 def test_damaged_folders(models: Path, tmp_path: Path) -> None:
