@@ -100,7 +100,7 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     for number, make in enumerate(makers[:3] + makers[-3:]):
         write_bundle(make().bundle, tmp_path / f"float32-{number:03}.dist")
     write_step_samples(tmp_path, 2)
-    done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json", tmp_path)
+    done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json", tmp_path, limit=150)
     assert done.returncode == 0, done.stderr
     found = Measurements.of(json.loads((tmp_path / "measured.json").read_text()))
     chosen = few("float32", 1)

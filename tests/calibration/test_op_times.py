@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,15 @@ def test_ops_of_prompts_and_of_tokens() -> None:
     assert any(o.operands.startswith("f32[1,3,") for o in token.ops)
 
 
+def test_a_limit_of_seconds_is_measured_once() -> None:
+    """As products in bfloat16 are, on processors without instructions for it."""
+    calls = []
+    assert measured_limits._seconds(lambda: (calls.append(1), time.sleep(0.31)), "cpu") >= 0.3
+    assert len(calls) == 1
+    assert measured_limits._seconds(lambda: calls.append(1), "cpu") < 0.01
+    assert len(calls) > 10
+
+
 def test_several_ranks_need_a_launch() -> None:
     with pytest.raises(RunError, match="a launch of 3 ranks"):
         measure_op_times(mlp("1/3/1/1").bundle(backends=("torch",)))
@@ -134,7 +144,7 @@ def test_several_ranks_need_a_launch() -> None:
 def test_the_command(tmp_path: Path) -> None:
     mlp("1/2/1/1").save(tmp_path / "b.dist", backends=("torch",))
     options = ["--steps", "2", "--rank", "1"]
-    done = mpirun(2, "-m", "distir_relax", "roofline", tmp_path / "b.dist", *options, "--json")
+    done = mpirun(2, "-m", "distir_relax", "roofline", tmp_path / "b.dist", *options, "--json", limit=150)
     assert done.returncode == 0, done.stderr
     (step,) = json.loads(done.stdout)["steps"]
     found = {(o["op"], o["operands"]): o["limit"] is None for o in step["ops"]}
