@@ -33,7 +33,7 @@ def main(path: Path) -> None:
         found["one cannot"] = _run(world, path)
         if world.rank == 1:
             sequence_program.is_available = lambda: True
-            request_program.load_weights = _fail
+            request_program.RankWeights = _fail
         found["one fails"] = _run(world, path)
         if world.rank == 1:
             sequence_program.emit_request_programs = _fail
