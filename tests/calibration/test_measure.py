@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distir_relax.calibration.measure import _bound_all_reduces, _bound_step, _collectives, time_op
-from distir_relax.calibration.microbenchmarks import OpSample, op_samples
+from distir_relax.calibration.microbenchmarks import OpSample, dtypes_of, op_samples
 from distir_relax.kernels.bound_step import BoundStep
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.transports.threads import ThreadWorld
@@ -17,7 +17,7 @@ def drawn(sample: OpSample) -> list[torch.Tensor]:
     return [torch.randn(kind.shape, generator=generator).to(getattr(torch, kind.dtype)) for kind in sample.operands]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
+@pytest.mark.parametrize("dtype", dtypes_of("cpu"))
 def test_bound_samples_run_without_python(dtype: str) -> None:
     samples = [sample for sample in op_samples(dtype, 1) if sample.bound]
     # One of each op and kind: the largest of some have no native kernel, and so no times.
