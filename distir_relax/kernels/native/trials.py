@@ -289,7 +289,7 @@ def _run_calls(kernel: Kernel) -> Pairs:
 
     status = torch.full((1,), -1, dtype=torch.int64)
     kernel(0, 0, 0, status.data_ptr())
-    yield status.float(), torch.zeros(1)
+    yield status.float(), torch.zeros(1, dtype=torch.float32)
 
 
 _DTYPES = ("float32", "bfloat16")
