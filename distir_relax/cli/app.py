@@ -34,6 +34,12 @@ def common(
     """Compile a sharded model to one program per rank, inspect it, and run it."""
 
 
+def show_text(text: str) -> None:
+    """Print generated text at once, without an end of line; a terminal may lack some of its characters."""
+    encoding = sys.stdout.encoding or "utf-8"
+    typer.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
+
+
 def print_error(error: DistIRError) -> None:
     """Print a user's error to stderr."""
     print(f"error: {error}", file=sys.stderr, flush=True)

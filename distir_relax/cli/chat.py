@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from distir_relax.cli.app import app, print_error
+from distir_relax.cli.app import app, print_error, show_text
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import Device, DeviceOption, SignatureOption, WeightsOption
 from distir_relax.errors import RunError
@@ -38,7 +38,6 @@ def chat(
     Ranks are threads of this process. Earlier turns are not computed again.
     """
     from distir_relax.bundle import read_bundle
-    from distir_relax.runtime.generation import sampling_of
     from distir_relax.serving import THREADS, EngineOptions, start_engine
 
     first = [] if system is None else [{"role": "system", "content": system}]
@@ -55,8 +54,7 @@ def chat(
                     continue
                 asked = [*messages, {"role": "user", "content": text}]
                 try:
-                    sampling = sampling_of(given, engine.tokenizer.defaults)
-                    request = engine.submit(asked, max_new_tokens, sampling, fit=True)
+                    request = engine.submit(asked, max_new_tokens, given, fit=True)
                 except RunError as error:
                     # The chat goes on without this message.
                     print_error(error)
@@ -64,8 +62,8 @@ def chat(
                 pieces = []
                 for piece in request.pieces():
                     pieces.append(piece)
-                    _show(piece)
-                _show("\n" if request.ended == "stop" else f"\n[cut after {count(len(request.tokens), 'token')}]\n")
+                    show_text(piece)
+                show_text("\n" if request.ended == "stop" else f"\n[cut after {count(len(request.tokens), 'token')}]\n")
                 messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
 
@@ -73,16 +71,9 @@ def _line() -> str:
     """Return the next message that is not empty, without a prompt where nobody types; `_QUIT` at the end."""
     while True:
         if sys.stdin.isatty():
-            _show("> ")
+            show_text("> ")
         line = sys.stdin.readline()
         if not line:
             return _QUIT
         if text := line.strip():
             return text
-
-
-def _show(text: str) -> None:
-    # A terminal may lack some of the characters.
-    encoding = sys.stdout.encoding or "utf-8"
-    typer.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
-    sys.stdout.flush()

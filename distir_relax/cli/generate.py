@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.app import app, exit_all, show_text
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
     Backend,
@@ -113,9 +113,7 @@ def generate(
 
         def show(piece: str) -> None:
             if is_first:
-                # A terminal may lack some of the characters.
-                encoding = sys.stdout.encoding or "utf-8"
-                typer.echo(piece.encode(encoding, "replace").decode(encoding), nl=False)
+                show_text(piece)
 
         try:
             options = GenerateOptions(

@@ -64,5 +64,6 @@ def compiled_model(model: Path, strategy: str | None, precision: str | None) -> 
     with TemporaryDirectory(prefix="distir-") as folder:
         bundle = Path(folder) / f"{model.stem if is_gguf(model) else model.resolve().name}.dist"
         with Progress(Console(stderr=True), f"compiling {model}") as progress:
-            compile_target(Target(str(model), options, generation=generation), bundle, ("torch",), [progress])
+            target = Target(str(model), options, generation=generation)
+            compile_target(target, bundle, ("torch",), [progress], progress.written)
         yield bundle

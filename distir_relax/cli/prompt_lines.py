@@ -24,7 +24,6 @@ def continue_prompts(
     JSON text alone. Other fields are kept. Raises RunError for another line, with its number, before anything runs.
     """
     from distir_relax.bundle import read_bundle
-    from distir_relax.runtime.generation import sampling_of
     from distir_relax.serving import EngineOptions, start_engine
     from distir_relax.text import StopStrings
 
@@ -36,8 +35,7 @@ def continue_prompts(
             prompt = row["messages"] if "messages" in row else row["prompt"]
             new = row.get("max_new_tokens", max_new_tokens)
             try:
-                defaults = {} if isinstance(prompt, list) and "messages" not in row else engine.tokenizer.defaults
-                requests.append(engine.submit(prompt, new, sampling_of(sampling, defaults), stop))
+                requests.append(engine.submit(prompt, new, sampling, stop))
             except RunError as error:
                 raise RunError(error.message, f"{file}:{number}", error.hint) from None
         for (_, row), request in zip(rows, requests, strict=True):

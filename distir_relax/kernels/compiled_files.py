@@ -69,6 +69,13 @@ def write_compiled(content: bytes, file: Path) -> None:
         _remove_oldest(file.parent)
 
 
+def remove_compiled(pattern: str) -> None:
+    """Remove the files of the folder whose names match a pattern."""
+    folder = compiled_folder()
+    for file in folder.glob(pattern) if folder else ():
+        file.unlink(missing_ok=True)
+
+
 @contextmanager
 def one_compiles(file: Path, timeout: float = 300.0) -> Iterator[None]:
     """Let one process at a time run the block for a file: the others wait, but at most `timeout` seconds.

@@ -20,6 +20,7 @@ from distir_relax.kernels.compiled_files import (
     compiled_key,
     is_usable,
     one_compiles,
+    remove_compiled,
     write_compiled,
 )
 from distir_relax.kernels.processor import processor_field
@@ -109,9 +110,7 @@ def kept_choices() -> Iterator[Choice]:
 
 def forget_choices() -> None:
     """Remove the choices that were made on this machine."""
-    folder = compiled_folder()
-    for file in folder.glob(f"{_PREFIX}*{_SUFFIX}") if folder else ():
-        file.unlink(missing_ok=True)
+    remove_compiled(f"{_PREFIX}*{_SUFFIX}")
 
 
 def _read(file: Path) -> Choice | None:

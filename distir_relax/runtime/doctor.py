@@ -183,7 +183,7 @@ def _declined_kernels() -> Finding:
 
 
 def _choices() -> Finding:
-    """What was measured on this machine."""
+    """Choices between kernels that were measured on this machine."""
     texts, busy = list[str](), False
     for choice in kept_choices():
         times = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in choice.seconds.items())
@@ -194,7 +194,7 @@ def _choices() -> Finding:
 
 
 def measure_again() -> None:
-    """Forget what was measured on this machine and which kernels were declined, and measure again."""
+    """Forget the measured choices and the declined kernels of this machine, and measure again."""
     from distir_relax.kernels import packing, products
 
     forget_choices()

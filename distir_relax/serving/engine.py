@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -173,25 +173,27 @@ class Engine:
         return self._scheduler.reserved_tokens
 
     def submit(
-        self, prompt: Any, max_new_tokens: int | None = None, sampling: Sampling | None = None,
+        self, prompt: Any, max_new_tokens: int | None = None, sampling: Sampling | Mapping[str, Any] | None = None,
         stop: Collection[int] | None = None, on_token: Callable[[GenerationRequest], None] | None = None,
         fit: bool = False,
     ) -> GenerationRequest:  # fmt: skip
         """Add a request for the tokens after those of a prompt, and return it at once.
 
-        The prompt is a text, a list of the messages of a chat, or token ids. `max_new_tokens` and `sampling` are by
-        default the model's own for text and chats, 64 and greedy otherwise. The request ends after `max_new_tokens`, or
-        with a token of `stop`: by default those of the model for text and chats, none for tokens. `on_token` is
-        called after each step with new tokens, and at the end, by the thread that runs the step. With `fit` fewer new
-        tokens are generated if the program or the memory has no room for `max_new_tokens`.
+        The prompt is a text, a list of the messages of a chat, or token ids. `max_new_tokens`, `sampling`, and the
+        options that a table of some leaves out, are by default the model's own for text and chats, 64 and greedy
+        otherwise. The request ends after `max_new_tokens`, or with a token of `stop`: by default those of the model for
+        text and chats, none for tokens. `on_token` is called after each step with new tokens, and at the end, by the
+        thread that runs the step. With `fit` fewer new tokens are generated if the program or the memory has no room
+        for `max_new_tokens`.
 
         Raises RunError for a prompt that is empty, of another kind, or too long for the program or the memory, and for
         text without a tokenizer.
         """
         given = self._language.prompt(prompt, lambda: self.tokenizer, stop)
         ids = given.ids
-        max_new_tokens, own = given.settings(max_new_tokens, {})
-        sampling = sampling or own
+        options = {} if sampling is None or isinstance(sampling, Sampling) else sampling
+        max_new_tokens, own = given.settings(max_new_tokens, options)
+        chosen = sampling if isinstance(sampling, Sampling) else own
         if given.is_batch:
             raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
         if fit:
@@ -203,7 +205,7 @@ class Engine:
             self._check_open()
             number = next(self._numbers)
             request = GenerationRequest(
-                number, ids[0].tolist(), max_new_tokens, sampling, given.stop, self, on_token, given.tokenizer
+                number, ids[0].tolist(), max_new_tokens, chosen, given.stop, self, on_token, given.tokenizer
             )
             if max_new_tokens == 0:
                 request.ended = "length"

@@ -33,6 +33,7 @@ from distir_relax.kernels.compiled_files import (
     compiled_key,
     is_usable,
     one_compiles,
+    remove_compiled,
     write_compiled,
 )
 from distir_relax.kernels.isolated_calls import IsolatedCallError, call_isolated
@@ -51,7 +52,7 @@ Kernel: TypeAlias = "Callable[..., None]"
 """Takes numbers and addresses, and writes its results to some of those."""
 
 Pairs: TypeAlias = "Iterator[tuple[torch.Tensor, torch.Tensor]]"
-"""Results of a kernel, and what they should be, in float32 or float64."""
+"""Results of a kernel, and the expected ones, in float32 or float64."""
 
 MOST_ELEMENTS = 1 << 17
 """Elements above which torch, which uses several threads, is faster than a native kernel that uses one."""
@@ -213,9 +214,7 @@ def _find(module: str, name: str) -> Any:
 
 def forget_declined() -> None:
     """Remove the reasons for which kernels were declined on this machine: they are tried again."""
-    folder = compiled_folder()
-    for file in folder.glob(f"*{_DECLINED}") if folder else ():
-        file.unlink(missing_ok=True)
+    remove_compiled(f"*{_DECLINED}")
 
 
 def threads_for(x: torch.Tensor) -> int:

@@ -163,12 +163,9 @@ def _quantized_product(
     values = torch.randint(0, 1 << bits, (columns, groups, GROUP), generator=generator, dtype=torch.uint8)
     scales = torch.rand(columns, groups, 1, generator=generator, dtype=torch.float32).half() / 64
     minimums = -8 * scales
-    weight = (
-        values.float() * scales.float() + minimums.float() if bits == 4 else (values.float() - 128) * scales.float()
-    )
     of_columns = scales[:, 0].float()
-    if not grouped:
-        weight = (values.float() - 128) * of_columns[:, None]
+    factors = scales.float() if grouped else of_columns[:, None]
+    weight = values.float() * factors + minimums.float() if bits == 4 else (values.float() - 128) * factors
     packed_values = values[..., : GROUP // 2] | values[..., GROUP // 2 :] << 4 if bits == 4 else values
     words = packed_values.view(2, PANEL, groups, -1, 4).permute(0, 2, 3, 1, 4)
     panels = words.flatten(2)
@@ -269,7 +266,7 @@ def _shared_sum(kernel: Kernel, dtype: str, ranks: int) -> Pairs:
     """Rank 0 of `ranks`, whose peers have written zeros to all places, and set their flags."""
     import torch
 
-    # Flags are read up to a line before 64 bytes: areas begin where a page would.
+    # A peer has two flags: for its operand, and 64 bytes later for its part of the result.
     memory = torch.zeros(ranks * AREA // 8, dtype=torch.int64)
     areas = [memory.data_ptr() + number * AREA for number in range(ranks)]
     memory.view(ranks, -1)[1:, (0, 8)] = 1 << 40
