@@ -113,7 +113,9 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     (slow,) = unlike_ranks(found.rank_seconds, found.rank_memory)
     assert str(slow) == "1"
     assert 0.09 < slow.speed < 0.6
-    several = (found.ops["float32"], found.alone, found.programs["float32"], found.collective_times, found.step_times)
+    # A processor without a native kernel for a bound op has no times of it.
+    ops = [times for times, sample in zip(found.ops["float32"], chosen, strict=True) if times or not sample.bound]
+    several = (ops, found.alone, found.programs["float32"], found.collective_times, found.step_times)
     for times in chain.from_iterable(several):
         assert len(times) >= 4, "two passes"
         assert all(0 < t < 10 for t in times)

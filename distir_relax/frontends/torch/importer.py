@@ -241,7 +241,7 @@ def _export(
     try:
         with warnings.catch_warnings(), ExitStack() as leaving:
             # torch logs the traceback of an error of an op, which is raised as well.
-            logger = logging.getLogger("torch._subclasses.fake_tensor")
+            logger = logging.getLogger(private("torch._subclasses.fake_tensor.__name__"))
             leaving.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
             # Attributes are checked by `reject_replaced_attributes`.
