@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.precision import with_precision
 from distir_relax.runtime.requests import Slot, ThreadRequests
+from distir_relax.support.precisions import PRECISIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PROMPT = [[3, 1, 4, 1, 5, 9, 2, 6]]
@@ -55,6 +57,45 @@ def test_a_folder_in_bfloat16(folder: Path, strategy: str) -> None:
     error, allowed = (found - exact).abs().max(), (expected - exact).abs().max()
     assert 0 < error < 2 * allowed
     assert generation.generate(PROMPT, 5).shape == (1, 5)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["config", "files"])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float32")]
+)
+def test_a_folder_keeps_its_precision(folder: Path, tmp_path: Path, dtype: str, expected: str, named: bool) -> None:
+    """That of its configuration, or of its weights where an older transformers wrote none; and the command says so."""
+    stored = tmp_path / "stored"
+    loaded(folder, getattr(torch, dtype)).save_pretrained(stored)
+    if not named:
+        config = json.loads((stored / "config.json").read_text())
+        del config["dtype"]
+        (stored / "config.json").write_text(json.dumps(config))
+    generation = dr.compile_generation(stored, strategy="1/3/1/1")
+    assert (generation.precision, generation.stored) == (expected, dtype)
+    ids = torch.tensor(PROMPT)
+    given = dr.compile_generation(stored, precision=expected, strategy="1/3/1/1")
+    assert torch.equal(_logits(generation, ids), _logits(given, ids))
+    weights = generation.plan.bundle(("torch",)).manifest.weights
+    assert {weight.dtype for weight in weights if "inv_freq" not in weight.name} == {PRECISIONS[expected]}
+    command = ["compile", str(stored), "--generate", "--backend", "torch", "-o", str(tmp_path / "a.dist")]
+    ran = CliRunner().invoke(app, command)
+    assert f"precision {expected} for weights of {dtype}; --precision chooses another" in ran.output
+    ran = CliRunner().invoke(app, [*command, "--precision", "float32"])
+    assert ran.exit_code == 0
+    assert "for weights of" not in ran.output
+
+
+def test_quantized_weights_of_a_bfloat16_folder_compute_in_float32(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=17, hidden_size=32, intermediate_size=33, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    generation = dr.compile_generation(tmp_path, precision="int8")
+    assert (generation.precision, generation.stored) == ("int8", "bfloat16")
+    kinds = {weight.dtype for weight in generation.plan.bundle(("torch",)).manifest.weights}
+    assert kinds == {"float32", "int8", "float16"}
 
 
 def _logits(generation: dr.Generation, ids: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ def bundles(folders: Path) -> dict[str, Path]:
     """The folders, compiled by the command, with the default length."""
     for name, strategy in (("llama", "1/2/1/1"), ("gpt2", "1/1/1/1")):
         done = distir("compile", folders / name, "--generate", "--strategy", strategy, "--max-batch", 3,
-                      "-o", folders / f"{name}.dist", "--backend", "torch")  # fmt: skip
+                      "--precision", "float32", "-o", folders / f"{name}.dist", "--backend", "torch")  # fmt: skip
         assert done.exit_code == 0, done.exception
         assert re.search(rf"weights stay in \.\./{name}/model.*safetensors.*; --weights copy copies", done.stdout)
     return {name: folders / f"{name}.dist" for name in ("llama", "gpt2")}
@@ -158,7 +158,7 @@ def test_threads_take_turns(bundles: dict[str, Path]) -> None:
 
 def test_a_plan_from_a_folder_and_a_module_with_a_tokenizer(folders: Path, tmp_path: Path) -> None:
     expected = of_transformers_library(folders / "llama", PROMPT, 12)
-    generation = dr.compile_generation(folders / "llama", strategy="1/3/1/1", max_length=64)
+    generation = dr.compile_generation(folders / "llama", precision="float32", strategy="1/3/1/1", max_length=64)
     assert generation.max_length == 64
     assert generation.generate(PROMPT, 12) == expected
     generation.plan.save(tmp_path / "m.dist", backends=("torch",))

@@ -98,7 +98,8 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
 
     stages, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {target.name}") as progress:
-        footprint, proof = compile_target(target, output, backends, [stages, progress], progress.written)
+        compiled = compile_target(target, output, backends, [stages, progress], progress.written)
+    footprint, proof = compiled.footprint, compiled.proof
     if as_json:
         from distir_relax.report.json_output import compiled_json
 
@@ -110,6 +111,8 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
         for name, seconds in stages.seconds.items():
             typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")
     typer.echo(str(footprint))
+    if compiled.precision is not None:
+        typer.echo(compiled.precision)
     for record in stages.modules["sharded"].records if "sharded" in stages.modules else ():
         if isinstance(record, Autosharding):
             typer.echo(str(record))

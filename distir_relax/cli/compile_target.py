@@ -57,15 +57,23 @@ class Target:
         return {**self.options, **({"shardings": "auto"} if self.auto else {})}
 
 
-Compiled = tuple[Footprint, Proof | None]
-"""The footprint of each rank of a plan, and its proof if it was checked."""
+@dataclass(frozen=True)
+class Compiled:
+    """The footprint of each rank of a plan, and its proof if it was checked.
+
+    `precision` is a line about that of a model from files if none was given.
+    """
+
+    footprint: Footprint
+    proof: Proof | None
+    precision: str | None = None
 
 
 def compile_target(
     target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer] = (),
     on_written: OnWritten | None = None,
 ) -> Compiled:  # fmt: skip
-    """Compile, write the bundle, and return the footprint of each rank, and the proof.
+    """Compile, and write the bundle.
 
     `observers` see the program after each pass, and `on_written` the progress of writing weights.
 
@@ -89,7 +97,7 @@ def compile_target(
             name = str(target.options.get("name") or function.__name__)
             bundle = program_bundle(name, returned.module, returned.tensors)
             write_bundle(bundle, output, overwrite=True)
-            return footprint(returned.module, parse(bundle.stage("ranked"))), None
+            return Compiled(footprint(returned.module, parse(bundle.stage("ranked"))), None)
         if isinstance(returned, Training):
             return _compile_training(returned, target, output, backends, observers)
         if target.train and not isinstance(returned, Plan):
@@ -176,9 +184,13 @@ def _compile_generation(
             "--max-length and --max-batch bound the sizes; others are any",
         )  # fmt: skip
     sizes = {name: target.generation[name] for name in ("max_length", "max_batch", "max_source")}
-    plan = compile_generation(target.name, **sizes, **target.keywords(), observers=observers).plan
+    generation = compile_generation(target.name, **sizes, **target.keywords(), observers=observers)
+    plan = generation.plan
     plan.save(output, backends, weights=target.generation["weights"] or "refer", on_written=on_written)
-    return plan.footprint, plan.proof
+    line = None
+    if target.options.get("precision") is None:
+        line = f"precision {generation.precision} for weights of {generation.stored}; --precision chooses another"
+    return Compiled(plan.footprint, plan.proof, line)
 
 
 def _onnx(target: Target) -> Model:
@@ -198,9 +210,9 @@ def _compile_training(
         raise ImportModelError(f"{unused[0]} cannot be applied to a training", target.name)
     step = training.compile(**target.keywords(), observers=observers)
     step.save(output, backends=backends)
-    return step.plan.footprint, step.plan.proof
+    return Compiled(step.plan.footprint, step.plan.proof)
 
 
 def _save(plan: Plan, output: Path, backends: Sequence[str], on_written: OnWritten | None) -> Compiled:
     plan.save(output, backends=backends, on_written=on_written)
-    return plan.footprint, plan.proof
+    return Compiled(plan.footprint, plan.proof)

@@ -65,5 +65,7 @@ def compiled_model(model: Path, strategy: str | None, precision: str | None) -> 
         bundle = Path(folder) / f"{model.stem if is_gguf(model) else model.resolve().name}.dist"
         with Progress(Console(stderr=True), f"compiling {model}") as progress:
             target = Target(str(model), options, generation=generation)
-            compile_target(target, bundle, ("torch",), [progress], progress.written)
+            compiled = compile_target(target, bundle, ("torch",), [progress], progress.written)
+        if compiled.precision is not None:
+            typer.echo(compiled.precision, err=True)
         yield bundle

@@ -46,16 +46,22 @@ _MOST_USES = 3
 class Generation(SessionGenerator):
     """A compiled language model; see `compile_generation`. `plan` is that of its incremental program.
 
-    `max_length` is the largest number of tokens of a prompt together with those that follow.
+    `max_length` is the largest number of tokens of a prompt together with those that follow. `precision` is that of a
+    model from files, of `PRECISION_NAMES`, and `stored` the type of most numbers in these; for a module both are None,
+    unless a precision was given.
     """
 
-    def __init__(self, plan: Plan, max_length: int) -> None:
+    def __init__(
+        self, plan: Plan, max_length: int, precision: str | None = None, stored: str | None = None
+    ) -> None:  # fmt: skip
         super().__init__(plan.session, plan.texts, None, plan.name)
         self.plan = plan
         self.max_length = max_length
+        self.precision, self.stored = precision, stored
 
     def __repr__(self) -> str:
-        return f"<generation of up to {self.max_length} tokens by {self.plan.name} on {self.plan.mesh}>"
+        kind = "" if self.precision is None else f" in {self.precision}"
+        return f"<generation of up to {self.max_length} tokens by {self.plan.name}{kind} on {self.plan.mesh}>"
 
     def engine(self, options: EngineOptions | None = None, device: str = "cpu") -> Engine:
         """Return an engine that generates for many requests at once, with ranks as threads of this process.
@@ -84,10 +90,11 @@ def compile_generation(
     `model` is the path of a folder that ``save_pretrained`` of transformers wrote, or of a GGUF file: the model and its
     tokenizer. Or it is a module; prompts of text then take a `tokenizer` of transformers.
 
-    `precision` is that of weights and activations, "float32" or "bf16": by default float32 for a path, and a module's
-    own. With "int8", "int8-channel" or "int4" that remains so, but the weights of linear layers, and the table of
-    embeddings that one shares, are stored in 8 or 4 bits (`quantize_weights`); products round their inputs to 8 bits.
-    Weights whose names match a pattern of `keep` stay as they are.
+    `precision` is that of weights and activations, "float32" or "bf16": by default a module's own, and for a path
+    bfloat16 if its weights are, or else float32; `Generation.precision` says which. With "int8", "int8-channel" or
+    "int4" a module's own remains, and a path has float32, but the weights of linear layers, and the table of embeddings
+    that one shares, are stored in 8 or 4 bits (`quantize_weights`); products round their inputs to 8 bits. Weights
+    whose names match a pattern of `keep` stay as they are.
 
     A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass
@@ -121,7 +128,8 @@ def compile_generation(
 class GenerationSource:
     """A language model that has been read: its program that continues sequences, before it is distributed.
 
-    `texts` are those of its tokenizer, and `encoder` is the input of its encoder, None without one.
+    `texts` are those of its tokenizer, and `encoder` is the input of its encoder, None without one. `precision` and
+    `stored` are as in `Generation`.
     """
 
     imported: Imported
@@ -129,6 +137,8 @@ class GenerationSource:
     max_length: int
     texts: Mapping[str, str]
     encoder: EncoderInput | None
+    precision: str | None = None
+    stored: str | None = None
 
     def compile(self, options: CompileOptions) -> Generation:
         """Compile it, as `compile_generation` does; for one device, if no option and no annotation says otherwise."""
@@ -144,7 +154,7 @@ class GenerationSource:
         plan = compile_source(Source(imported, options))
         if self.encoder is not None:
             plan = _with_encoder(plan, self.encoder)
-        return Generation(replace(plan, texts=self.texts), self.max_length)
+        return Generation(replace(plan, texts=self.texts), self.max_length, self.precision, self.stored)
 
 
 def read_generation(
@@ -164,10 +174,11 @@ def read_generation(
     texts: Mapping[str, str] = {}
     name, is_path = default_name(model), isinstance(model, (str, Path))
     check_precision(precision, keep, name)
-    original = model
+    original, chosen, stored = model, precision, None
     if isinstance(model, (str, Path)):
-        found = read_language_model(model, precision if precision in PRECISIONS else "float32")
+        found = read_language_model(model, "float32" if precision in WEIGHT_FORMATS else precision)
         model, texts = found.model, found.texts
+        chosen, stored = precision or found.precision, found.stored
     elif precision in PRECISIONS and isinstance(model, torch.nn.Module):
         model = with_precision(model, precision)
     if tokenizer is not None:
@@ -183,7 +194,7 @@ def read_generation(
         check_causality(imported.module, imported.tensors, "sequence")
         check_length_independence(imported.module, imported.tensors, "sequence")
     if precision in PRECISIONS and keep:
-        parameters = read_language_model(original).model if isinstance(original, (str, Path)) else original
+        parameters = read_language_model(original, "float32").model if isinstance(original, (str, Path)) else original
         imported = keep_parameters(imported, parameters, keep, name)
     module = LastPositions().run(Incremental().run(imported.module))
     if encoder is not None:
@@ -193,7 +204,7 @@ def read_generation(
         imported = from_files(imported, language_model_files(Path(original)))
     if precision and precision in WEIGHT_FORMATS:
         imported = quantize_weights(imported, precision, keep, name)
-    return GenerationSource(imported, name, length, texts, encoder)
+    return GenerationSource(imported, name, length, texts, encoder, chosen, stored)
 
 
 def _with_encoder(plan: Plan, encoder: EncoderInput) -> Plan:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,28 @@ def generating_class(path: Path) -> Any:
     if config.table.get("is_encoder_decoder") is True:
         return _class_of(library, config, path, None)
     return library.AutoModelForCausalLM
+
+
+def checkpoint_dtype(path: Path) -> str:
+    """Return the dtype that the configuration of a folder gives its weights, or else that of most of their numbers.
+
+    Raises ImportModelError for files that cannot be read.
+    """
+    config = _read_config(path).table
+    nested = config.get("text_config")
+    for table in (config, nested if isinstance(nested, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(found := table.get(key), str) and found:
+                return found.removeprefix("torch.")
+    return most_common_dtype((str(x.dtype), x.numel()) for x in (deferred_weights(path) or {}).values())
+
+
+def most_common_dtype(weights: Iterable[tuple[str, int]]) -> str:
+    """Return the dtype of most numbers of weights, each given by its dtype and its number of elements."""
+    counts: Counter[str] = Counter()
+    for dtype, count in weights:
+        counts[dtype.removeprefix("torch.")] += count
+    return counts.most_common(1)[0][0] if counts else "float32"
 
 
 def _load_deferred(kind: Any, path: Path, options: Mapping[str, Any]) -> tuple[Any, Any] | None:

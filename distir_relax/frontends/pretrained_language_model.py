@@ -12,14 +12,17 @@ from distir_relax.bundle import model_files
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.precision import precision_dtype
 from distir_relax.frontends.pretrained import (
+    checkpoint_dtype,
     generating_class,
     is_pretrained,
     load_pretrained,
+    most_common_dtype,
     quiet_library,
     transformers_library,
     unreadable,
 )
 from distir_relax.support import check_regular
+from distir_relax.support.precisions import PRECISIONS
 from distir_relax.text import text_files
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
@@ -30,11 +33,14 @@ _WITHOUT_TEXT = "remove the tokenizer's files, to compile the model for token id
 class LanguageModel:
     """A language model, decoder-only or an encoder-decoder.
 
-    `texts` are the files of its tokenizer in a bundle, by name; none without one.
+    `texts` are the files of its tokenizer in a bundle, by name; none without one. `precision`, of `PRECISIONS`, is that
+    of the model as it was loaded, and `stored` the type of the numbers of most weights in its files.
     """
 
     model: Any
     texts: Mapping[str, str]
+    precision: str
+    stored: str
 
 
 def is_gguf(target: str | Path) -> bool:
@@ -47,12 +53,13 @@ def language_model_files(path: Path) -> list[Path]:
     return [path] if is_gguf(path) else model_files(path)
 
 
-def read_language_model(path: str | Path, precision: str = "float32") -> LanguageModel:
+def read_language_model(path: str | Path, precision: str | None = None) -> LanguageModel:
     """Load a language model from a folder with ``config.json`` and safetensors files, or from a GGUF file.
 
     An encoder-decoder is of the class that its configuration names. Weights of other dtypes are converted to the
-    `precision`, of `PRECISIONS`. They are deferred tensors, which are read when an op needs them. Nothing is
-    downloaded, and no code of the folder runs.
+    `precision`, of `PRECISIONS`; without one bfloat16 stays bfloat16 if most weights are, as the configuration or the
+    GGUF file says, and all others become float32. They are deferred tensors, which are read when an op needs them.
+    Nothing is downloaded, and no code of the folder runs.
 
     Raises ImportModelError if there is no such folder or file, as `read_pretrained` does, and for a tokenizer that
     transformers cannot read.
@@ -70,9 +77,11 @@ def read_language_model(path: str | Path, precision: str = "float32") -> Languag
             "give a folder that save_pretrained wrote, or a downloaded one",
         )  # fmt: skip
     kind = transformers_library().AutoModelForCausalLM if options else generating_class(folder)
-    model = load_pretrained(kind, folder, deferred=True, dtype=precision_dtype(precision), **options)
+    stored = _gguf_dtype(target) if options else checkpoint_dtype(folder)
+    chosen = precision or ("bf16" if stored == PRECISIONS["bf16"] else "float32")
+    model = load_pretrained(kind, folder, deferred=True, dtype=precision_dtype(chosen), **options)
     if not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        return LanguageModel(model, {})
+        return LanguageModel(model, {}, chosen, stored)
     try:
         with quiet_library():
             tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -82,7 +91,20 @@ def read_language_model(path: str | Path, precision: str = "float32") -> Languag
         refused = unreadable(error, "the tokenizer", target)
         refused.hint = _WITHOUT_TEXT
         raise refused from None
-    return LanguageModel(model, tokenizer_files(tokenizer, model))
+    return LanguageModel(model, tokenizer_files(tokenizer, model), chosen, stored)
+
+
+def _gguf_dtype(path: Path) -> str:
+    """Return the type of most numbers in a GGUF file: a dtype, or a type of quantized numbers such as "Q4_K"."""
+    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    try:
+        from gguf import GGUFReader
+
+        tensors: Any = GGUFReader(path).tensors
+        kinds = [(tensor.tensor_type.name, int(tensor.n_elements)) for tensor in tensors]
+    except Exception as error:  # a damaged file raises whatever numpy or the reader raises
+        raise unreadable(error, "the model", path) from None
+    return most_common_dtype((names.get(kind, kind), count) for kind, count in kinds)
 
 
 def tokenizer_files(tokenizer: Any, model: Any) -> dict[str, str]:
