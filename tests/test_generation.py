@@ -314,6 +314,35 @@ def test_bad_input_is_one_message(prompt: Any, options: dict[str, Any], message:
     assert torch.equal(generation.generate([3, 4], 2), of_transformers("llama", torch.tensor([[3, 4]]), 2)[0])
 
 
+class Wrapper(nn.Module):
+    """A model whose forward takes anything, with the attributes of another, as those of peft."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    @property
+    def config(self) -> Any:
+        return self.base.config
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base(*args, **kwargs)
+
+
+class NamedWrapper(Wrapper):
+    """The same with named ids."""
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        return self.base(input_ids, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Wrapper, NamedWrapper])
+def test_models_that_wrap_others(kind: type[Wrapper]) -> None:
+    generation = dr.compile_generation(kind(model("llama")).eval(), strategy="1/3/1/1")
+    ids = prompts(2, 5)
+    assert torch.equal(generation.generate(ids, 9), of_transformers("llama", ids, 9))
+
+
 class TwoOutputs(nn.Module):
     def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"a": tokens.float(), "b": tokens.double()}

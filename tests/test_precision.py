@@ -60,9 +60,7 @@ def test_a_folder_in_bfloat16(folder: Path, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["config", "files"])
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float32")]
-)
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float32")])
 def test_a_folder_keeps_its_precision(folder: Path, tmp_path: Path, dtype: str, expected: str, named: bool) -> None:
     """That of its configuration, or of its weights where an older transformers wrote none; and the command says so."""
     stored = tmp_path / "stored"

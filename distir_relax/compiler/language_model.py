@@ -99,11 +99,11 @@ def import_language_model(
     if not isinstance(model, torch.nn.Module):
         raise ImportModelError(f"expected a torch module, or the path of a model, found {type(model).__name__}")
     parameters = _parameters(model)
-    kwargs: dict[str, Any] = {"use_cache": False} if "use_cache" in parameters else {}
+    kwargs: dict[str, Any] = {"use_cache": False} if _takes_use_cache(model) else {}
     batch = Dim("batch", max=limits.batch, typical=1)
     tokens = {0: batch, 1: Dim("sequence", max=limits.sequence)}
     if encoder is None:
-        first, example = next(iter(parameters), ""), (_ids(model, _EXAMPLE),)
+        first, example = _first_argument(parameters), (_ids(model, _EXAMPLE),)
         try:
             imported = import_model(model, example, kwargs, None, None, True, {first: tokens})
         except ImportModelError as error:
@@ -142,6 +142,20 @@ def _with_last_length(
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters if hasattr(model, "forward") else {}
+
+
+def _first_argument(parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Return the name of a model's first input; a wrapper such as peft's has ``*args``."""
+    for name, parameter in parameters.items():
+        return f"{name}_0" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else name
+    return ""
+
+
+def _takes_use_cache(model: Any) -> bool:
+    """Return whether a model, or the one of transformers that it passes its ``**kwargs`` to, returns a cache."""
+    parameters = _parameters(model)
+    passes = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return "use_cache" in parameters or (passes and hasattr(getattr(model, "config", None), "use_cache"))
 
 
 def _ids(model: Any, shape: tuple[int, int]) -> torch.Tensor:

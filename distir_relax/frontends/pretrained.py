@@ -31,7 +31,7 @@ TASKS = {
 }
 """The transformers class for each task."""
 
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_CONFIG, _GENERATION, _ADAPTERS = "config.json", "generation_config.json", "adapter_config.json"
 _SEQUENCE = 128
 _LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -46,8 +46,21 @@ class Pretrained:
 
 
 def is_pretrained(target: str | Path) -> bool:
-    """Return whether a path is a folder with a model's configuration."""
-    return (Path(target) / _CONFIG).is_file()
+    """Return whether a path is a folder with a model's configuration.
+
+    Raises ImportModelError for a folder that has adapters of peft alone, and for one whose list of them is damaged.
+    """
+    path = Path(target)
+    if (path / _CONFIG).is_file():
+        return True
+    if (path / _ADAPTERS).is_file():
+        base = _read_config(path, _ADAPTERS).table.get("base_model_name_or_path") or "BASE"
+        raise ImportModelError(
+            f"expected a model, found adapters of peft for {base}", str(path),
+            f"merge them: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(base)!r}), "
+            f"{str(path)!r}).merge_and_unload().save_pretrained(DIR), and the tokenizer's save_pretrained(DIR)",
+        )  # fmt: skip
+    return False
 
 
 def read_pretrained(
@@ -236,8 +249,8 @@ def quiet_library() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _read_config(path: Path) -> Fields:
-    file = path / _CONFIG
+def _read_config(path: Path, name: str = _CONFIG) -> Fields:
+    file = path / name
     return Fields.of(
         parse_json(read_bytes(file, ImportModelError), ImportModelError, str(file)), ImportModelError, str(file)
     )

@@ -32,6 +32,32 @@ class Nested(nn.Module):
         return pair[0] * k + pair[1] + more["mask"]
 
 
+class Scored(nn.Module):
+    """Takes ids by name, and anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.linear = nn.Linear(6, 9)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None, **others: Any) -> torch.Tensor:
+        scores = self.linear(self.table(ids))
+        for value in (mask, others.get("weight")):
+            scores = scores if value is None else scores * value[..., None]
+        return scores
+
+
+class Wrapper(nn.Module):
+    """Passes everything on, as models of peft do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Scored()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base(*args, **kwargs)
+
+
 def line(text: str) -> int:
     lines, first = inspect.getsourcelines(Fixed)
     return first + next(i for i, code in enumerate(lines) if text in code)
@@ -108,3 +134,32 @@ def test_one_size_fixes_a_dim() -> None:
 
 def _renamed(spec: dict[str, Any]) -> dict[str, Any]:
     return {"input" if name == "x" else name: dims for name, dims in spec.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "by_position", "by_name"),
+    [
+        (Wrapper, (), ("ids", "mask")), (Wrapper, (), ("mask", "ids")), (Wrapper, ("ids",), ("mask",)),
+        (Wrapper, ("ids", "mask"), ()), (Wrapper, ("ids",), ("weight", "mask")), (Scored, ("ids",), ("weight", "mask")),
+        (Scored, (), ("mask", "weight", "ids")),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_model_collects(
+    model: type[nn.Module], by_position: tuple[str, ...], by_name: tuple[str, ...]
+) -> None:
+    """``*args`` and ``**kwargs`` have dims, too; the model's own forward is back afterwards."""
+    torch.manual_seed(0)
+    made = model().eval()
+
+    def arguments(rows: int, columns: int) -> tuple[list[Any], dict[str, Any]]:
+        shape = (rows, columns)
+        values = {"ids": torch.randint(0, 11, shape), "mask": torch.rand(shape), "weight": torch.rand(shape)}
+        return [values[name] for name in by_position], {name: values[name] for name in by_name}
+
+    names = [f"args_{i}" if model is Wrapper else name for i, name in enumerate(by_position)]
+    spec = {name: [dr.Dim("batch"), dr.Dim("length")] for name in (*names, *by_name)}
+    args, kwargs = arguments(3, 5)
+    plan = dr.compile(made, tuple(args), kwargs, dynamic_shapes=spec, strategy="3/1/1/1")
+    assert "forward" not in vars(made)
+    args, kwargs = arguments(7, 2)
+    assert torch.allclose(plan(*args, **kwargs), made(*args, **kwargs), atol=1e-6)

@@ -172,6 +172,24 @@ def test_vision_language_models(tmp_path: Path) -> None:
         assert read_pretrained(tmp_path / "llava").inputs.keys() == {"input_ids"}
 
 
+def test_folders_of_adapters(tmp_path: Path) -> None:
+    """peft saves no model: every command says how to merge them into one."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    commands = (
+        ("compile", "-o", tmp_path / "m.dist"), ("compile", "--generate", "-o", tmp_path / "m.dist"), ("serve",),
+        ("generate", "--prompt", "a"),
+        ("search", "--devices", 2, "--profile", "dgx2-v100", "--prompt", 5, "--generate", 3),
+    )  # fmt: skip
+    for name, *options in commands:
+        done = distir(name, tmp_path, *options)
+        assert isinstance(done.exception, ImportModelError)
+        assert "expected a model, found adapters of peft for org/base" in str(done.exception)
+        assert "from_pretrained('org/base')" in (done.exception.hint or "")
+    # Beside the model they were saved with they are left out.
+    (tmp_path / "config.json").write_text("{}")
+    assert is_pretrained(tmp_path)
+
+
 def test_damaged_folders(models: Path, tmp_path: Path) -> None:
     def changed(**fields: object) -> Path:
         folder = tmp_path / f"m{len([*tmp_path.iterdir()])}"

@@ -37,6 +37,7 @@ from distir_relax.frontends.torch.scans import captured_scans
 from distir_relax.frontends.torch.special_sizes import check_special_sizes
 from distir_relax.frontends.torch.symbolic_export import (
     Decisions,
+    explicit_arguments,
     recorded_decisions,
     specialization_error,
     torch_specification,
@@ -247,6 +248,7 @@ def _export(
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
             with (
+                explicit_arguments(model, kwargs, spec or {}),
                 recorder as decisions,
                 open_recurrence_lengths() if spec else nullcontext(),
                 captured_scans(model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -9,13 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Symbols
 from distir_relax.frontends.location import location_of_frames
 from distir_relax.layout import Symbol
 from distir_relax.support.torch_compat import tree_flatten, tree_unflatten
+
+if TYPE_CHECKING:
+    import torch
 
 _LOGGING = os.path.dirname(logging.__file__)
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
@@ -40,6 +44,40 @@ def torch_specification(
         _, structure = tree_flatten(value)
         result[argument] = tree_unflatten(list(map(leaf, leaf_names[argument])), structure)
     return result
+
+
+@contextmanager
+def explicit_arguments(model: torch.nn.Module, kwargs: Mapping[str, Any], spec: dict[str, Any]) -> Iterator[None]:
+    """While active, `forward` has each of `kwargs` that its own ``**kwargs`` collects as a parameter, and `spec`, of
+    `torch_specification`, is changed accordingly.
+
+    The last step of `torch.export` with symbolic dims takes arguments by these names, not as one dict.
+    """
+    forward = model.forward
+    signature = inspect.signature(forward)
+    parameters = dict(signature.parameters)
+    variadic = next((name for name, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    collected = kwargs.keys() - parameters.keys()
+    if variadic is None or not collected:
+        yield
+        return
+    spec.update(spec.pop(variadic, {}))
+    del parameters[variadic]
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name in collected]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    call.__signature__ = signature.replace(parameters=[*parameters.values(), *named])  # type: ignore[attr-defined]
+    own = vars(model).get("forward")
+    model.forward = call
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
 
 
 def with_example_sizes(symbols: Symbols, shapes: Mapping[str, Sequence[int]]) -> Symbols:
