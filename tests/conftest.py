@@ -93,6 +93,15 @@ def compiler_stays() -> None:
     isolated_calls.IDLE_SECONDS = 600.0
 
 
+@pytest.fixture
+def native_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use native products for all rows, also where oneDNN's are faster or were when both were measured."""
+    from distir_relax.kernels import packing
+
+    monkeypatch.setattr(packing, "_most_rows", lambda *_: 1 << 20)
+    monkeypatch.setattr(packing, "_is_row_faster_packed", lambda *_: True)
+
+
 def _shares_with_its_file(item: pytest.Item) -> bool:
     definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
     return any(one.scope == "module" for several in definitions for one in several)

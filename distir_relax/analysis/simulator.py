@@ -79,7 +79,7 @@ def _simulate(
     if devices > profile.devices:
         raise ProfileError(
             f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
-            hint="give a profile of more devices or nodes",
+            hint="give a profile of more devices or nodes: NAME:NODES",
         )
     around = profile.request_step + requests * profile.request if requests else profile.step
     return _Simulator(module, profile, plan, repeats, calls).run(femtoseconds(around))

@@ -85,7 +85,7 @@ def collective_timing(
     if max(members) >= profile.devices:
         raise ProfileError(
             f"the program uses device {max(members)}, the profile {profile.name} has {profile.devices}",
-            hint="give a profile of more devices or nodes",
+            hint="give a profile of more devices or nodes: NAME:NODES",
         )
     is_gather = collective is Collective.ALL_GATHER
     measured = _measured(profile, collective, len(members), sum(sizes) if is_gather else max(sizes))

@@ -11,7 +11,6 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 
 import distir_relax as dr
-from distir_relax.kernels import packing
 from distir_relax.runtime.backends import bound_calls, load_program
 from distir_relax.runtime.backends.bound_calls import BoundCalls
 from distir_relax.runtime.session import Session
@@ -19,7 +18,7 @@ from distir_relax.runtime.transports.threads import ThreadWorld
 from tests.imported_once import compile_case
 from tests.zoo import Case, gpt2, made_once, mlp
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("native_products")]
 
 
 @pytest.fixture
@@ -60,13 +59,6 @@ def llama() -> Case:
     shardings = {"*.self_attn.[qkv]_proj.weight": "S[0]", "*.mlp.gate_proj.weight": "S[0]"}
     model = transformers.LlamaForCausalLM(config).eval()
     return Case(model, (torch.randint(0, 97, (2, 13)),), {"use_cache": False}, shardings)
-
-
-@pytest.fixture(autouse=True)
-def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use native products for all rows, on processors for which oneDNN's are faster, too."""
-    monkeypatch.setattr(packing, "_most_rows", lambda *_: 1 << 20)
-    monkeypatch.setattr(packing, "_is_row_faster_packed", lambda *_: True)
 
 
 def drawn_again(x: torch.Tensor, seed: int) -> torch.Tensor:
