@@ -32,10 +32,12 @@ def compiled(name: str, strategy: str) -> dr.Generation:
     return compile_language_model(encoder_decoder(name), strategy=strategy, max_length=64, max_batch=4, max_source=33)
 
 
-def expected_tokens(name: str, source: torch.Tensor, count: int, prompt: tuple[int, ...] = ()) -> torch.Tensor:
+def expected_tokens(
+    name: str, source: torch.Tensor, count: int, prompt: tuple[int, ...] = (), **settings: Any
+) -> torch.Tensor:
     """The greedy tokens of transformers. Its method for Whisper splits audio; that of its base class generates."""
     model = encoder_decoder(name)
-    options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
+    options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, **settings}
     start = prompt or (model.generation_config.decoder_start_token_id,)
     options["decoder_input_ids"] = torch.tensor([start]).expand(len(source), -1)
     if "whisper" not in name:
@@ -65,6 +67,13 @@ def test_one_sequence_its_stream_and_a_prompt_of_the_decoder() -> None:
     found = generation.generate(source, 7, decoder_prompt=prompt)
     assert torch.equal(found, expected_tokens("whisper", source, 7, prompt))
     assert not torch.equal(found[0], expected)
+
+
+def test_penalties_are_for_tokens_of_the_decoder() -> None:
+    source, options = encoder_input("t5", 3, 11), {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3}
+    found = compiled("t5", "1/5/1/1").generate(source, 20, **options)
+    assert torch.equal(found, expected_tokens("t5", source, 20, **options))
+    assert not torch.equal(found, expected_tokens("t5", source, 20))
 
 
 def test_stages_send_no_weight() -> None:

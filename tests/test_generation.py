@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,7 +18,15 @@ from distir_relax.bundle import Manifest, read_bundle
 from distir_relax.cli.app import app
 from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError
 from distir_relax.layout import is_symbolic
-from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, generated_tokens, next_tokens
+from distir_relax.runtime.generation import (
+    GREEDY,
+    LanguageProgram,
+    Sampling,
+    TokenHistory,
+    generated_tokens,
+    next_tokens,
+)
+from distir_relax.runtime.generation.sampling import _gumbel
 from distir_relax.runtime.session import Session
 from tests.imported_once import compile_language_model
 from tests.runtime.processes import mpirun
@@ -52,9 +61,12 @@ def prompts(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
-def of_transformers(kind: str, ids: torch.Tensor, count: int) -> torch.Tensor:
-    # It takes tokens that equal the padding's for padding, unless it is told otherwise.
-    options = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 0}
+# It takes tokens that equal the padding's for padding, unless it is told otherwise.
+ENDLESS = {"pad_token_id": 0, "eos_token_id": None, "bos_token_id": 0}
+
+
+def of_transformers(kind: str, ids: torch.Tensor, count: int, **options: Any) -> torch.Tensor:
+    options = {"attention_mask": torch.ones_like(ids), **ENDLESS, **options}
     with torch.no_grad():
         found = model(kind).generate(ids, max_new_tokens=count, do_sample=False, **options)
     return found[:, ids.shape[1] :]
@@ -73,6 +85,65 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, strategy: str, tail:
     for batch, length, count in ((1, 1, 12), (3, 7, 30)):
         ids = prompts(batch, length)
         assert torch.equal(generation.generate(ids, count), of_transformers(kind, ids, count))
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "options"),
+    [
+        ("llama", "1/3/1/1", {"repetition_penalty": 1.3}), ("gpt2", "1/1/2/1", {"repetition_penalty": 0.7}),
+        ("llama", "1/5/1/1", {"no_repeat_ngram_size": 2}), ("gpt2", "2/3/1/1", {"no_repeat_ngram_size": 1}),
+        ("mixtral", "1/2/1/1", {"repetition_penalty": 1.05, "no_repeat_ngram_size": 3}),
+    ],
+)  # fmt: skip
+def test_penalties_are_those_of_transformers(kind: str, strategy: str, options: dict[str, Any]) -> None:
+    generation = compiled(kind, strategy)
+    for batch, length, count in ((1, 1, 12), (3, 7, 30)):
+        ids = prompts(batch, length)
+        expected = of_transformers(kind, ids, count, **options)
+        assert torch.equal(generation.generate(ids, count, **options), expected)
+        assert [*generation.stream(ids[0], count, **options)] == expected[0].tolist()
+    assert not torch.equal(expected, of_transformers(kind, ids, count))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3}, {"min_p": 0.6}, {"min_p": 1.0, "top_p": 0.9}, {"min_p": 0.5, "top_k": 20},
+        {"min_p": 0.7, "top_p": 0.4, "top_k": 30, "repetition_penalty": 1.2, "no_repeat_ngram_size": 2},
+    ],
+)  # fmt: skip
+def test_draws_are_by_the_scores_of_transformers(options: dict[str, Any]) -> None:
+    """The draw of a row is the largest of its scores with noise: those of transformers, after the same noise."""
+    ids = prompts(3, 7)
+    given = {"top_k": 0, **options, "temperature": 0.3}
+    with torch.no_grad():
+        made = model("llama").generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=True, output_scores=True,
+            output_logits=True, return_dict_in_generate=True, **ENDLESS, **given,
+        )  # fmt: skip
+    history, sampling = TokenHistory(made.sequences, 7), Sampling(**given, seed=11)
+    limited = 0
+    for step, (logits, scores) in enumerate(zip(made.logits, made.scores, strict=True)):
+        noise = torch.stack([_gumbel(VOCABULARY, 11, row, 7 + step) for row in range(3)])
+        drawn = next_tokens(logits, 7 + step, sampling, history)
+        assert torch.equal(drawn, (scores.double() + noise).argmax(-1))
+        limited += int((drawn != (logits.double() / 0.3 + noise).argmax(-1)).sum())
+    assert limited
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(0.03, 0.0), (0.0, 0.1), (-0.02, 0.05), (0.01, -0.1)])
+def test_penalties_of_generated_tokens_are_those_of_openai(frequency: float, presence: float) -> None:
+    """Their formula, in numpy: the logits less frequency times the count of a token, and presence if there is any."""
+    ids = prompts(1, 9)[0].tolist()
+    counts, tokens = np.zeros(VOCABULARY), list(ids)
+    for _ in range(30):
+        with torch.no_grad():
+            logits = model("llama")(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy()
+        tokens.append(int((logits - frequency * counts - presence * (counts > 0)).argmax()))
+        counts[tokens[-1]] += 1
+    options = {"frequency_penalty": frequency, "presence_penalty": presence}
+    assert compiled(strategy="1/3/1/1").generate(ids, 30, **options).tolist() == tokens[9:]
+    assert compiled().generate(ids, 30).tolist() != tokens[9:]
 
 
 def test_stages_send_no_weight() -> None:
@@ -202,7 +273,7 @@ GENERATE = ("--tokens", "3,7,9", "--max-new-tokens", "6")
     [
         ("llama", "1/3/1/1", 3, ()),
         ("gpt2", "1/1/2/1", 2, ()),
-        ("llama", "1/2/1/1", 2, ("--temperature", "1", "--seed", "3")),
+        ("llama", "1/2/1/1", 2, ("--temperature=1", "--seed=3", "--repetition-penalty=2", "--min-p=0.7")),
     ],
 )
 def test_a_launch_prints_the_tokens(
@@ -212,7 +283,8 @@ def test_a_launch_prints_the_tokens(
     generation.plan.save(tmp_path / "m.dist", backends=("torch",))
     done = mpirun(ranks, "-m", "distir_relax", "generate", tmp_path / "m.dist", *GENERATE, *options)
     assert done.returncode == 0, done.stderr
-    expected = generation.generate(PROMPT, 6, temperature=float(bool(options)), seed=3)
+    draw = {"temperature": 1.0, "seed": 3, "repetition_penalty": 2.0, "min_p": 0.7}
+    expected = generation.generate(PROMPT, 6, **(draw if options else {}))
     assert done.stdout.split() == [str(token) for token in expected.tolist()]
     assert f"6 tokens on {ranks} ranks (mpi), torch: " in done.stderr
 
@@ -281,7 +353,7 @@ def test_draws_differ_without_a_seed() -> None:
         (
             [1],
             {"temprature": 1},
-            r"expected options of sampling \(temperature, top_k, top_p, seed\), found 'temprature'",
+            r"expected options of sampling \(temperature, top_k, top_p, seed, min_p, .*\), found 'temprature'",
         ),
         ([0.5, 1.0], {}, "expected token ids of one sequence or a batch, found torch.float32 of shape"),
         ("hello", {}, "llamaforcausallm: expected a tokenizer in the bundle, found none"),
@@ -297,6 +369,11 @@ def test_draws_differ_without_a_seed() -> None:
         ([1], {"top_k": 1.5}, "expected top_k of at least 0, found 1.5"),
         ([1], {"temperature": "hot"}, "expected a temperature of at least 0, found 'hot'"),
         ([1], {"seed": "a"}, "expected a whole number as seed, found 'a'"),
+        ([1], {"min_p": 1.5}, "expected min_p from 0 to 1, found 1.5"),
+        ([1], {"repetition_penalty": 0}, "expected a repetition_penalty above 0, found 0"),
+        ([1], {"frequency_penalty": 3}, "expected a frequency_penalty from -2 to 2, found 3"),
+        ([1], {"presence_penalty": "x"}, "expected a presence_penalty from -2 to 2, found 'x'"),
+        ([1], {"no_repeat_ngram_size": 0.5}, "expected no_repeat_ngram_size of at least 0, found 0.5"),
         ([1], {"max_new_tokens": -2}, "expected a number of new tokens of at least 0, found -2"),
         ([1], {"max_new_tokens": 2.5}, "expected a number of new tokens of at least 0, found 2.5"),
         ([1], {"stop": {VOCABULARY}}, "expected token ids to stop at from 0 to 60, found 61"),

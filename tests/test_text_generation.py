@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -335,19 +336,22 @@ def settings(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shutil.copytree(folders / "llama", tmp_path_factory.mktemp("settings") / "drawing")
     config = transformers.GenerationConfig(
         do_sample=True, temperature=0.7, top_k=9, top_p=0.8, max_new_tokens=5, eos_token_id=[1, END],
-        repetition_penalty=1.2,
+        repetition_penalty=1.2, min_p=0.05, no_repeat_ngram_size=4, typical_p=0.9,
     )  # fmt: skip
     config.save_pretrained(folder)
     return folder
 
 
 def test_settings_of_the_generation_config_are_defaults(settings: Path, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"repetition_penalty = 1\.2 is not implemented"):
+    with pytest.warns(UserWarning, match=r"generation_config\.json, typical_p = 0\.9 is not implemented"):
         generation = dr.compile_generation(settings, mesh=1)
     generation.plan.save(tmp_path / "m.dist", backends=("torch",))
     model = dr.load(tmp_path / "m.dist")
-    assert model.tokenizer.defaults == {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "max_new_tokens": 5}
-    given: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.8}
+    given: dict[str, Any] = {
+        "temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 4,
+    }  # fmt: skip
+    assert model.tokenizer.defaults == {**given, "max_new_tokens": 5}
     assert model.generate(PROMPT, seed=3) == model.generate(PROMPT, 5, seed=3, **given)
     assert model.generate(PROMPT, 9, seed=3, temperature=0) == model.generate(PROMPT, 9, temperature=0)
     # Tokens are for callers who choose all by themselves.
@@ -357,16 +361,41 @@ def test_settings_of_the_generation_config_are_defaults(settings: Path, tmp_path
     assert done.stdout.strip() == model.generate(PROMPT, seed=3).strip()
     with model.engine() as engine:
         request = engine.submit(PROMPT)
-        assert (request.sampling.temperature, request.sampling.top_k, request.count) == (0.7, 9, 5)
+        sampling = request.sampling
+        assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty, request.count) == (0.7, 9, 1.2, 5)
         assert len(request.result()) <= 5
         assert engine.submit(ids).sampling.temperature == 0
+
+
+def test_a_model_that_does_not_draw_has_its_penalty(folders: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders / "llama", tmp_path / "penalty")
+    transformers.GenerationConfig(repetition_penalty=1.3, eos_token_id=[1, END]).save_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = dr.compile_generation(folder, mesh=1, precision="float32")
+    assert model.tokenizer.defaults == {"repetition_penalty": 1.3}
+    expected = of_transformers_library(folders / "llama", PROMPT, 30, repetition_penalty=1.3)
+    assert model.generate(PROMPT, 30) == expected != model.generate(PROMPT, 30, repetition_penalty=1.0)
+
+
+def test_options_of_the_command_are_those_of_generate(folders: Path, bundles: dict[str, Path]) -> None:
+    expected = of_transformers_library(folders / "llama", PROMPT, 20, repetition_penalty=1.3)
+    options = ("--max-new-tokens", 20, "--repetition-penalty", 1.3)
+    assert distir("generate", bundles["llama"], "--prompt", PROMPT, *options).stdout == expected + "\n"
+    drawn: dict[str, Any] = {"temperature": 0.8, "seed": 4, "min_p": 0.9, "repetition_penalty": 1.3}
+    done = CliRunner().invoke(
+        app, ["chat", str(bundles["llama"]), *map(str, options), "--temperature=0.8", "--seed=4", "--min-p=0.9"],
+        input=PROMPT,
+    )  # fmt: skip
+    assert dr.load(bundles["llama"]).chat(PROMPT, 20, **drawn) in done.stdout
 
 
 def test_settings_that_are_damaged(settings: Path, tmp_path: Path) -> None:
     texts = dict(read_language_model(settings).texts)
     for defaults, message in (
         ({"top_k": 1.5}, r"expected a number for 'top_k', found 1\.5"),
-        ({"heat": 1}, "expected one of temperature, top_k, top_p, max_new_tokens for 'heat'"),
+        ({"no_repeat_ngram_size": 2.5}, r"expected a number for 'no_repeat_ngram_size', found 2\.5"),
+        ({"heat": 1}, "expected one of temperature, top_p, min_p, repetition_penalty, .* for 'heat'"),
         (7, "expected a table, found 7"),
     ):
         table = json.loads(texts["text.json"]) | {"defaults": defaults}

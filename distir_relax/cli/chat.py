@@ -9,7 +9,14 @@ import typer
 
 from distir_relax.cli.app import app, print_error, show_text
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
-from distir_relax.cli.options import Device, DeviceOption, SignatureOption, WeightsOption
+from distir_relax.cli.options import (
+    Device,
+    DeviceOption,
+    MinPOption,
+    RepetitionPenaltyOption,
+    SignatureOption,
+    WeightsOption,
+)
 from distir_relax.errors import RunError
 from distir_relax.support.units import count
 
@@ -26,6 +33,8 @@ def chat(
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the most probable tokens; 0: from all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of draws; by default they differ each time.")] = None,
     strategy: ModelStrategyOption = None,
     precision: ModelPrecisionOption = None,
@@ -46,7 +55,10 @@ def chat(
         with start_engine(bundle, EngineOptions(max_requests=1), THREADS, device.value) as engine:
             if engine.tokenizer.template is None:
                 raise RunError("the model has no chat template", str(model), "distir generate continues texts")
-            given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+            given = {
+                "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "min_p": min_p,
+                "repetition_penalty": repetition_penalty,
+            }  # fmt: skip
             messages = [*first]
             while (text := _line()) != _QUIT:
                 if text == _NEW:

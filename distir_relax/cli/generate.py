@@ -17,6 +17,8 @@ from distir_relax.cli.options import (
     BackendOption,
     Device,
     DeviceOption,
+    MinPOption,
+    RepetitionPenaltyOption,
     SignatureOption,
     TimeoutOption,
     WeightsOption,
@@ -59,6 +61,8 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the fewest tokens with this total probability.")
     ] = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Seed of draws, the same on any number of ranks; by default they differ."),
@@ -94,7 +98,10 @@ def generate(
     from distir_relax.runtime.generate_once import GenerateOptions, generate_rank, generate_threads
     from distir_relax.runtime.join import joined_world
 
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }  # fmt: skip
     with compiled_model(model, strategy, precision) as bundle, joined_world(timeout) as world:
         if prompts is not None:
             others = {"--prompt": prompt, "--tokens": tokens, "--system": system, "--decoder-prompt": decoder_prompt}

@@ -104,6 +104,12 @@ TaskOption = Annotated[
     typer.Option(metavar="NAME", help="Task of a DIR: causal-lm, feature-extraction, ...; by default the saved class."),
 ]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size for the model of a DIR; 1 by default.")]
+MinPOption = Annotated[
+    float | None, typer.Option(help="Draw from the tokens with at least this share of the largest probability.")
+]
+RepetitionPenaltyOption = Annotated[
+    float | None, typer.Option(help="Penalty for tokens of the prompt and the text so far; 1: none.")
+]
 MaxRequestsOption = Annotated[int, typer.Option(min=1, help="Number of requests that run at once.")]
 StateMemoryOption = Annotated[float, typer.Option(min=0, metavar="GB", help="Memory of a rank for states of requests.")]
 StepTokensOption = Annotated[int, typer.Option(min=1, help="Maximum number of rows of a step.")]

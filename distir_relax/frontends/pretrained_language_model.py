@@ -139,10 +139,10 @@ def generation_defaults(model: Any) -> dict[str, float]:
     if given.get("do_sample"):
         found = {
             "temperature": 1.0,
-            **{name: given[name] for name in ("temperature", "top_k", "top_p") if name in given},
+            **{name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in given},
         }
-    if "max_new_tokens" in given:
-        found["max_new_tokens"] = given["max_new_tokens"]
+    always = ("max_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
+    found |= {name: given[name] for name in always if name in given}
     if missing := [f"{name} = {given[name]}" for name in _MISSING if given.get(name) not in (None, 1, 0, False, [])]:
         warnings.warn(
             f"of the model's generation_config.json, {', '.join(missing)} is not implemented: its texts may differ",
@@ -152,7 +152,7 @@ def generation_defaults(model: Any) -> dict[str, float]:
 
 
 _MISSING = (
-    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens",
-    "min_length", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "num_beams", "penalty_alpha", "sequence_bias",
-    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale",
+    "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "min_length",
+    "typical_p", "epsilon_cutoff", "eta_cutoff", "num_beams", "penalty_alpha", "sequence_bias", "suppress_tokens",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale",
 )  # fmt: skip

@@ -322,7 +322,11 @@ class Engine:
                 self.shared_tokens += span.start
                 self._prefixes.extend(number, request.prompt[: span.start])
             self._prefixes.extend(number, tokens)
-        return Slot(number, span.start, [*tokens, *drafts], last, prompt + request.count, request.sampling, source)
+        is_first = last and not request.tokens and request.sampling.needs_history
+        return Slot(
+            number, span.start, [*tokens, *drafts], last, prompt + request.count, request.sampling, source,
+            request.prompt if is_first else (),
+        )  # fmt: skip
 
     def _find_prefix(self, number: int) -> int:
         """Return how many first tokens of a request that has not begun another has computed, but for the last one."""

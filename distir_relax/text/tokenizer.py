@@ -20,7 +20,8 @@ _TOKENIZER, _TEMPLATE, _SETTINGS = "tokenizer.json", "chat_template.jinja", "tex
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "question"},)
 _ANSWER = "answer"
 _NONE: Mapping[str, float] = {}
-DEFAULTS = ("temperature", "top_k", "top_p", "max_new_tokens")
+_WHOLE = ("top_k", "max_new_tokens", "no_repeat_ngram_size")
+DEFAULTS = ("temperature", "top_p", "min_p", "repetition_penalty", *_WHOLE)
 """Settings of generation that a model may bring, as its folder's ``generation_config.json``."""
 
 
@@ -129,7 +130,7 @@ def _defaults(settings: Fields) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in fields.table.items():
         is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_finite(value) or (name in ("top_k", "max_new_tokens") and not is_whole):
+        if not is_finite(value) or (name in _WHOLE and not is_whole):
             raise fields.refuse("a number", name, value)
         assert isinstance(value, (int, float))
         found[name] = value

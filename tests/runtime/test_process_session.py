@@ -83,6 +83,10 @@ def test_tokens_and_logits_are_those_of_threads(saved: Any, strategy: str, ranks
     expected = threads.generate(one, 8, **options)
     assert torch.equal(session.generate(one, 8, **options), expected)
     assert [*session.stream(one.tolist(), 8, **options)] == expected.tolist()
+    penalties = {"repetition_penalty": 1.5, "frequency_penalty": 0.1, "no_repeat_ngram_size": 2}
+    expected = threads.generate(ids, 9, **penalties)
+    assert torch.equal(session.generate(ids, 9, **penalties), expected)
+    assert not torch.equal(threads.generate(ids, 9), expected)
     logits = session(ids)
     torch.testing.assert_close(logits, threads.plan(ids, use_cache=False).logits)
     # A sequence in two calls, by names.

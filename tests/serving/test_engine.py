@@ -128,6 +128,30 @@ def test_draws_are_those_of_one_request() -> None:
         assert request.tokens == generation.generate(list(request.prompt), 8, **sampling).tolist()  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("strategy", ["1/3/1/1", "1/1/2/1"])
+def test_each_request_has_its_own_penalties(strategy: str, drafts: int) -> None:
+    """The prompts begin alike: later requests take over what an earlier one without penalties has computed."""
+    generation = compiled("gpt2", strategy)
+    begin = prompts(1, seed=4)[0][:1] * 3 + list(range(17))
+    settings: list[dict[str, Any]] = [
+        {}, {"repetition_penalty": 1.3}, {"presence_penalty": -0.5, "frequency_penalty": -0.05}, {},
+        {"temperature": 0.5, "seed": 3, "frequency_penalty": 1.0, "min_p": 0.3}, {"no_repeat_ngram_size": 4},
+        {"temperature": 0.4, "seed": 3, "top_k": 30, "presence_penalty": 1.5, "repetition_penalty": 0.8},
+    ]  # fmt: skip
+    options = EngineOptions(drafts=drafts, chunk_tokens=7, max_requests=4)
+    with generation.engine(options) as engine:
+        requests = []
+        for n, sampling in enumerate(settings):
+            requests.append(engine.submit([*begin, n], 30, sampling))
+            engine.step()
+        engine.run()
+        assert engine.shared_tokens > 0
+        assert bool(engine.accepted_drafts) == bool(drafts)
+    for request, sampling in zip(requests, settings, strict=True):
+        assert request.tokens == generation.generate(list(request.prompt), 30, **sampling).tolist()
+
+
 @pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1")])
 def test_drafts_change_no_token(name: str, strategy: str) -> None:
     """A model of random weights soon repeats itself, so many drafts are good, and the others are taken back."""
@@ -213,11 +237,11 @@ def test_logits_do_not_depend_on_other_requests(name: str, strategy: str, monkey
     found: dict[int, list[torch.Tensor]] = {}
     choose = rank_requests.choose_tokens
 
-    def keep(logits: torch.Tensor, slots: Sequence[Slot]) -> Any:
+    def keep(logits: torch.Tensor, slots: Sequence[Slot], histories: Any) -> Any:
         rows = iter(logits)
         for slot in slots:
             found.setdefault(slot.request, []).extend(next(rows) for _ in range(slot.last))
-        return choose(logits, slots)
+        return choose(logits, slots, histories)
 
     monkeypatch.setattr(rank_requests, "choose_tokens", keep)
     options = EngineOptions(max_requests=5, chunk_tokens=7, batch_invariant=True)
@@ -398,11 +422,12 @@ def test_ranks_that_are_processes_give_the_same_tokens(saved: Path, name: str, l
     bundle = read_bundle(saved / f"{name}.dist")
     with start_engine(bundle, EngineOptions(max_requests=3, drafts=2), launcher) as engine:
         requests = [engine.submit(prompt, 8) for prompt in prompts(5)]
-        drawn = engine.submit(prompts(1)[0], 8, Sampling(temperature=0.7, seed=4))
+        options = {"temperature": 0.7, "seed": 4, "repetition_penalty": 1.5, "presence_penalty": 1.0}
+        drawn = engine.submit(prompts(1)[0], 8, options)
         engine.run()
         for request in requests:
             assert request.tokens == alone("gpt2", list(request.prompt), 8)
-        assert drawn.tokens == compiled("gpt2").generate(prompts(1)[0], 8, temperature=0.7, seed=4).tolist()
+        assert drawn.tokens == compiled("gpt2").generate(prompts(1)[0], 8, **options).tolist()  # type: ignore[misc]
     assert not _ranks()
 
 

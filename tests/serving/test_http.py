@@ -35,6 +35,7 @@ from distir_relax.runtime.requests import RankRequests, ThreadRequests
 from distir_relax.serving import Engine, EngineOptions
 from distir_relax.serving.http import EngineService, Replicas, ServerOptions, bound_socket, create_app
 from distir_relax.serving.http.app import _event
+from distir_relax.serving.http.openai_api import parse_request
 from tests.tokenizers_of_tests import of_bytes, of_transformers
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
@@ -134,6 +135,27 @@ def test_the_client_chats(bundle: Path, running: str) -> None:
     assert [m.id for m in api.models.list()] == ["gpt2"]
 
 
+def test_penalties_and_min_p(bundle: Path, running: str) -> None:
+    """Those of OpenAI's client, and vLLM's fields."""
+    model, api = dr.load(bundle), client(running)
+    penalties: dict[str, Any] = {"frequency_penalty": 0.4, "presence_penalty": -0.3}
+    whole = api.completions.create(model="x", prompt=PROMPT, max_tokens=20, temperature=0, **penalties)
+    expected = model.generate(PROMPT, 20, **penalties)
+    assert whole.choices[0].text == expected != model.generate(PROMPT, 20)
+    extra: dict[str, Any] = {"repetition_penalty": 1.3, "min_p": 0.8}
+    drawn = api.chat.completions.create(
+        model="x", messages=CHAT, max_tokens=20, temperature=0.9, seed=1, extra_body=extra
+    )
+    expected = model.chat(CHAT, 20, temperature=0.9, seed=1, **extra)
+    assert drawn.choices[0].message.content == expected != model.chat(CHAT, 20, temperature=0.9, seed=1)
+
+
+def test_settings_of_the_model_are_defaults() -> None:
+    defaults = {"min_p": 0.1, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
+    sampling = parse_request({"prompt": "x", "repetition_penalty": 1.5}, False, defaults).sampling
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.no_repeat_ngram_size) == (0.1, 1.5, 3)
+
+
 def test_many_clients_at_once_get_their_own_text(bundle: Path, running: str) -> None:
     model, api = dr.load(bundle), client(running)
     prompts = [f"bread number {n}" for n in range(12)]
@@ -165,7 +187,10 @@ def test_many_clients_at_once_get_their_own_text(bundle: Path, running: str) -> 
         ({"prompt": "x", "n": 2}, "'n' is not supported, found 2"),
         ({"prompt": "x", "logprobs": 3}, "'logprobs' is not supported, found 3"),
         ({"prompt": "x", "stop_token_ids": [3]}, r"'stop_token_ids' is not supported, found \[3\]"),
-        ({"prompt": "x", "repetition_penalty": 1.2}, "'repetition_penalty' is not supported, found 1.2"),
+        ({"prompt": "x", "repetition_penalty": 0}, "expected a repetition_penalty above 0, found 0"),
+        ({"prompt": "x", "frequency_penalty": 2.5}, "expected a frequency_penalty from -2 to 2, found 2.5"),
+        ({"prompt": "x", "min_p": "x"}, "expected a number for 'min_p', found 'x'"),
+        ({"prompt": "x", "repeat_penalty": 1.2}, "'repeat_penalty' is not supported, found 1.2"),
         ({"prompt": "x", "stream": "yes"}, "expected true or false for 'stream', found 'yes'"),
         ({"prompt": "x", "logprobs": 0}, "'logprobs' is not supported, found 0"),
         ({"prompt": "x", "allowed_token_ids": [1]}, r"'allowed_token_ids' is not supported, found \[1\]"),

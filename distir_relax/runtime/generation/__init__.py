@@ -2,7 +2,14 @@
 
 from distir_relax.runtime.generation.prompt import Prompt
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
-from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens, sampling_of
+from distir_relax.runtime.generation.sampling import (
+    GREEDY,
+    Sampling,
+    SequenceSampler,
+    TokenHistory,
+    next_tokens,
+    sampling_of,
+)
 from distir_relax.runtime.generation.token_generator import SessionGenerator, TokenGenerator, TokenOptions
 from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
 
@@ -11,8 +18,10 @@ __all__ = [
     "LanguageProgram",
     "Prompt",
     "Sampling",
+    "SequenceSampler",
     "SessionGenerator",
     "TokenGenerator",
+    "TokenHistory",
     "TokenOptions",
     "bundle_tokenizer",
     "generated_tokens",

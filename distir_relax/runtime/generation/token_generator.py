@@ -34,6 +34,11 @@ class TokenOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     seed: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    no_repeat_ngram_size: int | None
     stop: Collection[int] | None
     """Tokens that end a sequence; by default those of the model for text, none for tokens."""
     stop_text: Collection[str]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from distir_relax.bundle import Encoder, Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation.prompt import Prompt, features_prompt, stop_tokens, token_ids
-from distir_relax.runtime.generation.sampling import Sampling, next_tokens
+from distir_relax.runtime.generation.sampling import Sampling, SequenceSampler
 from distir_relax.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -145,11 +145,12 @@ class LanguageProgram:
         self, session: Session, sampling: Sampling, timeout: float | None = None, encoder: torch.Tensor | None = None
     ) -> Continue:
         """Return the function that continues a sequence with ranks as threads. It raises what the session raises."""
+        sampler = SequenceSampler(sampling)
 
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
             inputs = self.inputs(tokens, past, encoder)
             logits = session(inputs, timeout, [self.logits], past)[self.logits]
-            return next_tokens(logits[:, -1], past + tokens.shape[1], sampling)
+            return sampler.next_tokens(logits, tokens, past)
 
         return feed
 
@@ -159,18 +160,20 @@ class LanguageProgram:
         """Return the function with which every rank of a launch continues a sequence: rank 0 chooses for all."""
         import torch
 
+        sampler = SequenceSampler(sampling)
+
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            chosen = self.step(session, self.inputs(tokens, past, encoder), past, sampling)
+            chosen = self.step(session, self.inputs(tokens, past, encoder), past, sampler)
             values = None if chosen is None else chosen.tolist()
             return torch.tensor(world.exchange(values, "the next token")[0])
 
         return feed
 
     def step(
-        self, session: RankSession, inputs: Mapping[str, torch.Tensor], past: int, sampling: Sampling
+        self, session: RankSession, inputs: Mapping[str, torch.Tensor], past: int, sampler: SequenceSampler
     ) -> torch.Tensor | None:
         """Feed `inputs` on a rank of a launch; return the next tokens, (batch,), on rank 0, None elsewhere."""
         outputs = session(inputs, [self.logits], past)
         if not outputs:
             return None
-        return next_tokens(outputs[self.logits][:, -1], past + inputs[self.tokens].shape[1], sampling)
+        return sampler.next_tokens(outputs[self.logits], inputs[self.tokens], past)

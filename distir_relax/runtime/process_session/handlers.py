@@ -6,11 +6,11 @@ To add a kind: a function below, its line in `HANDLERS`, and a method of the ses
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from distir_relax.runtime.generation import LanguageProgram, Sampling
+from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, SequenceSampler
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.requests import RankRequests, Slot
 from distir_relax.runtime.world import World
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Served:
     """What the handlers of a rank act on: its session, and its requests if it serves steps of several."""
 
     world: World
     session: RankSession
     requests: RankRequests | None = None
+    sampler: SequenceSampler = field(default_factory=lambda: SequenceSampler(GREEDY))
+    """That of the sequences which `next_token` continues."""
 
     @property
     def replier(self) -> int:
@@ -64,7 +66,9 @@ def call(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
 def next_token(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
     """Feed the inputs `tensors` of a call after `past` earlier tokens; reply with the next of each row, (batch,)."""
     inputs = {name: tensor.clone() for name, tensor in tensors.items()}
-    chosen = served.language.step(served.session, inputs, values["past"], Sampling(**values["sampling"]))
+    if not values["past"]:
+        served.sampler = SequenceSampler(Sampling(**values["sampling"]))
+    chosen = served.language.step(served.session, inputs, values["past"], served.sampler)
     return {}, {} if chosen is None else {"tokens": chosen}
 
 
@@ -79,6 +83,10 @@ def load_state(served: Served, values: Mapping[str, Any], tensors: dict[str, tor
     return {}, {}
 
 
+_sampling = lru_cache(1024)(Sampling)
+"""A request has the same in all its steps, and a check of its values takes longer than this."""
+
+
 def step(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
     """Run a step of several requests; reply with the tokens of each slot. See `RankRequests.step`."""
     requests, comm = served.requests, served.session.communicator
@@ -86,8 +94,8 @@ def step(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
     comm.start_counting()
     comm.progress.start()
     slots = [
-        Slot(request, past, tokens, last, length, Sampling(*sampling), source)
-        for request, past, tokens, last, length, sampling, source in values["slots"]
+        Slot(request, past, tokens, last, length, _sampling(*sampling), source, prompt)
+        for request, past, tokens, last, length, sampling, source, prompt in values["slots"]
     ]
     with served.world.running(comm.progress, requests.steps):
         tokens = requests.step(slots, values["ended"])

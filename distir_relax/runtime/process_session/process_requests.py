@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -76,4 +77,7 @@ class ProcessRequests:
 
 def _fields(slot: Slot) -> list[Any]:
     fields = [slot.request, slot.past, list(slot.tokens), slot.last, slot.length]
-    return [*fields, list(astuple(slot.sampling)), slot.source]
+    return [*fields, list(_values(slot.sampling)), slot.source, list(slot.prompt)]
+
+
+_values = lru_cache(1024)(astuple)

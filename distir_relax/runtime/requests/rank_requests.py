@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle
 from distir_relax.kernels.requests import Request
 from distir_relax.runtime.call_shapes import Call, CallShapes
-from distir_relax.runtime.generation.sampling import GREEDY, Sampling, next_tokens
+from distir_relax.runtime.generation.sampling import GREEDY, Sampling, TokenHistory, next_tokens
 from distir_relax.runtime.generation.token_loop import LanguageProgram
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.outputs import collect_output, owners
@@ -29,7 +29,7 @@ class Slot:
 
     Memory for `length` tokens is reserved in its first step, in which `past` is 0, or the number of tokens that it has
     in common with the request `source`. Later, `past` may be less than what it has computed: the rest is taken back.
-    What follows is chosen by `sampling`.
+    What follows is chosen by `sampling`. If that needs the history, the step of the prompt's last token has `prompt`.
     """
 
     request: int
@@ -39,6 +39,7 @@ class Slot:
     length: int
     sampling: Sampling = GREEDY
     source: int = -1
+    prompt: Sequence[int] = ()
 
 
 class RankRequests:
@@ -60,6 +61,7 @@ class RankRequests:
             self._program.bound.prepare(1, self._inputs([0], self._call(1, 1)))
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: dict[int, RequestStates] = {}
+        self._histories: dict[int, TokenHistory] = {}
         self.steps = self._program.steps
         self.busy = 0.0
         """Seconds of steps, without those in communication."""
@@ -74,7 +76,10 @@ class RankRequests:
         progress = self._comm.progress
         began, waited = time.monotonic(), progress.waited
         logits = self._logits(slots, ended)
-        tokens = None if logits is None else choose_tokens(logits, slots)
+        tokens = None
+        if logits is not None:
+            self._extend_histories(slots)
+            tokens = choose_tokens(logits, slots, self._histories)
         self.busy += time.monotonic() - began - (progress.waited - waited)
         return tokens
 
@@ -93,6 +98,7 @@ class RankRequests:
         states = [self._states[slot.request].tensors for slot in slots]
         for request in ended:
             self._states.pop(request, None)
+            self._histories.pop(request, None)
         if not slots:
             return torch.empty(0, 0, dtype=torch.float32) if self._comm.rank == self.root else None
         comm = self._comm
@@ -125,6 +131,18 @@ class RankRequests:
     def clear(self) -> None:
         """Free the states of all requests."""
         self._states.clear()
+        self._histories.clear()
+
+    def _extend_histories(self, slots: Sequence[Slot]) -> None:
+        """Add the tokens of a step, drafts included, to the histories of requests that need one."""
+        import torch
+
+        for slot in slots:
+            if slot.last and slot.sampling.needs_history:
+                if slot.prompt:
+                    self._histories[slot.request] = TokenHistory(torch.tensor([slot.prompt]), len(slot.prompt))
+                history, tokens = self._histories[slot.request], torch.tensor([slot.tokens])
+                self._histories[slot.request] = history.extended(slot.past, tokens)
 
     def _prepare(self, slot: Slot) -> None:
         """Let the states of a request be those before its new tokens."""
@@ -151,18 +169,28 @@ class RankRequests:
         return self._calls.at(sizes)
 
 
-def choose_tokens(logits: torch.Tensor, slots: Sequence[Slot]) -> list[list[int]]:
-    """Return the token after each of the `last` ones of each slot, from the rows of all slots in their order."""
-    greedy = logits.argmax(-1).tolist() if any(slot.sampling.temperature == 0 for slot in slots) and len(logits) else []
+def choose_tokens(
+    logits: torch.Tensor, slots: Sequence[Slot], histories: Mapping[int, TokenHistory]
+) -> list[list[int]]:
+    """Return the token after each of the `last` ones of each slot, from the rows of all slots in their order.
+
+    `histories` are those of the requests whose sampling needs one, with the tokens of this step.
+    """
+    greedy = logits.argmax(-1).tolist() if any(map(_is_argmax, slots)) and len(logits) else []
     chosen, row = [], 0
     for slot in slots:
         rows = range(row, row + slot.last)
         first = slot.past + len(slot.tokens) - slot.last + 1
-        if slot.sampling.temperature == 0:
+        if _is_argmax(slot):
             chosen.append(greedy[row : row + slot.last])
         else:
+            sampling, history = slot.sampling, histories.get(slot.request)
             chosen.append(
-                [int(next_tokens(logits[r : r + 1], first + n, slot.sampling)[0]) for n, r in enumerate(rows)]
+                [int(next_tokens(logits[r : r + 1], first + n, sampling, history)[0]) for n, r in enumerate(rows)]
             )
         row += slot.last
     return chosen
+
+
+def _is_argmax(slot: Slot) -> bool:
+    return slot.sampling.temperature == 0 and not slot.sampling.needs_history

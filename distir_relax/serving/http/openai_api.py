@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from distir_relax.errors import DistIRError, RunError
-from distir_relax.runtime.generation import Sampling
+from distir_relax.runtime.generation import GREEDY, Sampling
 from distir_relax.support import Fields
 from distir_relax.support.fields import is_finite, shown
 
 _MAX_STOPS = 16
-_OWN = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "stream_options")
+_SAMPLING = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+"""Fields of `Sampling` that are numbers, and have its defaults where the model has none."""
+_OWN = ("model", "max_tokens", "temperature", *_SAMPLING, "top_k", "seed", "stop", "stream", "stream_options")
 _OWN_OF_TEXT = (*_OWN, "prompt")
 _OWN_OF_CHATS = (*_OWN, "messages", "max_completion_tokens", "chat_template_kwargs")
 """Fields that are implemented."""
@@ -26,14 +28,14 @@ _NOTHING: tuple[Any, ...] = (None, False, [], {}, 0, "")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("tools", "functions", "documents", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias",
-         "frequency_penalty", "presence_penalty", "min_tokens", "min_p", "top_a", "ignore_eos", "use_beam_search",
-         "echo", "suffix", "mirostat", "dynatemp_range", "include_stop_str_in_output", "continue_final_message",
+         "min_tokens", "top_a", "ignore_eos", "use_beam_search", "echo", "suffix", "mirostat", "dynatemp_range",
+         "include_stop_str_in_output", "continue_final_message",
          "priority", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar",
          "json_schema", "prediction", "audio", "web_search_options", "chat_template", "prompt_logprobs",
          "truncate_prompt_tokens", "early_stopping", "top_logprobs", "reasoning_effort", "verbosity"),
         _NOTHING,
     ),
-    **dict.fromkeys(("n", "best_of", "repetition_penalty", "repeat_penalty", "typical_p", "tfs_z"), (None, 1)),
+    **dict.fromkeys(("n", "best_of", "repeat_penalty", "typical_p", "tfs_z"), (None, 1)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
     "length_penalty": (None, 1), "modalities": (None, ["text"]), "response_format": (None, {"type": "text"}),
@@ -95,9 +97,10 @@ def parse_request(body: object, is_chat: bool, defaults: Mapping[str, float] = _
     try:
         sampling = Sampling(
             temperature=_number(fields, "temperature", defaults.get("temperature", 1.0)),
+            **{name: _number(fields, name, defaults.get(name, getattr(GREEDY, name))) for name in _SAMPLING},
+            no_repeat_ngram_size=int(defaults.get("no_repeat_ngram_size", 0)),
             # -1 is vLLM's 0.
             top_k=0 if fields.table.get("top_k") == -1 else _whole(fields, "top_k", int(defaults.get("top_k", 0))),
-            top_p=_number(fields, "top_p", defaults.get("top_p", 1.0)),
             # Requests without a seed differ.
             seed=random.getrandbits(63) if seed is None else seed % (1 << 64),
         )
