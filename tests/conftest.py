@@ -93,6 +93,17 @@ def compiler_stays() -> None:
     isolated_calls.IDLE_SECONDS = 600.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs_compiled_here() -> None:
+    """Programs of the tvm backend are compiled by the process of the tests, once; launched ranks have another do it."""
+    from distir_relax.runtime.backends.tvm import compile
+
+    def call(_: object, *arguments: Any, seconds: float) -> bytes:
+        return compile._compile(*arguments).to_bytes()
+
+    compile.call_isolated = call  # type: ignore[assignment]
+
+
 @pytest.fixture
 def native_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use native products for all rows, also where oneDNN's are faster or were when both were measured."""

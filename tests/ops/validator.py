@@ -13,7 +13,7 @@ they lie would have been right, and the compiler communicated first. Operands ar
 from __future__ import annotations
 
 import itertools
-import random
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -65,23 +66,45 @@ class Finding:
 
 def combinations(sample: Sample, mesh: DeviceMesh) -> Iterator[tuple[Layout, ...]]:
     """Every combination of layouts of the operands; uneven cuts are balanced in one and ceil-sized in its twin."""
-    kinds = [_kind(text) for text in sample.operands]
-    for how in ("", ": chunk"):
-        options = [_layouts(kind, mesh, how) for kind in kinds]
-        # Of millions of combinations each is looked at as a whole.
-        uncut = {layout for option in options for layout in option if how and not any("chunk" in p for p in layout)}
+    for options, uncut in _choices(sample, mesh):
         for layouts in itertools.product(*options):
-            if not how or not uncut.issuperset(layouts):
+            # Of millions of combinations each is looked at as a whole.
+            if not uncut or not uncut.issuperset(layouts):
                 yield layouts
+
+
+def draw_combinations(sample: Sample, mesh: DeviceMesh, most: int, random: Random) -> list[tuple[Layout, ...]]:
+    """At most `most` of the combinations, of which only the drawn ones are made if there are many."""
+    choices = _choices(sample, mesh)
+    if math.prod(map(len, choices[0][0])) <= max(most, BLOCK):
+        found = list(combinations(sample, mesh))
+        return random.sample(found, most) if len(found) > most else found
+    drawn: dict[tuple[Layout, ...], None] = {}
+    while len(drawn) < most:
+        options, uncut = random.choice(choices)
+        layouts = tuple(map(random.choice, options))
+        if not uncut or not uncut.issuperset(layouts):
+            drawn[layouts] = None
+    return list(drawn)
+
+
+def _choices(sample: Sample, mesh: DeviceMesh) -> list[tuple[list[list[Layout]], set[Layout]]]:
+    """The layouts of each operand, with balanced cuts, and then with ceil-sized ones; of these also which are uncut."""
+    kinds = [_kind(text) for text in sample.operands]
+    first, second = ([_layouts(kind, mesh, how) for kind in kinds] for how in ("", ": chunk"))
+    uncut = {layout for option in second for layout in option if not any("chunk" in p for p in layout)}
+    return [(first, set()), (second, uncut)]
 
 
 def validate(
     name: str, number: int, mesh: DeviceMesh, most: int | None = None, tails: Sequence[str] = TAILS
 ) -> tuple[list[Finding], list[Finding]]:
     """What is wrong and what is missing of one sample on one mesh; at most `most` combinations, drawn at random."""
-    chosen = list(combinations(SAMPLES[name][number], mesh))
-    if most is not None and len(chosen) > most:
-        chosen = random.Random(f"{name} {number}").sample(chosen, most)
+    sample = SAMPLES[name][number]
+    if most is None:
+        chosen = list(combinations(sample, mesh))
+    else:
+        chosen = draw_combinations(sample, mesh, most, Random(f"{name} {number}"))
     setting = Setting(name, SAMPLES[name][number], mesh)
     wrong, missing = [], []
     for count, layouts in enumerate(chosen):
