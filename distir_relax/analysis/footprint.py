@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distir_relax.analysis.communication_matrix import bytes_between
+from distir_relax.analysis.weight_copies import weight_copies
 from distir_relax.errors import ProfileError
 from distir_relax.ir import Module
 from distir_relax.support.units import count, size
@@ -15,10 +16,14 @@ from distir_relax.support.units import count, size
 
 @dataclass(frozen=True)
 class Footprint:
-    """`weights` and `sent` are bytes, by rank; `sent` is None if the program has an unknown kind of communication."""
+    """`weights` and `sent` are bytes, by rank; `sent` is None if the program has an unknown kind of communication.
+
+    `packed` are the bytes by which weights are more on a CPU, where some are held in several forms (`weight_copies`).
+    """
 
     programs: int
     weights: tuple[int, ...]
+    packed: tuple[int, ...]
     sent: tuple[int, ...] | None
 
     @property
@@ -28,26 +33,29 @@ class Footprint:
 
     def __str__(self) -> str:
         sent = "an unknown amount" if self.sent is None else _range(self.sent)
+        packed = f" (on a CPU {_range(self.packed)} more, packed)" if any(self.packed) else ""
         return (
             f"{count(self.ranks, 'rank')}, {count(self.programs, 'distinct program')}; "
-            f"a rank holds {_range(self.weights)} of weights and sends {sent} in a run"
+            f"a rank holds {_range(self.weights)} of weights{packed} and sends {sent} in a run"
         )
 
 
 def footprint(distributed: Module, ranked: Module) -> Footprint:
     """Compute the footprint of a program from its last two stages."""
-    weight_bytes = {
-        function.name: sum(item.value.tensor.bytes for item in function.inputs if item.role != "input")
-        for function in ranked.functions
-        if function.name in ranked.ranks
-    }
-    weights = tuple(weight_bytes[name] for name in ranked.ranks)
+    sizes: dict[str, tuple[int, int]] = {}
+    for function in ranked.functions:
+        if function.name in ranked.ranks:
+            each = {item.value.name: item.value.tensor.bytes for item in function.inputs if item.role != "input"}
+            copies = weight_copies(ranked, function)
+            sizes[function.name] = sum(each.values()), sum(each[name] * more for name, more in copies.items())
+    weights = tuple(sizes[name][0] for name in ranked.ranks)
+    packed = tuple(sizes[name][1] for name in ranked.ranks)
     try:
         matrix = bytes_between(distributed)
     except ProfileError:
-        return Footprint(len(weight_bytes), weights, None)
+        return Footprint(len(sizes), weights, packed, None)
     sent = np.bincount(matrix.source, matrix.bytes, minlength=len(weights))
-    return Footprint(len(weight_bytes), weights, tuple(map(round, sent.tolist())))
+    return Footprint(len(sizes), weights, packed, tuple(map(round, sent.tolist())))
 
 
 def _range(values: Sequence[int]) -> str:

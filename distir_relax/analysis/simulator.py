@@ -34,6 +34,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
 from distir_relax.analysis.steady_state import Fold
+from distir_relax.analysis.weight_copies import weight_copies
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import uncached_share
 from distir_relax.cost.scaling import faster
@@ -195,12 +196,16 @@ class _Simulator(Domain[Handle]):
         frame = self.enter(main, None, [start] * (classes.count * self.layers), (False,) * len(main.outputs))
         slots: list[Handle | None] = [None] * self.plan.program.slots
         input_bytes: dict[tuple[int, int], int] = defaultdict(int)
-        sizes = [(self.timer.bytes_of(item.value, None), ROLE_CATEGORY[item.role]) for item in main.inputs]
+        copies = weight_copies(self.module, main) if self.profile.kind == "cpu" else {}
+        inputs = [
+            (self.timer.bytes_of(i.value, None), ROLE_CATEGORY[i.role], 1 + copies.get(i.value.name, 0))
+            for i in main.inputs
+        ]
         for slot, number in enumerate(self.plan.entry.inputs):
-            bytes_, category = sizes[number]
+            bytes_, category, forms = inputs[number]
             slots[slot] = Handle(bytes_, category, False, 1, slot)
             for c, size in bytes_:
-                input_bytes[c, category] += size
+                input_bytes[c, category] += size * forms
         for (c, category), size in input_bytes.items():
             frame.change(((c, size),), category, 1)
         frame.note_peak([(c, 0) for c in range(classes.count)], None)

@@ -40,6 +40,7 @@ def compiled_json(usage: Footprint, modules: Mapping[str, Module], passes: Mappi
         "ranks": usage.ranks,
         "programs": usage.programs,
         "weight_bytes": list(usage.weights),
+        "packed_weight_bytes": list(usage.packed),
         "sent_bytes": None if usage.sent is None else list(usage.sent),
         "passes": dict(passes),
         "search": [str(record) for record in records if isinstance(record, Autosharding)],

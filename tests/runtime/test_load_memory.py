@@ -48,23 +48,28 @@ print(json.dumps(sizes))
 """
 
 
-def compile_model(folder: Path, hidden: int, vocabulary: int) -> tuple[Path, int]:
-    """Return the path of a language model's bundle, and the bytes of its weights."""
+def compile_model(folder: Path, hidden: int, vocabulary: int, tied: bool) -> tuple[Path, int]:
+    """Return the path of a language model's bundle, and the bytes of its weights on a CPU."""
     config = transformers.LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     plan = dr.compile_generation(folder, strategy="1/1/1/1", max_length=64).plan
     path = plan.save(f"{folder}.dist", backends=("torch",))
-    return path, sum(math.prod(tensor.shape) * 4 for tensor in read_bundle(path).manifest.weights)
+    stored = sum(math.prod(tensor.shape) * 4 for tensor in read_bundle(path).manifest.weights)
+    assert plan.footprint.weights == (stored,)
+    # The table of embeddings is also packed for the classifier that shares it.
+    assert plan.footprint.packed == (vocabulary * hidden * 4 if tied else 0,)
+    return path, stored + plan.footprint.packed[0]
 
 
 @pytest.mark.timeout(120)
-def test_weights_are_held_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_held_once(tmp_path: Path, tied: bool) -> None:
     (tiny, _), (large, weights) = (
-        compile_model(tmp_path / "tiny", 64, 64),
-        compile_model(tmp_path / "large", 1024, 8192),
+        compile_model(tmp_path / "tiny", 64, 64, tied),
+        compile_model(tmp_path / "large", 1024, 8192, tied),
     )
     command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, str(tiny), str(large)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
