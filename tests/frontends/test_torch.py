@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +348,17 @@ def test_torch_logs_no_traceback_of_an_op(capfd: pytest.CaptureFixture[str], cap
     with pytest.raises(ImportModelError, match="a and b must have same reduction dim"):
         import_torch(Wrong(), (torch.zeros(2, 3),))
     assert "Traceback" not in capfd.readouterr().err + caplog.text
+
+
+class Branches(nn.Module):
+    """Takes a branch by a value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("traced", file=sys.stderr)
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_a_branch_by_a_value_is_an_error_without_the_traced_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ImportModelError, match=r"test_torch\.py:\d+: torch.export cannot capture Branches: Guard"):
+        import_torch(Branches(), (torch.ones(3, 5),))
+    assert capsys.readouterr().err == "traced\n"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.dynamic_shapes import DimSpec, Symbols, find_symbols
@@ -245,6 +246,7 @@ def _export(
             logger = logging.getLogger(private("torch._subclasses.fake_tensor.__name__"))
             leaving.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
+            leaving.enter_context(redirect_stderr(_WithoutGraphs(sys.stderr)))
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
             with (
@@ -271,6 +273,22 @@ def _export(
             location_of_error(error.__traceback__),
             hint,
         ) from error
+
+
+class _WithoutGraphs:
+    """A stream without the graph that torch prints with an error, as far as it was traced: often hundreds of lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        # torch prints it while it handles the error that has it.
+        if hasattr(sys.exc_info()[1], "partial_fx_graph"):
+            return len(text)
+        return self._stream.write(text)
 
 
 def _declare_inputs(
