@@ -99,3 +99,21 @@ def test_products_are_compared() -> None:
         found = packing._measure_rows("rows", torch.float32)
         assert found.chosen in (0, *packing._MEASURED_ROWS)
         assert {"native, 1 rows", "oneDNN, 1 rows"} <= found.seconds.keys()
+
+
+def test_no_form_reads_the_weight_that_another_has_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be in a cache: between two uses of a layer all others are used."""
+    used: list[int] = []
+
+    class Layer:
+        def __init__(self, number: int) -> None:
+            self.by_panels = self.by_onednn = lambda *_: used.append(number)
+
+    monkeypatch.setattr(packing, "_layers", lambda _: list(map(Layer, range(packing._LAYERS))))
+    found = packing._measure_rows("rows", torch.float32)
+    assert found.seconds
+    last, nearest = dict[int, int](), list[int]()
+    for place, number in enumerate(used):
+        nearest.append(place - last.get(number, -packing._LAYERS))
+        last[number] = place
+    assert min(nearest) >= packing._LAYERS - 1
