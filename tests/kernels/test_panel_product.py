@@ -38,14 +38,14 @@ def test_products(dtype: torch.dtype, tolerance: float, dots: bool, biased: bool
         weight = torch.randn(columns, inner, generator=generator).to(dtype)
         bias = torch.randn(columns, generator=generator).to(dtype)
         packed = panels(weight)
-        for rows in (1, 2, 3, 7, 9, 21):
+        for rows in (1, 2, 3, 7, 9, 21, 57):
             x = torch.randn(rows, inner, generator=generator).to(dtype)
             result = torch.full((rows, columns), torch.nan, dtype=dtype)
             addresses = x.data_ptr(), packed.data_ptr(), bias.data_ptr(), result.data_ptr()
             kernel(*addresses, rows, columns, inner, packed.shape[1] * packed.shape[3], 1)
             exact = F.linear(x.double(), weight.double(), bias.double() if biased else None)
             torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance * 10)
-            for threads in (2, 3, 5):
+            for threads in (2, 3, 5, 7):
                 other = torch.full((rows, columns), torch.nan, dtype=dtype)
                 ends = other.data_ptr(), rows, columns, inner, packed.shape[1] * packed.shape[3], threads
                 threaded(*addresses[:3], *ends)

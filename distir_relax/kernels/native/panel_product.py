@@ -4,7 +4,7 @@ oneDNN's own kernels read a weight at half of that for one row (float32, a weigh
 core: 15 GB/s of 30). Its layout for processors with AVX-512 is panels of 64 columns: ``w[n / 64, k, 64]``, and for
 bfloat16 ``w[n / 64, k / 2, 64, 2]``. A kernel keeps the sums of a panel in registers and reads the panel in one stream.
 With more rows the next panel is read ahead, so that the memory and the processor work at the same time. A row's sums
-have the same order whatever the number of rows.
+have the same order whatever the number of rows and threads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ PANEL = 64
 """Columns of a panel."""
 _BLOCKS = (4, 2, 1)
 """Numbers of rows of which the sums of a panel are in registers."""
+_SHARED_ROWS = 8
+"""The least rows of a thread for which threads share a panel: each reads all of it."""
 
 
 def panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
@@ -72,17 +74,42 @@ def panel_product(dtype: str, biased: bool, parallel: bool, dots: bool) -> Any:
     ]
     sums = [_sum(count, r, start) for count in _BLOCKS for r in range(count) for start in range(0, PANEL, LANES)]
     of_thread = [*(line for name in sums for line in local(name)), *local("edge", PANEL)]
-    # Threads take turns, so that together they read one stream.
-    of_thread.append(f"for turn in range(((n + {PANEL - 1}) // {PANEL} + threads - 1) // threads):")
-    of_panel = list[str]()
+    of_thread += _shares_of_panels()
+    of_panel = [
+        "begin: T.let[T.int64] = part * share",
+        "count: T.let[T.int64] = T.max(T.int64(0), T.min(rows - begin, share))",
+    ]
     for count in _BLOCKS:
         first = _BLOCKS[0]
-        head = f"for g in range(rows // {first}):" if count == first else f"if rows % {2 * count} >= {count}:"
-        row = f"g * {first}" if count == first else f"rows // {2 * count} * {2 * count}"
+        head = f"for g in range(count // {first}):" if count == first else f"if count % {2 * count} >= {count}:"
+        row = f"begin + g * {first}" if count == first else f"begin + count // {2 * count} * {2 * count}"
         of_panel += [head, *indented(_block(count, row, dtype, biased, dots))]
-    of_thread += indented(["p: T.let[T.int64] = turn * threads + t", f"if p * {PANEL} < n:", *indented(of_panel)])
+    of_thread += indented([f"if p * {PANEL} < n:", *indented(of_panel)])
     lines += [f"for t in {'T.parallel' if parallel else 'range'}(threads):", *indented(of_thread)]
     return kernel(arguments, lines, {"dot": dot, "narrow": narrow, "widen": widen})
+
+
+def _shares_of_panels() -> list[str]:
+    """Return the lines that begin the loop over a thread's parts of panels: panel `p`, and `part` of `share` rows each.
+
+    Threads take turns, so that together they read one stream. Of the panels that are left, too few for all threads,
+    each has a share of the rows, unless there are few rows.
+    """
+    size = _BLOCKS[0]
+    # Without conditional values: TVM makes no vectors at places that depend on one.
+    return [
+        f"panels: T.let[T.int64] = (n + {PANEL - 1}) // {PANEL}",
+        "whole: T.let[T.int64] = panels // threads",
+        f"several: T.let[T.int64] = T.Cast('int64', rows >= {_SHARED_ROWS} * threads)",
+        "parts: T.let[T.int64] = 1 + several * (threads - 1)",
+        "for turn in range(whole + ((panels - whole * threads) * parts + threads - 1) // threads):",
+        "    left: T.let[T.int64] = T.Cast('int64', turn >= whole)",
+        "    unit: T.let[T.int64] = T.max(turn - whole, T.int64(0)) * threads + t",
+        "    p: T.let[T.int64] = T.min(turn, whole) * threads + left * (unit // parts) + (1 - left) * t",
+        "    part: T.let[T.int64] = left * (unit % parts)",
+        "    cut: T.let[T.int64] = 1 + left * (parts - 1)",
+        f"    share: T.let[T.int64] = (rows + {size} * cut - 1) // ({size} * cut) * {size}",
+    ]
 
 
 def _block(count: int, row: str, dtype: str, biased: bool, dots: bool) -> list[str]:
