@@ -3,7 +3,8 @@
 oneDNN's own kernels read a weight at half of that for one row (float32, a weight of (3072, 576), EPYC with AVX-512, one
 core: 15 GB/s of 30). Its layout for processors with AVX-512 is panels of 64 columns: ``w[n / 64, k, 64]``, and for
 bfloat16 ``w[n / 64, k / 2, 64, 2]``. A kernel keeps the sums of a panel in registers and reads the panel in one stream.
-With more rows the next panel is read ahead, so that the memory and the processor work at the same time. A row's sums
+Few rows read ahead in the panel; with more the next panel is read ahead, so that the memory and the processor work at
+the same time. A row's sums
 have the same order whatever the number of rows and threads.
 """
 
@@ -24,6 +25,8 @@ PANEL = 64
 """Columns of a panel."""
 _BLOCKS = (4, 2, 1)
 """Numbers of rows of which the sums of a panel are in registers."""
+_AHEAD = 20
+"""Rows of a panel, of 256 bytes, by which few rows of an input read ahead."""
 _SHARED_ROWS = 8
 """The least rows of a thread for which threads share a panel: each reads all of it."""
 
@@ -120,11 +123,17 @@ def _block(count: int, row: str, dtype: str, biased: bool, dots: bool) -> list[s
     vector = f"for v in T.vectorized({LANES}):"
     sums = [(r, start, f"{_sum(count, r, start)}[v]") for start in starts for r in range(count)]
     lines = [line for _, _, total in sums for line in (vector, f"    {total} = T.float32(0)")]
-    lines.append(f"for b in range(inner // {2 if is_narrow else 1}):")
+    steps = f"(inner // {2 if is_narrow else 1})"
+    lines.append(f"for b in range{steps}:")
     if count == _BLOCKS[0]:
         # The first four blocks each read a quarter of the thread's next panel ahead, and the memory does not wait.
         ahead = f"T.address_of(w[p + threads, b, g % {PANEL // LANES} * {LANES}])"
         lines.append(f"    {prefetch(ahead)}")
+    else:
+        # A few rows wait for the memory: they read ahead in the same panel, then in the thread's next one.
+        lines.append(f"    beyond: T.let[T.int64] = T.Cast('int64', b + {_AHEAD} >= {steps})")
+        place = f"p + threads * beyond, b + {_AHEAD} - beyond * {steps}"
+        lines += [f"    {prefetch(f'T.address_of(w[{place}, {column}])')}" for column in range(0, PANEL, LANES)]
     for r, start, total in sums:
         if is_narrow and dots:
             whole = f"{_sum(count, r, start)}[T.Ramp(0, 1, {LANES})]"
