@@ -6,11 +6,14 @@ zero. If there are fewer rows than `ids`, they are only those of the device's gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import torch
+
+Product: TypeAlias = "Callable[[int, torch.Tensor], torch.Tensor]"
+"""From the index of a group and some of its rows (m, k), the product (m, n) with its matrix."""
 
 
 def selected(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -23,10 +26,32 @@ def selected(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.
 
 def matmul(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Multiply each row of `x` (rows, k) by the matrix of its group, of `weights` (groups, k, n)."""
-    ids = _ids(x, ids, groups)
-    result = x.new_zeros((x.shape[0], weights.shape[2]))
-    for group, rows in _rows(ids, groups):
-        result[rows] += x[rows] @ weights[group]
+    return multiply(x, ids, groups, weights.shape[2], lambda group, rows: rows @ weights[group])
+
+
+def multiply(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor, columns: int, product: Product) -> torch.Tensor:
+    """Return the `product` of each row of `x` (rows, k) with the matrix of its group: (rows, columns)."""
+    import torch
+
+    order, spans = _spans(_ids(x, ids, groups), groups)
+    found = _multiply_spans(x[order], spans, columns, product)
+    return torch.empty_like(found).index_copy_(0, order, found)
+
+
+def multiply_sorted(
+    x: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, columns: int, product: Product
+) -> torch.Tensor:
+    """Return the same for rows sorted by group: those of group g are from ``starts[g]`` to ``ends[g] - 1``."""
+    rows = x.shape[0]
+    spans = zip(starts.clamp(0, rows).tolist(), ends.clamp(0, rows).tolist(), strict=True)
+    return _multiply_spans(x, list(spans), columns, product)
+
+
+def _multiply_spans(x: torch.Tensor, spans: Sequence[tuple[int, int]], columns: int, product: Product) -> torch.Tensor:
+    result = x.new_zeros((x.shape[0], columns))
+    for group, (start, end) in enumerate(spans):
+        if start < end:
+            result[start:end] += product(group, x[start:end])
     return result
 
 
@@ -47,15 +72,21 @@ def _ids(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tens
 
 def _rows(ids: torch.Tensor, groups: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the index of each group that has rows, and those rows, in order."""
+    order, spans = _spans(ids, groups)
+    for group, (start, end) in enumerate(spans):
+        if start < end:
+            yield group, order[start:end]
+
+
+def _spans(ids: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    """Return the order of rows that sorts them by group, and the places of each group in it."""
     import torch
 
     order = torch.argsort(ids, stable=True)
     sorted_ids = ids[order].contiguous()
     starts = torch.searchsorted(sorted_ids, groups).tolist()
     ends = torch.searchsorted(sorted_ids, groups, right=True).tolist()
-    for group, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        if end > start:
-            yield group, order[start:end]
+    return order, list(zip(starts, ends, strict=True))
 
 
 def owners(ids: torch.Tensor, groups: Sequence[tuple[int, int]]) -> torch.Tensor:

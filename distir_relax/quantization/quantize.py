@@ -7,7 +7,8 @@ A weight is quantized if it is the matrix of products, and perhaps a table of em
     %e = take(%w, %ids) {axis=0}       %e = dequantize(take(%w.values, %ids), take(%w.scales, %ids))
 
 Of a product ``matmul(%x, %w)`` the transposed weight is quantized, whose rows are outputs as well. An op that
-transposes a weight disappears.
+transposes a weight disappears. A stack of weights, those of experts, is quantized weight by weight: its tensors have
+another leading dim.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
 
 @dataclass(frozen=True)
 class _Uses:
-    """How ops use a weight: whether as the matrix (k, n) of products, and whether as a table as well."""
+    """How ops use a weight: whether as the matrix (k, n) of products, or a stack of these, and whether as a table."""
 
     is_transposed: bool
     is_table: bool
@@ -124,13 +125,13 @@ class _Uses:
 def _uses(main: Function, weight: Value) -> _Uses | None:
     """Return how ops use a weight; None if it cannot be quantized."""
     shape = weight.tensor.shape
-    if len(shape) != 2 or "float" not in weight.tensor.dtype:
+    if len(shape) not in (2, 3) or "float" not in weight.tensor.dtype:
         return None
     found = _forms(main, weight, False)
     if found is None or not any(form.is_product for form, _ in found):
         return None
     ways = {form.is_transposed != is_swapped for form, is_swapped in found}
-    inner = shape[0] if ways == {True} else shape[1]
+    inner = shape[-2] if ways == {True} else shape[-1]
     can_be_cut = isinstance(inner, int) and inner > 0 and inner % GROUP == 0
     is_table = any(not form.is_product for form, _ in found)
     return _Uses(ways.pop(), is_table) if len(ways) == 1 and can_be_cut else None
@@ -172,9 +173,11 @@ class _Quantizer:
             if name not in weights:
                 self._builder.inputs.append(item)
                 continue
-            n, k = reversed(shape) if weights[name] else shape
+            *stack, n, k = (*shape[:-2], shape[-1], shape[-2]) if weights[name] else shape
             self.parts[name] = tuple(
-                self._builder.input(f"{name}.{part}", kind, item.role, item.location)
+                self._builder.input(
+                    f"{name}.{part}", TensorType((*stack, *kind.shape), kind.dtype), item.role, item.location
+                )
                 for part, kind in zip(_PARTS, kinds[name](n, k), strict=False)
             )
 

@@ -24,6 +24,7 @@ def quantized_tensors(
 ) -> list[torch.Tensor]:
     """Return the tensors of the weight `name` (n, k), or of its transposition, which have the types `kinds`.
 
+    Those of a stack of weights are quantized one after the other, and so take no memory besides their tensors.
     Those of a deferred weight are deferred: reading one reads the weight, and quantizes it. A weight on the meta device
     has tensors there. Raises `DistIRError`, for a deferred weight when it is read, for numbers that have no such form.
     """
@@ -31,12 +32,24 @@ def quantized_tensors(
 
     def now() -> Sequence[torch.Tensor]:
         data = weight.read() if isinstance(weight, DeferredTensor) else weight.detach()
+        data = data.mT if is_transposed else data
         with _errors_of(name):
-            return quantize(data.t() if is_transposed else data)
+            return quantize(data) if data.dim() == 2 else _stacked(data, quantize, kinds)
 
     if isinstance(weight, DeferredTensor):
         return _deferred(now, kinds)
     return [_meta(kind) for kind in kinds] if weight.is_meta else list(now())
+
+
+def _stacked(weights: torch.Tensor, quantize: Quantize, kinds: Sequence[TensorType]) -> list[torch.Tensor]:
+    """Return the tensors of a stack of weights."""
+    import torch
+
+    stacked = [torch.empty_like(_meta(kind), device="cpu") for kind in kinds]
+    for number, weight in enumerate(weights):
+        for target, part in zip(stacked, quantize(weight), strict=True):
+            target[number] = part
+    return stacked
 
 
 def stored_groups(weight: torch.Tensor) -> StoredGroups | None:

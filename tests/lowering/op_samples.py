@@ -365,12 +365,16 @@ def _recurrences() -> list[Sample]:
 def _quantized() -> list[Sample]:
     eight, grouped, four = _weight("int8", 17, 96), _weight("int8", 17, 3, 32), _weight("uint8", 17, 3, 16)
     name, rows = "quantized_linear", {"dtype": "float32"}
+    x, groups, numbers = f32(5, 96), of("int64", 3), of("int64", 5)
+    stacks = [[of(t.dtype, 3, *t.shape) for t in weight] for weight in (eight, grouped, four)]
     return [
         *((name, [f32(2, 5, 96), *weight], {}) for weight in (eight, grouped, four)),
         (name, [f32(4, 0), *_weight("uint8", 3, 0, 16)], {}),
         (name, [f32(4, 96), *_weight("int8", 0, 96)], {}),
         (f"joined_{name}", [f32(2, 5, 96), *eight, *_weight("int8", 3, 96)], {}),
         (f"joined_{name}", [f32(2, 5, 96), *four, *_weight("uint8", 3, 3, 16)], {}),
+        *(("quantized_grouped_matmul", [x, *stack, groups, groups], {}) for stack in stacks),
+        *(("quantized_routed_matmul", [x, *stack, numbers, groups], {"count": 3}) for stack in stacks),
         ("dequantize", [of("int8", 2, 3, 5), f32(2, 3, 1)], {**rows, "grouped": False}),
         ("dequantize", _weight("uint8", 2, 3, 16), {**rows, "grouped": True}),
     ]

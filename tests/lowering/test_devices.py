@@ -19,7 +19,8 @@ from tests.lowering.op_samples import NO_WEIGHTS, Sample, operand_data, sample_m
 META: Any = SimpleNamespace(device="meta", rank=0)
 # They look at numbers, or are computed by TVM.
 OF_NUMBERS = {"uniform", "check_indices", "grouped_matmul", "grouped_weight_grad", "routed_matmul",
-              "routed_weight_grad", "call_tir", "call_dps_packed"}  # fmt: skip
+              "routed_weight_grad", "quantized_grouped_matmul", "quantized_routed_matmul", "call_tir",
+              "call_dps_packed"}  # fmt: skip
 SAMPLES = [sample for sample in samples() if sample[0] not in OF_NUMBERS]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distir_relax.kernels import routing
 from distir_relax.kernels.quantized.weights import GROUP, dequantize, parts_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,25 @@ def products(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...
     """Return the products of `x` with several weights of one format, whose tensors follow each other."""
     step = parts(weights[0])
     return tuple(product(x, *weights[i : i + step]) for i in range(0, len(weights), step))
+
+
+def grouped_product(x: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+    """Return the products of rows (rows, k) sorted by group with the weights of their groups, stacked (groups, n, k).
+
+    `operands` are the tensors of the weights, and the bounds of the groups: see `routing.multiply_sorted`.
+    """
+    *weight, starts, ends = operands
+    return routing.multiply_sorted(x, starts, ends, weight[0].shape[1], _product_of_group(weight))
+
+
+def routed_product(x: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+    """Return the same of rows in any order: `operands` end with ids and groups, as in `routing.multiply`."""
+    *weight, ids, groups = operands
+    return routing.multiply(x, ids, groups, weight[0].shape[1], _product_of_group(weight))
+
+
+def _product_of_group(weight: Sequence[torch.Tensor]) -> routing.Product:
+    return lambda group, x: product(x, *(part[group] for part in weight))
 
 
 def rows(

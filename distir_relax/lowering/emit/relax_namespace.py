@@ -65,7 +65,13 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "joined_products": _joined_products,
         "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded, **norm_gradients(ops)),
         "positions": SimpleNamespace(rotary=_rotary),
-        "quantized": SimpleNamespace(product=_quantized_product, products=_quantized_products, rows=_quantized_rows),
+        "quantized": SimpleNamespace(
+            product=_quantized_product,
+            products=_quantized_products,
+            rows=_quantized_rows,
+            grouped_product=_of_quantized(_grouped_matmul),
+            routed_product=_of_quantized(_routed_matmul),
+        ),
         "random": SimpleNamespace(
             dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
             next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
@@ -240,6 +246,19 @@ def _quantized_products(x: Any, *weights: Any) -> Any:
     """The products of one input with several such weights."""
     step = parts_of(str(weights[0].ty.dtype))
     return tuple(_quantized_product(x, *weights[i : i + step]) for i in range(0, len(weights), step))
+
+
+def _of_quantized(product: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a product of rows and matrices of groups, of a stack of such weights (n, k), which is dequantized."""
+
+    def quantized(x: Any, *operands: Any) -> Any:
+        from tvm import relax
+
+        *weight, first, second = operands
+        whole = _quantized_rows(*weight, grouped=len(weight[0].ty.shape) == 4, dtype=str(x.ty.dtype))
+        return product(x, relax.op.permute_dims(whole, [0, 2, 1]), first, second)
+
+    return quantized
 
 
 def _quantized_rows(values: Any, scales: Any, *minimums: Any, grouped: bool, dtype: str) -> Any:

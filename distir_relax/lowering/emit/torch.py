@@ -143,6 +143,7 @@ _RESERVED |= {
     "pack_joined_quantized",
     "pack_linear",
     "pack_quantized",
+    "pack_quantized_experts",
     "moved",
     "emptied",
     "given",
@@ -319,7 +320,8 @@ def _imports(texts: Sequence[str]) -> str:
     lines += [f"from distir_relax.kernels.ownership import {names}\n"] * bool(names)
     names = ", ".join(name for name in ("pack_joined", "pack_linear") if any(f"{name}(" in text for text in texts))
     lines += [f"from distir_relax.kernels.packing import {names}\n"] * bool(names)
-    for name, module in (("pack_joined_quantized", "joined"), ("pack_quantized", "linear")):
+    packing = {"pack_joined_quantized": "joined", "pack_quantized": "linear", "pack_quantized_experts": "experts"}
+    for name, module in packing.items():
         is_used = any(f"{name}(" in text for text in texts)
         lines += [f"from distir_relax.kernels.quantized.{module} import {name}\n"] * is_used
     return "".join([*lines, "\n"] if lines else [])

@@ -54,7 +54,7 @@ def step_code(emitted: TorchFunction, op: Op) -> str:
     """Return the expression that adds an op, which is not a call, to the step, and gives its results."""
     operands = emitted.operands(op)
     if packed := emitted.packed.get(op.results[0].name):
-        return f"weights[{json.dumps(packed)}].bind(step, {operands[0]})"
+        return f"weights[{json.dumps(packed)}].bind(step, {', '.join(emitted.unpacked(op))})"
     # A mask of sizes may be None.
     constants = {*emitted.numbers.values(), *(emitted.names[name] for name in emitted.masks)}
     return op_code(op, operands, constants)

@@ -15,6 +15,7 @@ from distir_relax.ops import (
     Trait,
     is_packable,
     lookup,
+    packed_operands,
     reused_operands,
     torch_buffered,
     torch_expression,
@@ -351,12 +352,17 @@ class TorchFunction:
         if buffered:
             code = torch_buffered(op, operands)
         elif op.results[0].name in self.packed:
-            code = f"weights[{json.dumps(self.packed[op.results[0].name])}]({operands[0]})"
+            code = f"weights[{json.dumps(self.packed[op.results[0].name])}]({', '.join(self.unpacked(op))})"
         elif overwritten is not None:
             code = torch_reusing(op, operands, overwritten)
         else:
             code = torch_in_place(op, operands) or torch_expression(op, operands)
         return [self.line(op, code)]
+
+    def unpacked(self, op: Op) -> list[str]:
+        """Return the expressions of the operands that an op with packed weights takes."""
+        packed = packed_operands(op)
+        return [code for number, code in enumerate(self.operands(op)) if number not in packed]
 
     def operands(self, op: Op) -> list[str]:
         """Return the expressions of the operands of an op that is not a call."""
@@ -405,20 +411,21 @@ class TorchFunction:
         """Choose the ops that use a packed form of their weights, and its name; see `Code.packed`."""
         packed_by_name: dict[str, object] = {}
         for op in self.function.ops:
-            if op.callee or op.results[0].name in fixed or not all(v.name in fixed for v in op.operands[1:]):
+            if op.callee or op.results[0].name in fixed or not is_packable(op):
                 continue
-            if not is_packable(op):
+            weights = tuple(op.operands[number] for number in packed_operands(op))
+            if not all(v.name in fixed for v in weights):
                 continue
             base = f"{op.operands[1].name}.packed"
-            key = (op.name, op.operands[1:], _rows(op))
+            key = (op.name, weights, _rows(op))
             name, count = base, 1
             while packed_by_name.setdefault(name, key) != key:
                 count += 1
                 name = f"{base}_{count}"
             self.packed[op.results[0].name] = name
 
-    def _packed_operands(self, op: Op) -> tuple[int, ...]:
-        return tuple(range(1, len(op.operands))) if op.results[0].name in self.packed else ()
+    def _packed_operands(self, op: Op) -> Collection[int]:
+        return packed_operands(op) if op.results[0].name in self.packed else ()
 
     def _pack(self, op: Op) -> str:
         names = [self.names.get(v.name, "") for v in op.operands]

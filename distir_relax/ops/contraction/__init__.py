@@ -9,4 +9,5 @@ from distir_relax.ops.contraction import (  # noqa: F401
     matmul,
     onnx_quantized,
     quantized,
+    quantized_grouped,
 )

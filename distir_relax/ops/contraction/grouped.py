@@ -15,10 +15,10 @@ placed as ``Routed[0]`` (`distir_relax.layout.placement`), which only affects la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, TensorType, Value
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     FREE,
@@ -32,6 +32,7 @@ from distir_relax.ops.table import (
     Factor,
     Gradient,
     Order,
+    QuantizedForm,
     Routing,
     Rule,
     Semantics,
@@ -90,10 +91,19 @@ def _gradients(kind: str) -> tuple[Gradient, Gradient]:
     return of_matmul, of_weight_grad
 
 
+def _quantized_product(g: Builder, op: Op, weight: Sequence[Value]) -> Value:
+    x, _, *groups = op.operands
+    result: Value = g.emit(f"quantized_{op.name}", x, *weight, *groups, **op.attrs)
+    return result
+
+
+_quantized_form = QuantizedForm(1, _quantized_product, is_transposed=True)
+
 # grouped_matmul, grouped_weight_grad: rows sorted by group. result[g] = x[r].T @ y[r] over the rows r of group g
 
 
-def _check_bounds(rows: int, count: int, starts: TensorType, ends: TensorType) -> None:
+def check_bounds(rows: int, count: int, starts: TensorType, ends: TensorType) -> None:
+    """Raise ValueError unless the types are those of the bounds of so many groups."""
     if starts != ends or ends.shape != (count,) or "int" not in starts.dtype:
         raise ValueError(f"expected integers, the first row of each of {count} groups and the one after its last")
 
@@ -102,14 +112,35 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return 2.0 * types[0].elements * types[1].shape[-1]
 
 
-def _split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
+def local_rows(types: Types, attrs: Attrs) -> float:
+    """Return the rows that a device computes under uniform routing: those of its groups."""
+    groups = types[-1].shape[0]
+    return types[0].shape[0] * groups / max(1, int(attrs.get("count", groups)))
+
+
+def groups_in_use(types: Types, attrs: Attrs) -> float:
+    """Return the expected number of a device's groups that have rows, under uniform routing."""
+    groups = types[-1].shape[0]
+    count = max(1, int(attrs.get("count", groups)))
+    return float(groups * (1.0 - (1.0 - 1.0 / count) ** types[0].shape[0]))
+
+
+def moved_bytes(types: Types, attrs: Attrs, results: Types) -> float:
+    """Return the bytes that a product reads and writes: of the matrices, those of groups with rows."""
+    x, *weight, _, groups = types
+    share = groups_in_use(types, attrs) / max(1, groups.shape[0])
+    rest = sum(t.bytes for t in (x, *types[-2:], *results))
+    return rest + share * sum(t.bytes for t in weight)
+
+
+def split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
     """Split the rows of op `name`, whose last two operands are the bounds of the groups."""
 
     def expand(x: Expansion) -> tuple[Value, ...]:
-        data, other, *bounds = x.operands
-        first = x.start(x.types[2].dtype)
-        shifted = [x.emit("subtract", bound, first) for bound in bounds]
-        return (x.emit(name, data, other, *shifted),)
+        *others, starts, ends = x.operands
+        first = x.start(x.types[-1].dtype)
+        shifted = [x.emit("subtract", bound, first) for bound in (starts, ends)]
+        return (x.emit(name, *others, *shifted),)
 
     return expand
 
@@ -120,7 +151,7 @@ _of_matmul, _of_weight_grad = _gradients("grouped")
 define(
     "grouped_matmul",
     Semantics(
-        infer=_infer_matmul(_check_bounds),
+        infer=_infer_matmul(check_bounds),
         torch="{0}.new_zeros(({0}.shape[0], {1}.shape[2])).index_add_(0, "
         f"torch.cat([torch.arange(a, b, device={{0}}.device) for a, b in {_SPANS})]), "
         f"torch.cat([{{0}}[a:b] @ w for a, b, w in {_SPANS}, {{1}})]))",
@@ -128,27 +159,28 @@ define(
     ),
     Split(
         "row k, group k n, group, group -> row n",
-        expand={"row": _split_rows("grouped_matmul")},
+        expand={"row": split_rows("grouped_matmul")},
         positional=frozenset({"row"}),
         order=Order(by_number="routed_matmul"),
     ),
-    cost=Cost(flops=_flops),
+    cost=Cost(flops=_flops, moved=moved_bytes),
     # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
     code=Code(relax="grouped_matmul({0}, {1}, {2}, {3})"),
     gradient=_of_matmul,
+    quantized=_quantized_form,
     traits={Trait.ZERO_IF_EMPTY},
 )
 define(
     "grouped_weight_grad",
     Semantics(
-        infer=_infer_weight_grad(_check_bounds),
+        infer=_infer_weight_grad(check_bounds),
         torch="torch.cat([{0}.new_zeros((0, {0}.shape[1], {1}.shape[1])), "
         f"*[({{0}}[a:b].t() @ {{1}}[a:b])[None] for a, b in {_SPANS})]])",
         linear=(operands(0), operands(1)),
     ),
     Split(
         "row k, row n, group, group -> group k n",
-        expand={"row": _split_rows("grouped_weight_grad")},
+        expand={"row": split_rows("grouped_weight_grad")},
         positional=frozenset({"row"}),
     ),
     cost=Cost(flops=_flops),
@@ -161,36 +193,43 @@ define(
 # routed_matmul, routed_weight_grad: the same for rows in any order
 
 
-def _check_ids(rows: int, count: int, ids: TensorType, groups: TensorType) -> None:
+def check_ids(rows: int, count: int, ids: TensorType, groups: TensorType) -> None:
+    """Raise ValueError unless the types are those of the ids of so many rows and groups."""
     if ids != TensorType((rows,), "int64") or groups != TensorType((count,), "int64"):
         raise ValueError(f"expected int64 ids of the group of each of {rows} rows, and of {count} groups")
 
 
 def _routed_flops(types: Types, attrs: Attrs, results: Types) -> float:
-    """Flops under uniform routing: a device computes the rows of its groups."""
-    return _flops(types, attrs, results) * (types[3].shape[0] / max(1, int(attrs["count"])))
+    return 2.0 * local_rows(types, attrs) * types[0].shape[1] * types[1].shape[-1]
 
 
-for (_name, _infer, _code, _rule), _gradient in zip(
+for (_name, _infer, _code, _rule, _moved, _form), _gradient in zip(
     (
-        ("routed_matmul", _infer_matmul, "routing.matmul", "row k, group k n, row, group -> row n"),
-        ("routed_weight_grad", _infer_weight_grad, "routing.weight_grad", "row k, row n, row, group -> group k n"),
+        (
+            "routed_matmul", _infer_matmul, "routing.matmul", "row k, group k n, row, group -> row n", moved_bytes,
+            _quantized_form,
+        ),
+        (
+            "routed_weight_grad", _infer_weight_grad, "routing.weight_grad", "row k, row n, row, group -> group k n",
+            None, None,
+        ),
     ),
     _gradients("routed"),
     strict=True,
-):
+):  # fmt: skip
     define(
         _name,
         Semantics(
-            infer=_infer(_check_ids),
+            infer=_infer(check_ids),
             torch=f"{_code}({{0}}, {{1}}, {{2}}, {{3}})",
             linear=(operands(0), operands(1)),
             attributes={"count": "the number of groups on all devices"},
         ),
         Split(_rule, routing=Routing.WITHIN),
-        cost=Cost(flops=_routed_flops),
+        cost=Cost(flops=_routed_flops, moved=_moved),
         code=Code(relax=f"{_code}({{0}}, {{1}}, {{2}}, {{3}})"),
         gradient=_gradient,
+        quantized=_form,
         traits={Trait.ZERO_IF_EMPTY},
     )
 
@@ -226,7 +265,7 @@ def _infer_rows(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, ids, groups = types
     if not x.shape:
         raise ValueError("expected rows, found a scalar")
-    _check_ids(x.shape[0], groups.elements, ids, groups)
+    check_ids(x.shape[0], groups.elements, ids, groups)
     return (x,)
 
 

@@ -88,7 +88,9 @@ define(
         relax="R.matmul({0}, {1})",
     ),
     gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _second_gradient),
-    quantized=QuantizedForm(1, _quantized_product, is_transposed=True),
+    quantized=QuantizedForm(
+        1, _quantized_product, is_transposed=True, applies=lambda op: len(op.operands[1].tensor.shape) == 2
+    ),
 )
 
 

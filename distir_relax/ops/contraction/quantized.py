@@ -49,7 +49,8 @@ def _check_weight(weight: Types) -> None:
         raise ValueError("expected a weight of values and scales, or with 4 bits of values, scales and minimums")
 
 
-def _infer_product(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+def infer_product(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """Return the result type of a product; raises `ValueError` for operands that do not fit."""
     x, *weight = types
     _check_weight(weight)
     if x.shape[-1:] != (_inner(weight[0]),) or "float" not in x.dtype:
@@ -57,11 +58,12 @@ def _infer_product(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((*x.shape[:-1], weight[0].shape[0]), x.dtype),)
 
 
-def _weight_text(weight: Types, columns: str) -> str:
-    """Return the text of a weight in a rule."""
+def weight_text(weight: Types, columns: str, stack: str = "") -> str:
+    """Return the text of a weight in a rule, after a `stack` of them if that is not empty."""
+    leading = f"{stack} {columns}"
     if len(weight[0].shape) == 2:
-        return f"{columns} (g [i]), {columns} 1"
-    return _groups_text(weight, columns)
+        return f"{leading} (g [i]), {leading} 1"
+    return _groups_text(weight, leading)
 
 
 def _groups_text(weight: Types, leading: str) -> str:
@@ -71,12 +73,13 @@ def _groups_text(weight: Types, leading: str) -> str:
 
 
 def _product_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    text = f"... (g [i]), {_weight_text(types[1:], 'n')} -> ... n"
-    return _parsed(text, types, results)
+    text = f"... (g [i]), {weight_text(types[1:], 'n')} -> ... n"
+    return parse_product(text, types, results)
 
 
-def _parsed(text: str, types: Types, results: Types) -> Rule:
-    groups = _inner(types[1]) // GROUP
+def parse_product(text: str, types: Types, results: Types) -> Rule:
+    """Return the rule `text` of a product whose first operand has the inner dim last, as ``(g [i])``."""
+    groups = types[0].shape[-1] // GROUP
     return parse_rule(text, [t.shape for t in types], [t.shape for t in results], {**_SIZES, "g": groups})
 
 
@@ -91,7 +94,7 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
 
 define(
     "quantized_linear",
-    Semantics(infer=_infer_product, torch="quantized.product({*})", linear=(operands(0),)),
+    Semantics(infer=infer_product, torch="quantized.product({*})", linear=(operands(0),)),
     Split(_product_rule),
     cost=Cost(flops=_flops, product=_product),
     code=Code(
@@ -115,13 +118,13 @@ def _weights(types: Types) -> list[Types]:
 
 
 def _infer_joined(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return tuple(_infer_product((types[0], *weight), attrs)[0] for weight in _weights(types))
+    return tuple(infer_product((types[0], *weight), attrs)[0] for weight in _weights(types))
 
 
 def _joined_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    weights = ", ".join(_weight_text(weight, f"n{i}") for i, weight in enumerate(_weights(types)))
+    weights = ", ".join(weight_text(weight, f"n{i}") for i, weight in enumerate(_weights(types)))
     outputs = ", ".join(f"... n{i}" for i in range(len(results)))
-    return _parsed(f"... (g [i]), {weights} -> {outputs}", types, results)
+    return parse_product(f"... (g [i]), {weights} -> {outputs}", types, results)
 
 
 define(

@@ -115,7 +115,12 @@ define(
     cost=LOOK_UP,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
     gradient=gradient_of(_take_gradient),
-    quantized=QuantizedForm(0, _quantized_rows, is_product=False, applies=lambda op: op.attrs["axis"] == 0),
+    quantized=QuantizedForm(
+        0,
+        _quantized_rows,
+        is_product=False,
+        applies=lambda op: op.attrs["axis"] == 0 and len(op.operands[0].tensor.shape) == 2,
+    ),
     # A tensor without dims as index gives a view.
     traits={Trait.MOVES, Trait.MAY_SHARE},
 )

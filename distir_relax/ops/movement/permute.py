@@ -56,7 +56,7 @@ define(
     cost=FREE,
     code=Code(relax="R.permute_dims({0}, {axes})", strides=view_strides.permuted),
     gradient=gradient_of(_permute_gradient),
-    quantized=QuantizedForm(0, None, is_product=False, applies=lambda op: op.attrs["axes"] == (1, 0)),
+    quantized=QuantizedForm(0, None, is_product=False, applies=lambda op: op.attrs["axes"] in ((1, 0), (0, 2, 1))),
     traits={Trait.VIEW, Trait.MOVES},
 )
 

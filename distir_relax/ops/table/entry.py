@@ -315,10 +315,12 @@ class Code:
     numbers: frozenset[int] = frozenset()
     """The operands for which the torch expression accepts a Python number as well as a tensor."""
     packed: str | Callable[[Types], str] = ""
-    """The torch expression that packs all operands but the first, if they are constant weights: over ``{1}``, … or
-    ``{weights}`` for all, ``{rows}``, the rows of the op's first result, and ``{dtype}``, its dtype. It is run once,
-    when the program is loaded, with `distir_relax.kernels.packing` and `quantized` in scope, and gives a function of
-    operand 0. If it depends on the types of the operands, it is a function of them."""
+    """The torch expression that packs the operands between the first and the last `unpacked`, if they are constant
+    weights: over ``{1}``, … or ``{weights}`` for all, ``{rows}``, the rows of the op's first result, and ``{dtype}``,
+    its dtype. It is run once, when the program is loaded, with `distir_relax.kernels.packing` and `quantized` in scope,
+    and gives a function of the other operands. If it depends on the types of the operands, it is a function of them."""
+    unpacked: int = 0
+    """The number of last operands that are no weights, such as the groups of rows."""
     patterns: tuple[str, ...] = ()
     """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands, or
     one of several spellings (`distir_relax.ops.table.patterns`)."""

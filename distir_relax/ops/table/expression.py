@@ -49,7 +49,13 @@ def torch_packing(op: Op, operands: Sequence[str], rows: int) -> str:
     """Return the torch code that packs the weights of a local `op` (`Code.packed`); "" if it has no such form."""
     form = _packed_form(op)
     dtype = op.results[0].tensor.dtype
-    return form.format(*operands, weights=", ".join(operands[1:]), rows=rows, dtype=dtype)
+    weights = ", ".join(operands[number] for number in packed_operands(op))
+    return form.format(*operands, weights=weights, rows=rows, dtype=dtype)
+
+
+def packed_operands(op: Op) -> range:
+    """Return the operands that the packed form of an op (`Code.packed`) has, by number."""
+    return range(1, len(op.operands) - lookup(op.name, op.location).code.unpacked)
 
 
 def is_packable(op: Op) -> bool:

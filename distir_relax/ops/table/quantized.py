@@ -16,11 +16,12 @@ class QuantizedForm:
     operand: int
     """The index of the operand."""
     emit: Callable[[Any, Op, Sequence[Value]], Value] | None
-    """From a builder, the op, and the values, scales and perhaps minimums of the weight (n, k): emits the result.
+    """From a builder, the op, and the values, scales and perhaps minimums of the weight (n, k), or of a stack of such
+    weights: emits the result.
 
     None if the result is the transposed weight, and so a quantized weight as well."""
     is_transposed: bool = False
-    """Whether the operand is the transposed weight, (k, n)."""
+    """Whether the operand is the transposed weight, (k, n), or a stack of these."""
     is_product: bool = True
     """Whether it is multiplied; products are what weights are quantized for."""
     applies: Callable[[Op], bool] = lambda op: True
