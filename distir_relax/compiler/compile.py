@@ -291,8 +291,8 @@ def compile(
     ``"2/4/1/1"``, shards the batch and the weights that annotations leave open (``docs/strategies.md``).
 
     `precision` is that of weights and activations, "float32" or "bf16", by default the model's own; inputs and outputs
-    keep their dtypes. With "int8", "int8-channel" or "int4" the weights of linear layers are stored in 8 or 4 bits
-    (`quantize_weights`). Weights whose names match a pattern of `keep` stay as they are (``docs/precision.md``).
+    keep their dtypes. With "int8", "int8-channel" or "int4" the weights of linear layers and experts are stored in 8 or
+    4 bits (`quantize_weights`). Weights whose names match a pattern of `keep` stay as they are (``docs/precision.md``).
 
     The plan holds a copy of the weights as they are now. A model on the meta device can be compiled and simulated;
     with `checkpoint` its weights are read when they are needed.

@@ -92,9 +92,9 @@ def compile_generation(
 
     `precision` is that of weights and activations, "float32" or "bf16": by default a module's own, and for a path
     bfloat16 if its weights are, or else float32; `Generation.precision` says which. With "int8", "int8-channel" or
-    "int4" a module's own remains, and a path has float32, but the weights of linear layers, and the table of embeddings
-    that one shares, are stored in 8 or 4 bits (`quantize_weights`); products round their inputs to 8 bits. Weights
-    whose names match a pattern of `keep` stay as they are.
+    "int4" a module's own remains, and a path has float32, but the weights of linear layers and experts, and the table
+    of embeddings that a layer shares, are stored in 8 or 4 bits (`quantize_weights`); products round their inputs to 8
+    bits. Weights whose names match a pattern of `keep` stay as they are.
 
     A module's first argument is token ids, (batch, sequence), and its output, or the one called ``logits``, has the
     scores of the next token at each position. It is exported over a whole sequence, without a cache, and the pass

@@ -51,7 +51,7 @@ def _multiply_spans(x: torch.Tensor, spans: Sequence[tuple[int, int]], columns: 
     result = x.new_zeros((x.shape[0], columns))
     for group, (start, end) in enumerate(spans):
         if start < end:
-            result[start:end] += product(group, x[start:end])
+            result[start:end].add_(product(group, x[start:end]))
     return result
 
 

@@ -92,7 +92,7 @@ def quantize_weights(imported: Imported, precision: str, keep: Sequence[str] = (
         raise DistIRError(
             f"no weight of the model can be stored as {precision}",
             name,
-            f"weights of linear layers can whose inputs are a multiple of {GROUP}, unless `keep` has their names",
+            f"weights of products can whose inner size is a multiple of {GROUP}, unless `keep` has their names",
         )
     formats = {
         weight: _FORMAT_OF_TABLES if found.is_table and chosen.bits < _FORMAT_OF_TABLES.bits else chosen

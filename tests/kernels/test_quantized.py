@@ -24,6 +24,7 @@ from distir_relax.kernels.quantized import (
     quantize_int8_groups,
     weights,
 )
+from distir_relax.kernels.quantized.experts import pack_quantized_experts
 from distir_relax.kernels.quantized.linear import QuantizedLinear, pack_quantized
 
 Weight = tuple[torch.Tensor, ...]
@@ -139,6 +140,49 @@ def test_products(
             assert torch.equal(layer(x[-1:]), result[-1:])
         finally:
             torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("make", [int8, int8_in_groups, int4])
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_products_of_experts(make: Callable[..., Weight], is_sorted: bool) -> None:
+    """Each row by the weight of its expert, with the bits of that product alone; of none it is zero, and others cost
+    nothing."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [make(37, 96, generator) for _ in range(5)]
+    stacks = [torch.stack(parts) for parts in zip(*weights, strict=True)]
+    experts = pack_quantized_experts(*stacks, dtype=torch.float32, is_sorted=is_sorted)
+    x = torch.randn(11, 96, generator=generator)
+    if is_sorted:
+        of_row = [-1, 0, 0, 0, 2, 2, 2, 2, 2, 4, -1]
+        places = torch.tensor([1, 4, 4, 9, 9], dtype=torch.int32), torch.tensor([4, 4, 9, 9, 10], dtype=torch.int32)
+    else:
+        of_row = [4, 0, -1, 2, 0, -1, 2, 4, 0, 0, 2]
+        # The group of a weight, and those of rows: this device has not all groups.
+        groups = torch.tensor([3, 4, 7, 8, 10])
+        places = torch.tensor([6 if place < 0 else int(groups[place]) for place in of_row]), groups
+    called = list[int]()
+    layers = list(experts.packed)
+    experts.packed = [
+        lambda rows, number=number: called.append(number) or layers[number](rows)  # type: ignore[func-returns-value]
+        for number in range(5)
+    ]
+    found = experts(x, *places)
+    assert called == [0, 2, 4]
+    group = 96 if make is int8 else GROUP
+    for row, place in enumerate(of_row):
+        expected = torch.zeros(37) if place < 0 else layers[place](x[row])
+        assert torch.equal(found[row], expected)
+        exact = torch.zeros(37).double() if place < 0 else spelled_out(weights[place]) @ rounded(x, group)[row]
+        torch.testing.assert_close(found[row].double(), exact, rtol=1e-4, atol=1e-3)
+    assert sum(layer.weight.nbytes for layer in layers) == 5 * 2 * PANEL * 96 // GROUP * BYTES_OF_GROUP[make]
+    assert experts(x[:0], *(places if is_sorted else (places[0][:0], places[1]))).shape == (0, 37)
+
+
+def test_experts_of_a_device_that_has_none() -> None:
+    values, scales = torch.zeros(0, 5, 96, dtype=torch.int8), torch.zeros(0, 5, 1)
+    experts = pack_quantized_experts(values, scales, dtype=torch.float32, is_sorted=False)
+    found = experts(torch.randn(3, 96), torch.tensor([0, 1, 2]), torch.zeros(0, dtype=torch.int64))
+    assert torch.equal(found, torch.zeros(3, 5))
 
 
 def test_shapes_of_inputs() -> None:

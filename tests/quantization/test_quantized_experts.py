@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from functools import cache
+from itertools import product
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +17,21 @@ import transformers
 from torch import nn
 
 import distir_relax as dr
+from distir_relax.bundle import read_bundle
 from distir_relax.compiler.compile import compile_source
 from distir_relax.compiler.options import complete
 from distir_relax.compiler.source import Source
+from distir_relax.cost.roofline import op_work
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import snapshot
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.ir import TensorType
 from distir_relax.kernels.quantized import dequantize, linear, quantize_int4, quantize_int8, quantize_int8_groups
+from distir_relax.layout import DTYPES
+from distir_relax.ops import infer, lookup
 from distir_relax.proof import prove
 from distir_relax.quantization import quantize_weights
+from distir_relax.quantization.tensors import quantized_tensors
 from distir_relax.runtime.requests import Slot, ThreadRequests
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
@@ -58,10 +68,9 @@ def model(name: str) -> Any:
         # Experts and outputs of unlike sizes, so that a scale in the wrong place shows.
         for parameter in made.parameters():
             if parameter.dim() > 1:
-                sizes = torch.linspace(0.5, 3.0, parameter.shape[-2])[:, None]
-                parameter.mul_(
-                    sizes if parameter.dim() == 2 else sizes * torch.linspace(1, 2, len(parameter))[:, None, None]
-                )
+                parameter.mul_(torch.linspace(0.5, 3.0, parameter.shape[-2])[:, None])
+            if parameter.dim() == 3:
+                parameter.mul_(torch.linspace(1, 2, len(parameter))[:, None, None])
     return made
 
 
@@ -136,14 +145,8 @@ def test_tokens_are_those_of_transformers() -> None:
     generation = dr.compile_generation(model("mixtral"), precision="int8", strategy="1/3/1/1,experts=tensor")
     found = generation.generate(IDS, max_new_tokens=8)
     with torch.no_grad():
-        expected = dequantized("mixtral", "int8").generate(
-            IDS,
-            attention_mask=torch.ones_like(IDS),
-            max_new_tokens=8,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-        )
+        options = {"attention_mask": torch.ones_like(IDS), "pad_token_id": 0, "eos_token_id": None}
+        expected = dequantized("mixtral", "int8").generate(IDS, max_new_tokens=8, do_sample=False, **options)
     assert torch.equal(found, expected[:, IDS.shape[1] :])
 
 
@@ -240,3 +243,54 @@ def test_plans_are_proved(strategy: str) -> None:
     modules = plan.modules
     proof = prove(modules["ranked"], modules["distributed"], modules["sharded"], quantized.module)
     assert not any(proof.statements.values())
+
+
+def test_a_folder_is_quantized_when_it_is_saved(tmp_path: Path) -> None:
+    """Expert by expert: the bundle has the tensors of each."""
+    model("mixtral").save_pretrained(tmp_path / "folder")
+    plan = dr.compile_generation(tmp_path / "folder", precision="int4", strategy="1/3/1/1").plan
+    bundle = read_bundle(plan.save(tmp_path / "x.dist", backends=("torch",)))
+    for name, stack in stacks_of(model("mixtral")).items():
+        for expert, weight in enumerate(stack.detach()):
+            for part, expected in zip(("values", "scales", "minimums"), quantize_int4(weight), strict=True):
+                of_expert = [[(expert, expert + 1)], *([(0, n)] for n in expected.shape)]
+                assert torch.equal(bundle.weights.read(f"{name}.{part}", of_expert)[0], expected)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_memory_of_quantization(is_transposed: bool) -> None:
+    stack = torch.randn(8, 1024, 1024)
+    kinds = [TensorType((8, 1024, *rest), dtype) for rest, dtype in (((32, 32), "int8"), ((32, 1), "float16"))]
+    quantize_int8_groups(stack[0])
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    values, scales = quantized_tensors("experts", stack, is_transposed, quantize_int8_groups, kinds)
+    assert _status("VmHWM") - before < values.nbytes + scales.nbytes + 1.5 * stack[0].nbytes
+
+
+def _status(name: str) -> int:
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return 1024 * int(match[1])
+
+
+def test_simulation_reads_the_experts_that_have_rows() -> None:
+    """Weights in memory are those of the bundle; a step is charged for the experts that a token is expected to use."""
+    generation = dr.compile_generation(model("mixtral"), precision="int4", strategy="1/2/1/1,experts=tensor")
+    found = dr.simulate_generation(generation, profile="cpu-local", prompt=9, generate=5)
+    tensors = generation.plan.bundle(("torch",)).manifest.weights
+    experts = sum(prod(t.shape) * DTYPES[t.dtype][1] for t in tensors if ".experts." in t.name)
+    # Of 5 experts 3 are on the first rank, which has more heads and words too.
+    assert found.weights == tuple(generation.plan.footprint.weights)
+    others = [size - experts // 5 * count for size, count in zip(found.weights, (3, 2), strict=True)]
+    assert 0 < others[0] - others[1] < experts // 20
+    # Two rows, each with one of 5 experts.
+    kinds = [TensorType((2, 96), "float32"), TensorType((3, 160, 3, 32), "int8"), TensorType((3, 160, 3, 1), "float16"),
+             TensorType((2,), "int64"), TensorType((3,), "int64")]  # fmt: skip
+    (result,) = infer("quantized_routed_matmul", kinds, {"count": 5})
+    work = op_work(lookup("quantized_routed_matmul"), kinds, {"count": 5}, (result,))
+    choices = list(product(range(5), repeat=2))
+    in_use = sum(len({e for e in choice if e < 3}) for choice in choices) / len(choices)
+    of_expert = 160 * 3 * (32 + 2)
+    assert work.moved == pytest.approx(in_use * of_expert + 2 * 96 * 4 + 2 * 160 * 4 + 8 * (2 + 3))
+    assert work.flops == pytest.approx(2 * (2 * 3 / 5) * 96 * 160)

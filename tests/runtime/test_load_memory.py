@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 from distir_relax.bundle import read_bundle
 from distir_relax.kernels.packing import pack_linear
+from distir_relax.kernels.quantized import quantize_int8_groups
+from distir_relax.kernels.quantized.linear import pack_quantized
 from distir_relax.runtime.launched import load_rank
 from distir_relax.runtime.requests.sequence_program import load_sequence_programs
 from distir_relax.runtime.session import Session
@@ -38,6 +40,7 @@ def rank(path):
 
 # The first product of a machine measures which kernel is faster.
 pack_linear(torch.zeros(64, 64), rows=1)(torch.zeros(1, 64))
+pack_quantized(*quantize_int8_groups(torch.zeros(64, 64)), dtype=torch.float32, rows=1)(torch.zeros(1, 64))
 world, loaded, sizes = MPIWorld(), [], []
 for path, load in [*((path, session) for path in sys.argv[1:]), (sys.argv[-1], rank)]:
     Path("/proc/self/clear_refs").write_text("5")
@@ -64,6 +67,26 @@ def compile_model(folder: Path, hidden: int, vocabulary: int, tied: bool) -> tup
     return path, stored + plan.footprint.packed[0]
 
 
+def compile_experts(path: Path) -> tuple[Path, int]:
+    """Return the path of the bundle of a mixture with weights of 8 bits, and the bytes of its weights."""
+    config = transformers.MixtralConfig(
+        vocab_size=64, hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=7, max_position_embeddings=64,
+    )  # fmt: skip
+    plan = dr.compile_generation(transformers.MixtralForCausalLM(config), precision="int8", max_length=64).plan
+    plan.save(path, backends=("torch",))
+    return path, (path / "weights.safetensors").stat().st_size
+
+
+def measure(*paths: Path) -> list[tuple[int, int]]:
+    """Return what the script prints for bundles."""
+    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[tuple[int, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_held_once(tmp_path: Path, tied: bool) -> None:
@@ -71,10 +94,16 @@ def test_weights_are_held_once(tmp_path: Path, tied: bool) -> None:
         compile_model(tmp_path / "tiny", 64, 64, tied),
         compile_model(tmp_path / "large", 1024, 8192, tied),
     )
-    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, str(tiny), str(large)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     # Programs, and the analysis that writes their text, take the rest.
-    for peak, steady in json.loads(done.stdout.splitlines()[-1])[1:]:
+    for peak, steady in measure(tiny, large)[1:]:
+        assert steady < 1.05 * weights + 6e6
+        assert peak < 1.15 * weights + 20e6
+
+
+@pytest.mark.timeout(120)
+def test_experts_are_held_once(tmp_path: Path) -> None:
+    """While the experts of a layer are packed, they are in memory twice."""
+    (tiny, _), (experts, weights) = compile_model(tmp_path / "tiny", 64, 64), compile_experts(tmp_path / "experts")
+    for peak, steady in measure(tiny, experts)[1:]:
         assert steady < 1.05 * weights + 6e6
         assert peak < 1.15 * weights + 20e6

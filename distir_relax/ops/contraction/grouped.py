@@ -15,6 +15,7 @@ placed as ``Routed[0]`` (`distir_relax.layout.placement`), which only affects la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,29 +109,37 @@ def check_bounds(rows: int, count: int, starts: TensorType, ends: TensorType) ->
         raise ValueError(f"expected integers, the first row of each of {count} groups and the one after its last")
 
 
-def _flops(types: Types, attrs: Attrs, results: Types) -> float:
-    return 2.0 * types[0].elements * types[1].shape[-1]
-
-
-def local_rows(types: Types, attrs: Attrs) -> float:
+def _local_rows(types: Types, attrs: Attrs) -> float:
     """Return the rows that a device computes under uniform routing: those of its groups."""
     groups = types[-1].shape[0]
     return types[0].shape[0] * groups / max(1, int(attrs.get("count", groups)))
 
 
-def groups_in_use(types: Types, attrs: Attrs) -> float:
+def _groups_in_use(types: Types, attrs: Attrs) -> float:
     """Return the expected number of a device's groups that have rows, under uniform routing."""
     groups = types[-1].shape[0]
     count = max(1, int(attrs.get("count", groups)))
     return float(groups * (1.0 - (1.0 - 1.0 / count) ** types[0].shape[0]))
 
 
-def moved_bytes(types: Types, attrs: Attrs, results: Types) -> float:
-    """Return the bytes that a product reads and writes: of the matrices, those of groups with rows."""
-    x, *weight, _, groups = types
-    share = groups_in_use(types, attrs) / max(1, groups.shape[0])
-    rest = sum(t.bytes for t in (x, *types[-2:], *results))
-    return rest + share * sum(t.bytes for t in weight)
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * _local_rows(types, attrs) * types[0].shape[-1] * results[0].shape[-1]
+
+
+def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    batch = max(1, round(_groups_in_use(types, attrs)))
+    return batch, math.ceil(_local_rows(types, attrs) / batch), results[0].shape[-1], types[0].shape[-1]
+
+
+def _moved(types: Types, attrs: Attrs, results: Types) -> float:
+    """Return the bytes read and written: of the matrices, those of groups that have rows."""
+    x, *matrices, ids, groups = types
+    share = _groups_in_use(types, attrs) / max(1, groups.shape[0])
+    return sum(t.bytes for t in (x, ids, groups, *results)) + share * sum(t.bytes for t in matrices)
+
+
+PRODUCT_COST = Cost(flops=_flops, product=_product, moved=_moved)
+"""Cost of products of rows with the matrices of their groups, under uniform routing."""
 
 
 def split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
@@ -163,7 +172,7 @@ define(
         positional=frozenset({"row"}),
         order=Order(by_number="routed_matmul"),
     ),
-    cost=Cost(flops=_flops, moved=moved_bytes),
+    cost=PRODUCT_COST,
     # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
     code=Code(relax="grouped_matmul({0}, {1}, {2}, {3})"),
     gradient=_of_matmul,
@@ -199,20 +208,12 @@ def check_ids(rows: int, count: int, ids: TensorType, groups: TensorType) -> Non
         raise ValueError(f"expected int64 ids of the group of each of {rows} rows, and of {count} groups")
 
 
-def _routed_flops(types: Types, attrs: Attrs, results: Types) -> float:
-    return 2.0 * local_rows(types, attrs) * types[0].shape[1] * types[1].shape[-1]
-
-
-for (_name, _infer, _code, _rule, _moved, _form), _gradient in zip(
+for (_name, _infer, _code, _rule, _cost, _form), _gradient in zip(
     (
-        (
-            "routed_matmul", _infer_matmul, "routing.matmul", "row k, group k n, row, group -> row n", moved_bytes,
-            _quantized_form,
-        ),
-        (
-            "routed_weight_grad", _infer_weight_grad, "routing.weight_grad", "row k, row n, row, group -> group k n",
-            None, None,
-        ),
+        ("routed_matmul", _infer_matmul, "routing.matmul", "row k, group k n, row, group -> row n",
+         PRODUCT_COST, _quantized_form),
+        ("routed_weight_grad", _infer_weight_grad, "routing.weight_grad", "row k, row n, row, group -> group k n",
+         Cost(flops=_flops), None),
     ),
     _gradients("routed"),
     strict=True,
@@ -226,7 +227,7 @@ for (_name, _infer, _code, _rule, _moved, _form), _gradient in zip(
             attributes={"count": "the number of groups on all devices"},
         ),
         Split(_rule, routing=Routing.WITHIN),
-        cost=Cost(flops=_routed_flops, moved=_moved),
+        cost=_cost,
         code=Code(relax=f"{_code}({{0}}, {{1}}, {{2}}, {{3}})"),
         gradient=_gradient,
         quantized=_form,

@@ -6,20 +6,10 @@ and after them are those of ``grouped_matmul`` and ``routed_matmul``.
 
 from __future__ import annotations
 
-import math
-
 from distir_relax.ir import TensorType
-from distir_relax.ops.contraction.grouped import (
-    Check,
-    check_bounds,
-    check_ids,
-    groups_in_use,
-    local_rows,
-    moved_bytes,
-    split_rows,
-)
+from distir_relax.ops.contraction.grouped import PRODUCT_COST, Check, check_bounds, check_ids, split_rows
 from distir_relax.ops.contraction.quantized import infer_product, parse_product, weight_text
-from distir_relax.ops.table import Attrs, Code, Cost, Routing, Rule, Semantics, Split, Trait, Types, define, operands
+from distir_relax.ops.table import Attrs, Code, Routing, Rule, Semantics, Split, Trait, Types, define, operands
 from distir_relax.ops.table.entry import Infer, RuleOf
 
 
@@ -48,22 +38,11 @@ def _rule(of_last: str) -> RuleOf:
     return rule
 
 
-def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
-    batch = max(1, round(groups_in_use(types, attrs)))
-    return batch, math.ceil(local_rows(types, attrs) / batch), results[0].shape[-1], types[0].shape[-1]
-
-
-def _flops(types: Types, attrs: Attrs, results: Types) -> float:
-    return 2.0 * local_rows(types, attrs) * results[0].shape[-1] * types[0].shape[-1]
-
-
-_COST = Cost(flops=_flops, product=_product, moved=moved_bytes)
-
 define(
     "quantized_grouped_matmul",
     Semantics(infer=_infer(check_bounds), torch="quantized.grouped_product({*})", linear=(operands(0),)),
     Split(_rule("group"), expand={"row": split_rows("quantized_grouped_matmul")}, positional=frozenset({"row"})),
-    cost=_COST,
+    cost=PRODUCT_COST,
     code=Code(
         packed="pack_quantized_experts({weights}, dtype=torch.{dtype}, is_sorted=True)",
         unpacked=2,
@@ -80,7 +59,7 @@ define(
         attributes={"count": "the number of groups on all devices"},
     ),
     Split(_rule("row"), routing=Routing.WITHIN),
-    cost=_COST,
+    cost=PRODUCT_COST,
     code=Code(
         packed="pack_quantized_experts({weights}, dtype=torch.{dtype}, is_sorted=False)",
         unpacked=2,
