@@ -1,8 +1,9 @@
 """Random models with weights of 8 and 4 bits, on both backends: ``python -m tests.quantization.random_models 300``.
 
-Each has a table of embeddings, linear layers with and without biases, and perhaps a classifier that shares the table,
-of odd sizes where the format allows it; it is compiled under a drawn mesh, drawn shardings and a drawn tail. What it
-gives is compared with the same model whose weights are dequantized. `test_random_quantized.py` takes some of them.
+Each has a table of embeddings, linear layers with and without biases, some of which have experts, and perhaps a
+classifier that shares the table, of odd sizes where the format allows it; it is compiled under a drawn mesh, drawn
+shardings and a drawn tail. What it gives is compared with the same model whose weights are dequantized.
+`test_random_quantized.py` takes some of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401  # has the op
 from torch import nn
 
 from distir_relax.compiler.compile import compile_source
@@ -36,6 +38,25 @@ MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (5,), (2, 2))
 ODD = (1, 5, 31, 97, 127)
 
 
+class Mixture(nn.Module):
+    """A layer of which each row has one of several weights, sorted by these as transformers does."""
+
+    def __init__(self, experts: int, inner: int, columns: int) -> None:
+        super().__init__()
+        self.route = nn.Linear(inner, experts, bias=False)
+        self.weights = nn.Parameter(torch.randn(experts, columns, inner) / inner**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count, ids = len(self.weights), self.route(x).argmax(-1).flatten()
+        order = ids.argsort()
+        ends = torch.histc(ids.float(), bins=count, min=0, max=count - 1).cumsum(0, dtype=torch.int32)
+        rows = x.flatten(0, 1)[order]
+        y = torch.ops.transformers.grouped_mm_fallback(rows, self.weights.transpose(1, 2), ends)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order))
+        return y[places].view(*x.shape[:-1], -1)
+
+
 class Network(nn.Module):
     """Embeddings, layers with a residual sum where sizes agree, and a classifier."""
 
@@ -44,7 +65,10 @@ class Network(nn.Module):
         width = GROUP * rng.randint(1, 4)
         self.table = nn.Embedding(rng.choice((37, 64, 101)), width)
         sizes = [width, *(GROUP * rng.randint(1, 5) for _ in range(rng.randint(1, 3)))]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=rng.random() < 0.5) for a, b in itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(
+            Mixture(rng.randint(2, 5), a, b) if rng.random() < 0.3 else nn.Linear(a, b, bias=rng.random() < 0.5)
+            for a, b in itertools.pairwise(sizes)
+        )
         self.is_tied = sizes[-1] == width and rng.random() < 0.7
         self.head = nn.Linear(sizes[-1], self.table.num_embeddings if self.is_tied else rng.choice(ODD), bias=False)
         if self.is_tied:
@@ -69,9 +93,9 @@ def check(seed: int) -> str:
     ids = torch.randint(model.table.num_embeddings, (rng.choice((2, 3, 7)), rng.choice((1, 5))))
     imported = snapshot(import_torch(model, (ids,), {}))
     shardings = {
-        name: ", ".join(rng.choice(("S[0]", "S[1]", "R")) for _ in mesh)
+        name: ", ".join(rng.choice([*(f"S[{dim}]" for dim in range(value.dim())), "R"]) for _ in mesh)
         for name, value in model.named_parameters()
-        if value.dim() == 2 and rng.random() < 0.6
+        if value.dim() > 1 and rng.random() < 0.6
     }
     drawn = f"{seed}: {precision} on {mesh}, {tail}, {shardings}"
     quantized = quantize_weights(imported, precision)
@@ -84,7 +108,8 @@ def check(seed: int) -> str:
         for name, weight in model.named_parameters():
             if f"{name}.values" in quantized.names:
                 of_table = quantize_int8_groups if precision == "int4" else quantize
-                weight.copy_(dequantize(*(of_table if weight is model.table.weight else quantize)(weight)))
+                for matrix in weight if weight.dim() == 3 else [weight]:
+                    matrix.copy_(dequantize(*(of_table if weight is model.table.weight else quantize)(matrix)))
         expected = model(ids)
     for backend in ("torch", "tvm"):
         found = plan(ids, backend=backend)
