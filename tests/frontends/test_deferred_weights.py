@@ -40,7 +40,7 @@ def test_weights_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             buffer.add_(0.5)
     model.bfloat16().save_pretrained(tmp_path)
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    found = read_language_model(tmp_path).model
+    found = read_language_model(tmp_path, "float32").model
     assert not found.training
     parameters = dict(found.named_parameters(remove_duplicate=False))
     buffers = dict(found.named_buffers())
