@@ -1,6 +1,7 @@
-"""Time and peak memory of import, simulation and search of a Llama of 8B parameters, on long sequences.
+"""Time and peak memory of import, simulation and search of Llamas of 8B and 70B parameters, on long sequences.
 
-``python benchmarks/real_sizes.py``; each case runs in a process of its own. Weights have no data.
+``python benchmarks/real_sizes.py``; each case runs in a process of its own. Weights have no data. The trainings are
+some of those that torchtitan publishes figures of.
 """
 
 from __future__ import annotations
@@ -9,9 +10,28 @@ import resource
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
-CASES = ((16, 8192, "8/1/1/1,zero=3"), (512, 8192, "8/1/1/1,zero=3"), (1, 131072, "1/8/1/1"), (64, 4096, "search"))
-"""Samples, tokens of each, and a strategy, or a search of all strategies of 8 devices."""
+if TYPE_CHECKING:
+    import torch
+
+    import distir_relax as dr
+
+CASES = (
+    ("run", "8B", 16, 8192, "8/1/1/1,zero=3"),
+    ("run", "8B", 512, 8192, "8/1/1/1,zero=3"),
+    ("run", "8B", 1, 131072, "1/8/1/1"),
+    ("train", "8B", 16, 8192, "8/1/1/1,zero=3,checkpoint=selective"),
+    ("train", "8B", 8, 8192, "1/8/1/1,checkpoint=block"),
+    ("train", "8B", 256, 8192, "128/1/1/1,zero=3,checkpoint=selective"),
+    ("train", "70B", 512, 8192, "32/8/1/1,zero=3,checkpoint=block,sequence_parallel"),
+    ("search", "8B", 64, 4096, "8 devices"),
+)
+"""What is done with which model, samples, tokens of each, and the strategy."""
+SIZES = {"8B": (4096, 14336, 32, 32), "70B": (8192, 28672, 80, 64)}
+"""Hidden and intermediate size, layers, and heads."""
+NODE = 8
+"""Devices of a node."""
 
 
 def main() -> None:
@@ -20,7 +40,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-W", "ignore", __file__, *map(str, case)], check=True)
 
 
-def run(samples: int, tokens: int, strategy: str) -> None:
+def run(kind: str, name: str, samples: int, tokens: int, strategy: str) -> None:
     """Import the model and simulate a strategy, or search; print seconds and the peak memory of all processes."""
     import torch
     import transformers
@@ -28,23 +48,48 @@ def run(samples: int, tokens: int, strategy: str) -> None:
     import distir_relax as dr
 
     start = time.perf_counter()
+    hidden, intermediate, layers, heads = SIZES[name]
     config = transformers.LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, max_position_embeddings=131072, use_cache=False,
+        vocab_size=128256, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=8, max_position_embeddings=131072, use_cache=False,
     )  # fmt: skip
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).eval()
-    target = model, (torch.zeros(samples, tokens, dtype=torch.int64),)
-    if strategy == "search":
-        found = dr.search(target, devices=8, profile="dgx-h100", global_batch=samples)
+    ids = torch.zeros(samples, tokens, dtype=torch.int64)
+    if kind == "search":
+        found = dr.search((model, (ids,)), devices=NODE, profile="dgx-h100", global_batch=samples)
         result = f"{len(found.outcomes)} strategies, fastest {found.ranked[0].strategy}"
     else:
-        simulation = dr.simulate(target, strategy=strategy, profile="dgx-h100", precision="bf16")
-        result = f"{strategy}: {simulation.makespan:.3g} s a step"
+        target = (model, (ids,)) if kind == "run" else _training(model.train(), ids)
+        data, tensor, *_ = (int(number) for number in strategy.split(",")[0].split("/"))
+        profile = f"dgx-h100:{max(1, data * tensor // NODE)}"
+        options = {"precision": "bf16"} if kind == "run" else {}
+        simulation = dr.simulate(target, strategy=strategy, profile=profile, **options)
+        memory = max(simulation.peak_memory) / 1e9
+        result = f"{strategy}: {simulation.makespan:.3g} s a step, {memory:.0f} GB a device"
     seconds = time.perf_counter() - start
     own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(f"{samples:4} x {tokens:6}: {seconds:5.1f} s, {own / 1e6:.2f} GB, workers {workers / 1e6:.2f} GB; {result}")
+    print(
+        f"{kind:6} {name:3} {samples:4} x {tokens:6}: {seconds:5.1f} s, {own / 1e6:.2f} GB, workers "
+        f"{workers / 1e6:.2f} GB; {result}",
+        flush=True,
+    )
+
+
+def _training(model: torch.nn.Module, ids: torch.Tensor) -> dr.Training:
+    import torch
+
+    import distir_relax as dr
+
+    def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
+
+    return dr.Training(model, loss, optimizer=dr.AdamW(1e-4), example_batch=(ids, ids), precision="bf16")
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]) if sys.argv[1:] else main()
+    if sys.argv[1:]:
+        kind, name, samples, tokens, strategy = sys.argv[1:]
+        run(kind, name, int(samples), int(tokens), strategy)
+    else:
+        main()
