@@ -4,8 +4,7 @@ oneDNN's own kernels read a weight at half of that for one row (float32, a weigh
 core: 15 GB/s of 30). Its layout for processors with AVX-512 is panels of 64 columns: ``w[n / 64, k, 64]``, and for
 bfloat16 ``w[n / 64, k / 2, 64, 2]``. A kernel keeps the sums of a panel in registers and reads the panel in one stream.
 Few rows read ahead in the panel; with more the next panel is read ahead, so that the memory and the processor work at
-the same time. A row's sums
-have the same order whatever the number of rows and threads.
+the same time. A row's sums have the same order whatever the number of rows and threads.
 """
 
 from __future__ import annotations
