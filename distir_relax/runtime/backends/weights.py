@@ -6,9 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle, local_intervals
+from distir_relax.runtime.machine import release_freed_memory
 
 if TYPE_CHECKING:
     import torch
+
+
+_RELEASED = 1 << 25
+"""Bytes of weights after whose reading freed memory is released: glibc keeps blocks of weights that were packed."""
 
 
 class RankWeights(dict[str, "torch.Tensor"]):
@@ -20,18 +25,23 @@ class RankWeights(dict[str, "torch.Tensor"]):
     def __init__(self, bundle: Bundle, rank: int, device: str = "cpu") -> None:
         super().__init__()
         self._bundle, self._rank, self._device = bundle, rank, device
+        self._bytes = 0
         self._unread = {tensor.name: tensor for tensor in bundle.manifest.weights if tensor.is_on(rank)}
 
     def __missing__(self, name: str) -> torch.Tensor:
         import torch
 
         tensor = self._unread.pop(name)
+        if self._bytes > _RELEASED:
+            release_freed_memory()
+            self._bytes = 0
         manifest = self._bundle.manifest
         with torch.inference_mode(False):
             weight = self._bundle.weights.read(name, local_intervals(tensor, manifest.mesh, self._rank))
             weight = weight.to(self._device)
             # The bundle's tensors may be shared with other ranks, and belong to the user.
             self[name] = weight.clone() if name in manifest.updates else weight
+        self._bytes += weight.nbytes
         return self[name]
 
     def __contains__(self, name: object) -> bool:
