@@ -33,7 +33,7 @@ class Progress(Observer):
         self._late = False
         self._bar: Any = None
         self._line_seconds = line_seconds
-        self._began, self._printed = 0.0, time.monotonic()
+        self._began = self._printed = time.monotonic()
 
     def __enter__(self) -> Progress:
         self._enter(self._first)
@@ -51,12 +51,12 @@ class Progress(Observer):
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
         """After the last pass of a pipeline, show that programs are written."""
         if module.stage == "ranked":
+            self._began = time.monotonic()
             self._enter("writing programs and weights")
 
     def written(self, done: int, total: int) -> None:
         """Show how many bytes of weights were written, of a total: on a terminal by a bar, elsewhere by rare lines."""
         now = time.monotonic()
-        self._began = self._began or now
         if self._status is None:
             if now - self._printed > self._line_seconds:
                 self._printed = now

@@ -27,5 +27,5 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table() -> No
     count = sum(item.role == "input" for item in module.main.inputs)
     compiled = compile_program(ProgramText(print_module(module), "main_0"), range(count))
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
-    program = TvmProgram(compiled, comm, [data[name] for name in names[count:]], range(count))
+    program = TvmProgram(compiled, comm, [data[name] for name in names[count:]].__getitem__, range(count))
     check_against_reference(ops, operands, program(*(data[name] for name in names[:count]), sizes={}), tolerance=3e-6)

@@ -142,7 +142,7 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(monkeyp
     count = len(module.main.inputs)
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
     text = ProgramText(print_module(module), "main_0")
-    program = TvmProgram(compile_program(text, range(count)), comm, [], range(count))
+    program = TvmProgram(compile_program(text, range(count)), comm, [].__getitem__, range(count))
     for size in SIZES:
         operands = operand_data(at(ops, size))
         data = [x for values in operands for x in values]

@@ -153,7 +153,7 @@ def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Com
         split = split_program(module, inputs, host)
         function = relax_function(module)
         with target, tvm.transform.PassContext(opt_level=3):
-            lowered = tvm.ir.transform.Sequential(_passes(program.fast_math))(split.module)
+            lowered = tvm.ir.transform.Sequential(_passes(split.functions, program.fast_math))(split.module)
         executable = relax.build(lowered, target, relax_pipeline=None)
         check_schedule(executable, [str(call) for call in function.attrs["distir.schedule"]])
     except (tvm.error.InternalError, ValueError, TypeError, RuntimeError) as wrong:
@@ -164,6 +164,7 @@ def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Com
         kernels=next((with_launcher(m.inspect_source("ll")) for m in executable.mod.imports if m.kind == "llvm"), ""),
         main_weights=split.main_weights,
         products=split.products,
+        preparations=split.preparations,
         outputs=int(function.attrs["distir.outputs"]),
         steps={
             int(step): str(what) if isinstance(what, str) else [str(text) for text in what]
@@ -255,12 +256,12 @@ def _module_pass(run: Callable[[Any], Any]) -> Any:
     return tvm.transform.module_pass(lambda module, _: run(module), opt_level=0)
 
 
-def _passes(fast_math: bool) -> list[Any]:
+def _passes(functions: list[str], fast_math: bool) -> list[Any]:
     from tvm.relax import backend
     from tvm.relax import transform as relax
 
     return [
-        relax.DeadCodeElimination(["prepare", "main"]),
+        relax.DeadCodeElimination(functions),
         *([] if fast_math else [_module_pass(order_by_torch)]),
         backend.DispatchSortScan(),
         relax.LegalizeOps({**legalizations(), **({} if fast_math else nan_legalizations())}),
@@ -269,7 +270,7 @@ def _passes(fast_math: bool) -> list[Any]:
         relax.AnnotateTIROpPattern(),
         relax.FuseOps(2),
         relax.FuseTIR(),
-        relax.DeadCodeElimination(["prepare", "main"]),
+        relax.DeadCodeElimination(functions),
         relax.ToNonDataflow(),
         relax.RemovePurityChecking(),
         relax.CallTIRRewrite(),

@@ -16,24 +16,26 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from distir_relax.kernels.native.load import load_kernels, load_library
-from distir_relax.runtime.backends.tvm.hoist_constants import Product
+from distir_relax.runtime.backends.tvm.hoist_constants import Preparation, Product
 
+_INDICES = ("weights", "prepared", "products")
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program with functions `prepare` and `main`: bytecode, and LLVM's text of its kernels, empty if it has none.
+    """A program with `main` and functions that prepare its weights: bytecode, and LLVM's text of its kernels, or none.
 
-    `main_weights` are the indices of the weights that `main` takes unchanged; `products` are as in `Split`; the first
-    `outputs` results of `main` are the program's. `steps` describes each step number; `calls` names the communicator's
-    methods; `sizes` names those in the shape that is the last argument of `main`, if there are any.
+    `main_weights` are the indices of the weights that `main` takes unchanged; `products` and `preparations` are as in
+    `Split`; the first `outputs` results of `main` are the program's. `steps` describes each step number; `calls` names
+    the communicator's methods; `sizes` names those in the shape that is the last argument of `main`, if there are any.
     """
 
     bytecode: bytes
     kernels: str
     main_weights: tuple[int, ...]
     products: tuple[Product, ...]
+    preparations: tuple[Preparation, ...]
     outputs: int
     steps: dict[int, str | list[str]]
     calls: frozenset[str]
@@ -73,6 +75,9 @@ class Compiled:
             kernels=fields["kernels"],
             main_weights=tuple(fields["main_weights"]),
             products=tuple(Product(**product) for product in fields["products"]),
+            preparations=tuple(
+                Preparation(p["function"], *(tuple(p[n]) for n in _INDICES)) for p in fields["preparations"]
+            ),
             outputs=fields["outputs"],
             steps={int(step): what for step, what in fields["steps"].items()},
             calls=frozenset(fields["calls"]),

@@ -1,9 +1,10 @@
 """Hoisting of weight-only computation, and replacement of ops by kernels.
 
-Everything that depends on weights only (transposes, padding, masks) moves to ``prepare``, which runs once when the
-weights are loaded; the rest is ``main``::
+Everything that depends on weights only (transposes, padding, masks) moves to functions that run once when the weights
+are loaded, one for each group of weights that meet there, so that a group is gone before the next is read; the rest is
+``main``::
 
-    prepare(weights...)                                  -> (prepared..., factors...)
+    prepare_0(weights...)                                -> (prepared..., factors...)
     main(inputs..., main weights..., prepared..., sizes) -> (outputs...)
 
 Products with weights are calls of ``distir_products.call``, since packed weights are no tensors of TVM. `factors` are
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -45,8 +46,22 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """A group of weights, by index, that is prepared at once.
+
+    The results of `function` are the values `prepared` of main's, by index, and then the factors of `products`. Without
+    a function the results are the weights themselves.
+    """
+
+    function: str
+    weights: tuple[int, ...]
+    prepared: tuple[int, ...]
+    products: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Split:
-    """A module with the functions `prepare` and `main`.
+    """A module with `main` and the functions of `preparations`.
 
     `main_weights` are the indices of the weights that `main` takes unchanged; `calls` are the communicator methods that
     it calls; `products` are its products with weights.
@@ -56,6 +71,12 @@ class Split:
     main_weights: tuple[int, ...]
     calls: frozenset[str]
     products: tuple[Product, ...]
+    preparations: tuple[Preparation, ...]
+
+    @property
+    def functions(self) -> list[str]:
+        """Return the names of the functions that are called."""
+        return [*(p.function for p in self.preparations if p.function), "main"]
 
 
 def split_program(module: Any, inputs: Sequence[int], host: kernels.Machine) -> Split:
@@ -128,15 +149,7 @@ class _Splitter:
         builder = relax.BlockBuilder()
         called = {var: builder.add_func(kernel, var.name_hint) for var, kernel in self.kernels.items()}
         self.constants |= called
-        parameters = {w: relax.Var(w.name, w.ty) for w in self.weights}
-        self.values = {**self.constants, **parameters}
-        prepared = [*self.crossing, *(v for factors in self.rows for v in factors.variables)]
-        with builder.function("prepare", list(parameters.values())):
-            with builder.dataflow():
-                self._emit(builder, [b for b in self.bindings if b.var in self.early])
-                results = builder.emit_output(relax.Tuple([self.values[v] for v in prepared]))
-            builder.emit_func_output(results)
-
+        preparations = tuple(self._preparations(builder))
         order = [*self.inputs, *(self.weights[i] for i in self.main_weights), *self.crossing]
         parameters = {v: relax.Var(v.name, v.ty) for v in order}
         self.values = {**self.constants, **parameters}
@@ -147,7 +160,47 @@ class _Splitter:
             builder.emit_func_output(results)
         calls = {name for b in self.bindings if (name := _packed_call(b.value)) is not None}
         products = [Product(f.transposed, f.bias is not None, rows) for f, rows in self.rows.items()]
-        return Split(builder.get(), tuple(self.main_weights), frozenset(calls), tuple(products))
+        return Split(builder.get(), tuple(self.main_weights), frozenset(calls), tuple(products), preparations)
+
+    def _preparations(self, builder: Any) -> Iterator[Preparation]:
+        """Emit a function for each group of weights that meet before `main`, or in a product."""
+        from tvm import relax
+
+        early = [b for b in self.bindings if b.var in self.early]
+        factors = [found.variables for found in self.rows]
+        for number, members in enumerate(self._groups(early, factors)):
+            weights = [w for w in self.weights if w in members]
+            prepared = [i for i, v in enumerate(self.crossing) if v in members]
+            products = [i for i, each in enumerate(factors) if each[0] in members]
+            results = [*(self.crossing[i] for i in prepared), *(v for i in products for v in factors[i])]
+            if not results:
+                continue
+            bindings = [b for b in early if b.var in members]
+            if bindings:
+                parameters = {w: relax.Var(w.name, w.ty) for w in weights}
+                self.values = {**self.constants, **parameters}
+                with builder.function(f"prepare_{number}", list(parameters.values())):
+                    with builder.dataflow():
+                        self._emit(builder, bindings)
+                        output = builder.emit_output(relax.Tuple([self.values[v] for v in results]))
+                    builder.emit_func_output(output)
+            function = f"prepare_{number}" if bindings else ""
+            taken = tuple(self.weights.index(w) for w in (weights if bindings else results))
+            yield Preparation(function, taken, tuple(prepared), tuple(products))
+
+    def _groups(self, early: Sequence[Any], factors: Sequence[Sequence[Any]]) -> list[set[Any]]:
+        """Return the groups of weights that meet, with the values that are computed of them; one is of no weight."""
+        groups: dict[Any, set[Any]] = {}
+        for link in [*([b.var, *filter(self._is_fixed, _variables(b.value))] for b in early), *factors]:
+            whole: set[Any] = set()
+            for other in {id(groups[v]): groups[v] for v in link if v in groups}.values():
+                whole |= other
+            whole.update(link)
+            groups.update(dict.fromkeys(whole, whole))
+        found = list({id(group): group for group in groups.values()}.values())
+        weights = set(self.weights)
+        constant = [group for group in found if group.isdisjoint(weights)]
+        return [*(group for group in found if not group.isdisjoint(weights)), set[Any]().union(*constant)]
 
     def _find_early(self) -> set[Any]:
         early: set[Any] = set()

@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -31,7 +32,7 @@ from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.torch import TorchProgram
 from distir_relax.runtime.backends.torch import load as load_by_torch
 from distir_relax.runtime.backends.tvm.hoist_constants import CALL_PRODUCT, Product
-from distir_relax.runtime.backends.weights import load_weights, memory
+from distir_relax.runtime.backends.weights import RankWeights, memory
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     program = manifest.program_of(rank)
     taken = (*manifest.inputs, *(state.tensor for state in manifest.states))
     names = [item.name for item in taken if item.is_on(rank)]
-    weights_by_name = load_weights(bundle, rank, device)
+    weights_by_name = RankWeights(bundle, rank, device)
     # State changes between runs, so it is passed as an input.
     state = {name: weights_by_name.pop(name) for name in manifest.updates if name in weights_by_name}
     inputs = [i for i, name in enumerate(program.arguments) if name not in weights_by_name]
@@ -64,26 +65,25 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
     except IsolatedCallError as crash:
         warnings.warn(f"rank {rank} runs by torch: TVM's compiler failed, {crash}", RuntimeWarning, stacklevel=2)
-        weights_by_name.clear()
         return load_by_torch(bundle, rank, comm, device)
-    weights = [weights_by_name[name] for name in program.arguments if name in weights_by_name]
+    weights = [name for name in program.arguments if name in weights_by_name]
     remaining = [program.arguments[i] for i in inputs]
     sources = [name if name in state else names.index(name) for name in remaining]
-    return TvmProgram(compiled, comm, weights, sources, state)
+    return TvmProgram(compiled, comm, lambda i: weights_by_name.pop(weights[i]), sources, state)
 
 
 class TvmProgram:
     """A `RankProgram` with its own virtual machine; the executable may be shared with other ranks.
 
-    `weights` are this rank's, in the order of the program's arguments. `sources` are the other arguments, in
-    their order: the index of an input, or the name of a state.
+    `read` returns a weight of this rank by its place among those in the program's arguments, and is called once for
+    each, before those of the next preparation. `sources` are the other arguments, in their order: the index of an
+    input, or the name of a state.
     """
 
     def __init__(
-        self, compiled: Compiled, comm: Communicator, weights: Sequence[torch.Tensor],
+        self, compiled: Compiled, comm: Communicator, read: Callable[[int], torch.Tensor],
         sources: Sequence[int | str], state: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        import torch
         from torch.utils.dlpack import from_dlpack
 
         for name in compiled.calls:
@@ -98,13 +98,34 @@ class TvmProgram:
         self._state = {name: _to_tvm(tensor) for name, tensor in state.items()}
         self.state = {name: from_dlpack(tensor) for name, tensor in self._state.items()}
         self._machine = _start_machine(compiled.executable)
-        tensors = [_to_tvm(weight) for weight in weights]
-        prepared = list(_call(comm, (), self._machine["prepare"], tensors))
-        with torch.inference_mode():
-            self._products = tuple(reversed([_pack(prepared, product) for product in reversed(compiled.products)]))
-        self._weights = [*(tensors[i] for i in compiled.main_weights), *prepared]
+        self._weights, self._products = self._prepare(read)
         self._main = self._machine["main"]
         self.held = memory([*map(from_dlpack, self._weights), *(product.weight for product in self._products)])
+
+    def _prepare(self, read: Callable[[int], torch.Tensor]) -> tuple[list[Any], tuple[PackedLinear, ...]]:
+        """Return the tensors that `main` takes besides its inputs, and the packed products."""
+        import torch
+
+        compiled = self._compiled
+        main: dict[int, Any] = {}
+        prepared: dict[int, Any] = {}
+        packed: dict[int, PackedLinear] = {}
+        for group in compiled.preparations:
+            # What is only packed needs no copy in TVM's memory.
+            tensors = {i: read(i) for i in dict.fromkeys(group.weights)}
+            main.update({i: _to_tvm(x) for i, x in tensors.items() if i in compiled.main_weights})
+            if group.function:
+                taken = [main[i] if i in main else _to_tvm(tensors.pop(i)) for i in group.weights]
+                results = deque(_call(self._comm, (), self._machine[group.function], taken))
+                del taken
+            else:
+                results = deque(tensors[i] for i in group.weights)
+            del tensors
+            prepared.update({i: results.popleft() for i in group.prepared})
+            with torch.inference_mode():
+                packed.update({i: _pack(results, compiled.products[i]) for i in group.products})
+        weights = [main[i] if i in main else _to_tvm(read(i)) for i in compiled.main_weights]
+        return [*weights, *map(prepared.get, sorted(prepared))], tuple(packed[i] for i in sorted(packed))
 
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = MappingProxyType({})) -> list[torch.Tensor]:
         """See `RankProgram`."""
@@ -128,12 +149,12 @@ def _start_machine(executable: Any) -> Any:
     return machine
 
 
-def _pack(prepared: list[Any], product: Product) -> PackedLinear:
-    """Pack the factors of a product, which are removed from the end of a list."""
+def _pack(factors: deque[Any], product: Product) -> PackedLinear:
+    """Pack the factors of a product, which are removed from the front."""
     from torch.utils.dlpack import from_dlpack
 
-    bias = from_dlpack(prepared.pop()) if product.biased else None
-    weight = from_dlpack(prepared.pop())
+    weight = from_dlpack(factors.popleft())
+    bias = from_dlpack(factors.popleft()) if product.biased else None
     return pack_linear(weight if product.transposed else weight.t(), bias, rows=product.rows)
 
 
