@@ -80,7 +80,8 @@ def _key(
 ) -> bytes | None:
     """All that the program of a model depends on; None for a model with functions or tensors of its own."""
     file = io.BytesIO()
-    modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    narrow = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *narrow
     try:
         _Pickler(file, model, (args, kwargs)).dump((model, args, kwargs, repr(spec), symbols, modes))
     except (_NoKeyError, pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError):

@@ -2,5 +2,7 @@
 
 from distir_relax.autodiff.backward import gradients
 from distir_relax.autodiff.differentiate import Differentiate
+from distir_relax.autodiff.linear_casts import LinearCasts
+from distir_relax.autodiff.reduce_gradients import ReduceGradients
 
-__all__ = ["Differentiate", "gradients"]
+__all__ = ["Differentiate", "LinearCasts", "ReduceGradients", "gradients"]

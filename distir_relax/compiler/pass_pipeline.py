@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from distir_relax.autodiff import Differentiate
+from distir_relax.autodiff import Differentiate, LinearCasts, ReduceGradients
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.heterogeneous import merge_stage_devices
 from distir_relax.compiler.pass_manager import run_passes
@@ -58,7 +58,8 @@ class TrainingConfig:
 
     Gradients are clipped to the norm `clip_norm`; then, and with `gradient_norm`, their norm is an output. With
     `masters`, weights below float32 have float32 master copies. With `averaging`, averages of the parameters are kept.
-    With `loss_scale`, gradients are those of a scaled loss. With `pieces`, sums over the batch are sums over so many
+    With `loss_scale`, gradients are those of a scaled loss. Sums of gradients over ranks are sums of numbers of
+    `reduce_dtype`, if it is given. With `pieces`, sums over the batch are sums over so many
     pieces of it, in order.
     """
 
@@ -70,6 +71,7 @@ class TrainingConfig:
     gradient_norm: bool = False
     loss_scale: LossScale | None = None
     pieces: int | None = None
+    reduce_dtype: str = ""
 
     @property
     def states(self) -> int:
@@ -211,10 +213,14 @@ def _strategy_passes(
     if training is not None:
         scale = LOSS_SCALE if training.loss_scale is not None else ""
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint, scale=scale))
+        passes.append(LinearCasts())
         passes += of_options(PassPoint.GRADIENTS)
     if parts is not None:
-        pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(parts)
+    if training is not None and training.reduce_dtype:
+        passes.append(ReduceGradients(training.reduce_dtype))
+    if parts is not None:
+        pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         # A search for placements may leave sums over microbatches partial between calls.
         is_ordered = training is not None and training.pieces is not None
         if not is_ordered and (chosen.placements == "rules" or chosen.mesh.size == 1):

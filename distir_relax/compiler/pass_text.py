@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from distir_relax.autodiff import Differentiate
+from distir_relax.autodiff import Differentiate, LinearCasts, ReduceGradients
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
@@ -70,8 +70,9 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
     ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseDifferentiable,
-    Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, ReloadWeights,
-    Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, OrderSums, OverlapCollectives, Project,
+    Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls, GatherParameters,
+    Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, OrderSums,
+    OverlapCollectives, Project,
     Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)

@@ -54,11 +54,15 @@ from distir_relax.optimizers import (
 from distir_relax.runtime.training.callbacks import EarlyStopping, logger
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
-from distir_relax.support.precisions import TRAINING_PRECISIONS
+from distir_relax.support.precisions import AUTOCAST_PRECISIONS, TRAINING_PRECISIONS
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
+
+
+_NARROW = "bf16-true"
+_REDUCE_DTYPES: Mapping[str | None, str] = {None: "", "float32": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
 class TrainingStep:
@@ -277,6 +281,7 @@ class Training:
     gradient_norm: bool = False
     loss_scale: LossScale | None = None
     deterministic: int | None = None
+    reduce_dtype: str | None = None
     arguments: Any = None
     steps_per_epoch: int | None = None
 
@@ -390,10 +395,15 @@ class Training:
         scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)
         if scale is not None:
             imported = replace(imported, tensors={**imported.tensors, LOSS_SCALE: _scalar(scale.init)})
+        if self.reduce_dtype not in _REDUCE_DTYPES:
+            names = ", ".join(str(name) for name in _REDUCE_DTYPES)
+            raise DistIRError(f"expected a reduce_dtype of {names}, found {self.reduce_dtype!r}")
         rest = (self.clip_norm, self._is_narrow, self.averaging, self.gradient_norm, scale, self.deterministic)
-        step = TrainingConfig(self.optimizer, trained, *rest)
+        step = TrainingConfig(self.optimizer, trained, *rest, _REDUCE_DTYPES[self.reduce_dtype])
         complete_options = self._options(options or {}, imported)
         if self.deterministic is not None:
+            if _REDUCE_DTYPES[self.reduce_dtype]:
+                raise DistIRError("`deterministic` adds up gradients in float32", hint="leave reduce_dtype out")
             complete_options = deterministic_options(complete_options, imported.module, self.deterministic)
         return Source(imported, complete_options, step)
 
@@ -464,20 +474,25 @@ class Training:
         return complete_options
 
     @property
+    def _autocast(self) -> str:
+        """The dtype of products, as torch's autocast has it; "" without."""
+        return AUTOCAST_PRECISIONS.get(self.precision or "", "")
+
+    @property
     def _is_narrow(self) -> bool:
-        return self.precision in ("bf16", "fp16")
+        return self.precision == _NARROW
 
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
         model, loss = self.model, self.loss
-        computed, narrow_loss, args, kwargs = self._computed()
+        computed, computed_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
-            widens = self.precision == "fp16"
-            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss, wide=widens):
+            with with_training_step(computed) if self._is_lightning else with_loss(computed, computed_loss):
                 imported = import_torch(
-                    computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims
-                )
+                    computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims,
+                    autocast=self._autocast,
+                )  # fmt: skip
                 imported = snapshot(fix_dims(imported, self.dims or {}))
             with with_loss(model, loss):
                 parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -493,13 +508,12 @@ class Training:
         """Return the model and the loss that compute, copies in another precision, and the example call."""
         import torch
 
+        inputs, targets = _in_precision(self.precision, *_batch(self.example_batch, self.loss is not None))
         model, loss = self.model, self.loss
-        inputs, targets = _batch(self.example_batch, loss is not None)
-        if self._is_narrow:
-            model = copy.deepcopy(model).to(getattr(torch, TRAINING_PRECISIONS[self.precision or ""]))
-            if isinstance(loss, torch.nn.Module) and self.precision == "bf16":
-                loss = copy.deepcopy(loss).to(torch.bfloat16)
-            inputs, targets = _in_precision(self.precision, inputs, targets)
+        if self._autocast or self._is_narrow:
+            dtype = torch.float32 if self._autocast else torch.bfloat16
+            model = _in_dtype(model, dtype)
+            loss = _in_dtype(loss, dtype) if isinstance(loss, torch.nn.Module) else loss
         return model, loss, *call_arguments(inputs, targets, loss is not None)
 
     def _import_evaluation(self, changed: Collection[str], dynamic_shapes: DimSpec | None) -> Imported:
@@ -507,11 +521,10 @@ class Training:
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
-        widens = self.precision == "fp16"
-        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, widens)
+        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics)
         with EXPORT_LOCK, _evaluating(computed), calling:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
-            imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
+            imported = import_torch(computed, args, kwargs, changing=changed, autocast=self._autocast, **shapes)
             imported = snapshot(fix_dims(imported, self.dims or {}))
         for output in imported.module.main.outputs:
             if output.value.tensor.shape:
@@ -543,6 +556,7 @@ def compile_training(
     gradient_norm: bool = False,
     loss_scale: LossScale | None = None,
     deterministic: int | None = None,
+    reduce_dtype: str | None = None,
     arguments: Any = None,
     steps_per_epoch: int | None = None,
     **options: Unpack[CompileOptions],
@@ -553,17 +567,17 @@ def compile_training(
     Without it the model returns its loss, as transformers models called with labels do. `example_batch` is ``(inputs,
     targets)``, or ``inputs`` alone without a `loss`: `inputs` is a tensor, a tuple, or a dict of keyword arguments. All
     parameters that require gradients are trained. `clip_norm` clips their global gradient norm, which is then measured
-    (`TrainingStep.gradient_norm`), as with ``gradient_norm=True``. With
-    ``precision="bf16"`` the model computes in bfloat16, and weights are stored and updated in float32; with
-    ``precision="fp16"`` it computes in float16, its loss in float32, and the loss is scaled. `loss_scale` has other
-    options of scaling than the default ones, for any precision. `seed` is
-    that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
-    `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
-    the trained parameters (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that
-    return the mean of something over a batch: `TrainingStep.evaluate` computes them. With `deterministic` the
-    batch is cut into so many pieces, whose gradients are added in order: steps have the same bits on each number of
-    data-parallel ranks that divides it. The other options are those of
-    `compile`; without any sharding the model runs on one device.
+    (`TrainingStep.gradient_norm`), as with ``gradient_norm=True``. With ``precision="bf16"`` the model runs as under
+    ``torch.autocast``: products in bfloat16, weights and all else in float32; ``"fp16"`` is the same with float16, and
+    the loss is scaled. With ``"bf16-true"`` the model is in bfloat16 itself, with copies of its weights in float32 that
+    are updated. Gradients are summed in float32; with ``reduce_dtype="bf16"`` those of ranks in bfloat16. `loss_scale`
+    has other options of scaling than the default ones, for any precision. `seed` is that of dropout. `dynamic_shapes`
+    names dims of inputs and ``targets`` that differ from batch to batch, as for `compile`, and `dims` gives bounds of
+    them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of the trained parameters
+    (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that return the mean of
+    something over a batch: `TrainingStep.evaluate` computes them. With `deterministic` the batch is cut into so many
+    pieces, whose gradients are added in order: steps have the same bits on each number of data-parallel ranks that
+    divides it. The other options are those of `compile`; without any sharding the model runs on one device.
 
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
     `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,
@@ -575,7 +589,7 @@ def compile_training(
     """
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
-        gradient_norm, loss_scale, deterministic, arguments, steps_per_epoch,
+        gradient_norm, loss_scale, deterministic, reduce_dtype, arguments, steps_per_epoch,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
 
@@ -643,17 +657,22 @@ def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:
 
 
 def _in_precision(precision: str | None, inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Cast the floats of a batch to bfloat16, or those of its inputs to float16, whose loss is in float32."""
+    """Cast the floats of a batch for a model that is in bfloat16 itself."""
     import torch
 
-    if precision not in ("bf16", "fp16"):
-        return inputs, targets
-    dtype = getattr(torch, TRAINING_PRECISIONS[precision])
-
     def narrow(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        return leaf.bfloat16() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    return tree_map(narrow, inputs), targets if precision == "fp16" else tree_map(narrow, targets)
+    return tree_map(narrow, (inputs, targets)) if precision == _NARROW else (inputs, targets)
+
+
+def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Return a module whose floats of at most 32 bits have this dtype: itself, or a copy of one that has others."""
+    import torch
+
+    others = {torch.float32, torch.bfloat16, torch.float16} - {dtype}
+    has_others = any(tensor.dtype in others for tensor in (*module.parameters(), *module.buffers()))
+    return copy.deepcopy(module).to(dtype) if has_others else module
 
 
 def _scalar(number: float) -> torch.Tensor:

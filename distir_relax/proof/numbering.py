@@ -3,7 +3,7 @@
 Redistributions and annotations keep the number of their operand. A sum of tensors of one type has the number of the
 bag of its terms, so that the order in which terms are added does not matter. Zeros are no terms, and what is linear in
 zeros is zero, such as gradients of results that the loss does not use. Rounding is not compared, nor are nonfinite
-numbers.
+numbers: a cast that counts as linear, and back, is the number itself (`autodiff.ReduceGradients`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import Attribute, DTensorType, Op, TensorType, Value
 from distir_relax.ops import Builder, Trait, cast, lookup
+from distir_relax.ops.elementwise.casts import LINEAR
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.proof.expressions import Expressions
 
@@ -29,6 +30,8 @@ class Numbering:
     zeros: dict[TensorType, int] = field(default_factory=dict)
     """The number of zeros of each type."""
     _sums: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _rounded: dict[int, tuple[TensorType, int]] = field(default_factory=dict)
+    """The type and the number of what was cast to a number, by a cast that counts as linear."""
     _zeros: set[int] = field(default_factory=set)
 
     def input(self, value: Value) -> int:
@@ -63,8 +66,15 @@ class Numbering:
             return (self._zero(op, results[0].tensor, operands),)
         if self._is_sum(entry, op, given, results):
             return (self._sum(op, results[0].tensor, operands),)
+        if len(operands) == 1 and self._rounded.get(operands[0], ())[:1] == (results[0].type,):
+            return (self._rounded[operands[0]][1],)
+        is_linear = LINEAR in attrs
+        attrs = {name: value for name, value in attrs.items() if name != LINEAR}
         plain_op = Op(op.name, given, results, attrs, op.location)
-        return self.expressions.find(plain_op, operands) or self.expressions.add(plain_op, operands, attrs)
+        found = self.expressions.find(plain_op, operands) or self.expressions.add(plain_op, operands, attrs)
+        if is_linear:
+            self._rounded[found[0]] = given[0].tensor, operands[0]
+        return found
 
     def _is_sum(self, entry: OpDef, op: Op, operands: Sequence[Value], results: Sequence[Value]) -> bool:
         if Trait.ADDS_IN_ORDER in entry.traits:

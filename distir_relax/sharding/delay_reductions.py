@@ -6,12 +6,14 @@ optimization). Where an `add` takes two partial sums, one reduction remains.
 
 A reduction that also splits its result, ``redistribute(I -> S)``, only moves after a sum whose terms are all reduced
 and split alike, in functions of the program: the gradients of activations between blocks, with sequence parallelism.
-The entry adds up gradients of microbatches, which are split one by one so that none is stored whole.
+The entry adds up gradients of microbatches, which are split one by one so that none is stored whole. It also moves
+after a cast that counts as linear (`autodiff.LinearCasts`), so that the sum has the dtype of that.
 
 Ops that an ``I[sum]`` operand may pass through, along its mesh axis:
 
 ==========================================  =====================================
 op linear in the operand, others ``R``      passes (matmul, multiply, divide by R, reshape, sum, …)
+cast that counts as linear                  passes
 ``I + I``, concat, where: jointly linear    passes when all of them are ``I``
 ``I + R``, ``I * I``, relu, gelu, max, …    must be reduced first
 times infinity or NaN, by zero              must be reduced first if known at compile time
@@ -37,7 +39,7 @@ from distir_relax.ir import (
     producers,
     value_names,
 )
-from distir_relax.layout import Partial, Placement, Replicate, Shard, print_placements
+from distir_relax.layout import DTYPES, Partial, Placement, Replicate, Shard, print_placements
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
 
@@ -126,10 +128,10 @@ def _delay(
     reductions: dict[str, Op] = {}
     """Maps values to the `redistribute` ops that define them and only reduce, or reduce and split."""
     for op in function.ops:
-        rewrite = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages)
+        rewrite = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages, with_scatters)
         if rewrite is None:
             ops[op.results[0].name] = op
-            if _is_redistribution(op) and (_reduced_axes(op) or (with_scatters and _scatters(op))):
+            if _is_redistribution(op) and (_reduced_axes(op) or _scatters(op)):
                 reductions[op.results[0].name] = op
             continue
         removed, new, reduction = rewrite
@@ -146,6 +148,7 @@ def _move(
     uses: Counter[str],
     hazards: NonfiniteValues,
     stages: Mapping[str, frozenset[object]],
+    with_scatters: bool,
 ) -> tuple[list[Op], Op, Op] | None:
     """Return the reductions to remove, the op on partial operands, and the reduction after it; or None."""
     if len(op.results) != 1:
@@ -157,9 +160,9 @@ def _move(
         if hazards.stop(op, group) or len({stages.get(op.operands[i].name) for i in group}) > 1:
             continue
         removed = [r for r in candidates if r is not None]
-        partial_placements = _before(op, group, removed)
+        partial_placements = _before(op, group, removed, with_scatters)
         result = op.results[0]
-        if not partial_placements or _size(result) > sum(_size(r.results[0]) for r in removed):
+        if not partial_placements or _elements(result) > sum(_elements(r.results[0]) for r in removed):
             continue
         operands = list(op.operands)
         for i, r in zip(sorted(group), removed, strict=True):
@@ -172,7 +175,7 @@ def _move(
     return None
 
 
-def _before(op: Op, group: frozenset[int], removed: Sequence[Op]) -> tuple[Placement, ...]:
+def _before(op: Op, group: frozenset[int], removed: Sequence[Op], with_scatters: bool) -> tuple[Placement, ...]:
     """Return the placements of an op's result before it is reduced, if the reductions of the operands of `group` are
     removed; empty if they cannot be."""
     axes = _reduced_axes(removed[0])
@@ -180,12 +183,16 @@ def _before(op: Op, group: frozenset[int], removed: Sequence[Op]) -> tuple[Place
         if any(_reduced_axes(r) != axes for r in removed) or not _others_replicated(op, group, axes):
             return ()
         return tuple(Partial("sum") if i in axes else p for i, p in enumerate(op.results[0].dtensor.placements))
-    # Each device would add whole tensors rather than parts: of several reductions one remains for that.
-    is_sum = Trait.POINTWISE in lookup(op.name, op.location).traits and len(group) == len(op.operands) > 1
-    types = {(r.operands[0].type, r.results[0].type) for r in removed}
-    if not is_sum or len(types) > 1 or removed[0].results[0].type != op.results[0].type:
+    if Trait.POINTWISE not in lookup(op.name, op.location).traits or len(group) != len(op.operands):
         return ()
-    return removed[0].operands[0].dtensor.placements
+    # Each device would add whole tensors rather than parts: of several reductions one remains for that.
+    types = {(r.operands[0].type, r.results[0].type) for r in removed}
+    is_sum = len(group) > 1 and with_scatters and types == {(removed[0].operands[0].type, op.results[0].type)}
+    return removed[0].operands[0].dtensor.placements if is_sum or _is_cast(op) else ()
+
+
+def _is_cast(op: Op) -> bool:
+    return len(op.operands) == 1 and op.operands[0].dtensor.dtype != op.results[0].dtensor.dtype
 
 
 def _scatters(op: Op) -> bool:
@@ -214,5 +221,5 @@ def _is_redistribution(op: Op) -> bool:
     return Trait.REDISTRIBUTION in lookup(op.name, op.location).traits
 
 
-def _size(value: Value) -> int:
-    return value.dtensor.tensor.bytes
+def _elements(value: Value) -> int:
+    return value.dtensor.tensor.bytes // DTYPES[value.dtensor.dtype][1]

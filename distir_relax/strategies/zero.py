@@ -25,13 +25,13 @@ from distir_relax.ir import Module, Op, Output, TensorType, Value, fresh_name, v
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
 from distir_relax.ops import Trait, lookup
+from distir_relax.optimizers import GRADIENT
 from distir_relax.sharding.factors import is_annotation
 from distir_relax.sharding.named_annotations import Mark, change_annotations
 from distir_relax.strategies.apply import STRATEGY_ROUND
 from distir_relax.strategies.expert_parallel import experts_of
 from distir_relax.strategies.strategy import Strategy
 
-GRADIENT = ".grad"
 GRADIENT_ROUND = 2
 """Gradients propagate after the batch: in its round, the columns of a weight's gradient would split activations."""
 _SMALL = 64

@@ -60,6 +60,8 @@ class LowerBounds:
     _classes: Classes = field(init=False)
     _weights: float = field(init=False)
     _trained: float = field(init=False)
+    _narrows: bool = field(init=False)
+    """Whether weights are used, and gradients made, in 16 bits."""
     _min_units: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class LowerBounds:
         weights = {i.value.name: i.value.tensor for i in module.main.inputs if i.role == "parameter"}
         names = set() if training is None else set(weights if training.trained is None else training.trained)
         has_masters = training is not None and training.masters
+        self._narrows = has_masters or any("float16" in v.tensor.dtype for op in module.main.ops for v in op.results)
 
         def size(name: str) -> float:
             tensor = weights[name]
@@ -87,9 +90,8 @@ class LowerBounds:
         stored = self._weights * memory.stored + self._trained * memory.state
         gathered = gradients = 0.0
         if strategy.microbatches > 1:
-            has_masters = training is not None and training.masters
-            gathered = self._weights * (0.5 if has_masters else memory.gathered) if memory.gathered else 0.0
-            gradients = self._trained * memory.gradients * (0.5 if has_masters else 1.0)
+            gathered = self._weights * (0.5 if self._narrows else memory.gathered) if memory.gathered else 0.0
+            gradients = self._trained * memory.gradients * (0.5 if self._narrows else 1.0)
         return WeightBytes(stored, gathered, gradients).times(1.0 / strategy.tensor)
 
     def refusal(self, strategy: Strategy) -> str:

@@ -8,8 +8,10 @@ from distir_relax.errors import ImportModelError
 
 PRECISIONS = {"float32": "float32", "bf16": "bfloat16"}
 """The dtype of weights and activations, by the name of a precision."""
-TRAINING_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
-"""The same for training; weights are float32."""
+AUTOCAST_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
+"""The dtype that training computes products in, as torch's autocast does; weights, and all else, are float32."""
+TRAINING_PRECISIONS = ("float32", *AUTOCAST_PRECISIONS, "bf16-true")
+"""All precisions of training. The last computes in bfloat16 alone, and updates copies of the weights in float32."""
 PRECISION_NAMES = (*PRECISIONS, "int8", "int8-channel", "int4")
 """All precisions: those of `PRECISIONS`, and the formats of quantized weights."""
 

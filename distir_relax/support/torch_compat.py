@@ -7,6 +7,7 @@ moves one, change it here.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -57,6 +58,18 @@ def private(path: str) -> Any:
         f"torch {torch.__version__} has no {path}, used for {PRIVATE[path]}",
         hint="install the version of torch that constraints.txt names",
     )
+
+
+@contextmanager
+def unlogged_errors() -> Iterator[None]:
+    """Within the context torch does not log the traceback of an op on tensors without data, which is raised as well."""
+    logger = logging.getLogger(private("torch._subclasses.fake_tensor.__name__"))
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

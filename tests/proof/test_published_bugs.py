@@ -30,7 +30,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "ZeRO": ("3/1/1/2,zero=3", {"clip_norm": 1.0}),
     "recomputation": ("1/1/1/2,checkpoint=block", {}),
     "pipeline": ("1/1/2/3", {}),
-    "bfloat16": ("2/1/1/1", {"precision": "bf16"}),
+    "bfloat16": ("2/1/1/1", {"precision": "bf16-true"}),
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
+from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError, VerificationError
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.shape_ops import is_shape_ops
@@ -40,7 +40,7 @@ from distir_relax.layout import (
     minimum,
     size_of,
 )
-from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
+from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of, cast
 from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:
@@ -329,8 +329,11 @@ class GraphImporter:
             positional, named = _normalize(node.target, args, kwargs)
             shapes = [x for x in _leaves((args, kwargs)) if self.is_tensor(x) and not is_complex(x)]
             operand = lambda x: self._operand(x, shapes, node)  # noqa: E731
-            operands = _map(positional, operand)
-            result = convert(self.builder, *operands, **_map(named, operand))
+            operands, options = _map(positional, operand), _map(named, operand)
+            dtypes = _float_dtypes((operands, options))
+            result = self._convert_as_is(node, convert, operands, options, len(dtypes) > 1)
+            if result is None:
+                result = self._convert_wide(node, convert, operands, options, max(dtypes, key=lambda d: DTYPES[d][1]))
         except DistIRError:
             raise
         except NotImplementedError as error:
@@ -344,6 +347,35 @@ class GraphImporter:
         result = self._with_fixed_sizes(node, result)
         self._check(node, name, result)
         return result
+
+    def _convert_as_is(self, node: Node, convert: Any, operands: Any, options: Any, is_mixed: bool) -> Any:
+        """Convert a node; return None if operands of several dtypes are no operands of the op, or give another result.
+
+        Under autocast norms and recurrent layers have such operands.
+        """
+        before = len(self.builder.ops)
+        try:
+            result = convert(self.builder, *operands, **options)
+        except VerificationError:
+            if not is_mixed:
+                raise
+        else:
+            pairs = zip(_leaves(result), _leaves(node.meta.get("val")), strict=False)
+            if not is_mixed or all(_dtype(r) == _dtype(v) for r, v in pairs if _is_float(r)):
+                return result
+        del self.builder.ops[before:]
+        return None
+
+    def _convert_wide(self, node: Node, convert: Any, operands: Any, options: Any, dtype: str) -> Any:
+        """Convert a node on operands of one dtype, with results of the dtypes that torch has."""
+        g = self.builder
+        widen = lambda x: cast(g, x, dtype) if _is_float(x) else x  # noqa: E731
+        results = convert(g, *_map(operands, widen), **_map(options, widen))
+        val: Any = node.meta.get("val")
+        if isinstance(results, (tuple, list)):
+            pairs = zip(results, val, strict=False)
+            return type(results)(cast(g, r, _dtype(v)) if _is_float(r) else r for r, v in pairs)
+        return cast(g, results, _dtype(val)) if _is_float(results) else results
 
     def _with_fixed_sizes(self, node: Node, result: Any) -> Any:
         """Return results with the sizes that torch has fixed at the example's, guarded by equality with ours."""
@@ -453,6 +485,14 @@ def _unsupported(name: str, location: str) -> UnsupportedOpError:
 
 def _conversion_error(name: str, reason: str, location: str) -> UnsupportedOpError:
     return UnsupportedOpError(f"aten.{name} is converted wrongly with these arguments: {reason}", location, REPORT_HINT)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Value) and "float" in x.tensor.dtype
+
+
+def _float_dtypes(item: Any) -> set[str]:
+    return {x.tensor.dtype for x in _leaves(item) if _is_float(x)}
 
 
 def _may_draw(target: Any) -> bool:

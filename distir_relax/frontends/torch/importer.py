@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import threading
 import warnings
@@ -19,6 +18,7 @@ from distir_relax.frontends.imported_model import Flatten, Imported, eliminate_d
 from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
 from distir_relax.frontends.torch.alias_check import check_no_mutated_alias, copy_aliases
+from distir_relax.frontends.torch.autocast import explicit_casts, under_autocast
 from distir_relax.frontends.torch.custom_autograd import reject_custom_autograd
 from distir_relax.frontends.torch.export_check import check_import
 from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
@@ -47,7 +47,7 @@ from distir_relax.frontends.torch.symbolic_export import (
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
-from distir_relax.support.torch_compat import private
+from distir_relax.support.torch_compat import private, unlogged_errors
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,7 @@ def import_torch(
     dims: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
     changing: Collection[str] = (),
+    autocast: str = "",
 ) -> Imported:
     """Import a model as it runs on the example arguments, whose shapes become those of the program.
 
@@ -81,6 +82,8 @@ def import_torch(
     a buffer is on the meta device, except those of many elements (`large_constants`); ops that reach no output are
     removed. Buffers that the model changes are inputs of role ``state``, each with an output for its new value. Those
     called `changing`, which others change, have that role, too.
+
+    With `autocast`, ``bfloat16`` or ``float16``, the program computes as the model does under ``torch.autocast``.
 
     With `training` active dropout adds an input ``seed``, an int64 scalar that determines the dropped elements.
     `Imported.flatten` leaves it to the caller, who passes another number in each step:
@@ -97,7 +100,7 @@ def import_torch(
             _reject_active_dropout(model)
         fixed = FixedInputs(constants or {}, type(model).__name__)
         args, kwargs = _with_constants(model, fixed, example_inputs, dict(example_kwargs or {}))
-        call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed)
+        call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed, autocast)
         try:
             return _read(model, call, check, training, changing)
         except AttributesReplaced as error:
@@ -116,6 +119,7 @@ class _Call:
     signature: CallSignature
     symbols: Symbols
     fixed: FixedInputs
+    autocast: str
 
     @classmethod
     def of(
@@ -126,20 +130,22 @@ class _Call:
         dynamic_shapes: DimSpec | None,
         dims: Mapping[str, Any],
         fixed: FixedInputs,
+        autocast: str,
     ) -> _Call:
         import torch
 
         signature = _call_signature(model, args, kwargs, fixed)
         shapes = {n: x.shape for n, x in signature.leaves.items() if isinstance(x, torch.Tensor)}
         symbols = find_symbols(dynamic_shapes, dims, shapes)
-        return cls(args, kwargs, signature, with_example_sizes(symbols, shapes), fixed)
+        return cls(args, kwargs, signature, with_example_sizes(symbols, shapes), fixed, autocast)
 
     def export(self, model: torch.nn.Module) -> ExportedProgram:
         """Export the model. Raises `ImportModelError` if torch cannot."""
         args, kwargs = copy_aliases(model, tuple(self.args), self.kwargs)
         arguments = self.signature.bound(args, kwargs)
         spec = torch_specification(arguments, self.signature.leaf_names(arguments), self.symbols)
-        return _export(model, args, kwargs, spec if self.symbols else None, self.symbols)
+        with under_autocast(self.autocast):
+            return _export(model, args, kwargs, spec if self.symbols else None, self.symbols)
 
 
 def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, changing: Collection[str]) -> Imported:
@@ -148,6 +154,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
         exported = call.export(model)
     inline_subgraphs(exported)
     promote_mutated_constants(exported, model)
+    explicit_casts(exported, call.autocast)
     program = functionalize(exported)
     _reject_changed_parameters(program)
     # They were exported with placeholder data.
@@ -158,13 +165,15 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
         results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
     if check:
-        check_import(model, example_inputs, kwargs, program)
+        with under_autocast(call.autocast):
+            check_import(model, example_inputs, kwargs, program)
     imported = eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
     module = replace(imported.module, records=tuple(guards.found.values()))
     imported = replace(imported, module=module)
     # A program of random numbers differs from its model in them.
     if call.symbols and (check or training) and not takes_seed(module.main):
-        check_special_sizes(model, example_inputs, kwargs, signature.leaves, call.symbols, imported)
+        with under_autocast(call.autocast):
+            check_special_sizes(model, example_inputs, kwargs, signature.leaves, call.symbols, imported)
     return imported
 
 
@@ -242,10 +251,7 @@ def _export(
     recorder = recorded_decisions() if spec else nullcontext(decisions)
     try:
         with warnings.catch_warnings(), ExitStack() as leaving:
-            # torch logs the traceback of an error of an op, which is raised as well.
-            logger = logging.getLogger(private("torch._subclasses.fake_tensor.__name__"))
-            leaving.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.CRITICAL)
+            leaving.enter_context(unlogged_errors())
             leaving.enter_context(redirect_stderr(_WithoutGraphs(sys.stderr)))
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")

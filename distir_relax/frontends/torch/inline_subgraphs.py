@@ -5,28 +5,28 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.errors import UnsupportedOpError
-from distir_relax.frontends.location import location_in_stack, module_of
-from distir_relax.ir import join_location
-
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph, GraphModule, Node
 
 # Number of arguments of such a call before the subgraph.
 _CALLS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+AUTOCAST = "autocast"
+"""The metadata of nodes under an autocast of their own: the dtype, and "" where it is disabled."""
 
 
 def inline_subgraphs(program: ExportedProgram) -> None:
     """Inline the graphs that `program` calls, in place.
 
-    A write is then visible wherever the memory is used. Raises `UnsupportedOpError` for a part that runs under
-    autocast.
+    A write is then visible wherever the memory is used. Nodes of a part under autocast have it in their metadata.
     """
-    if not _inline_calls(program.graph_module):
-        return
-    program.graph_module.recompile()
-    # The signature names the nodes that are the program's outputs.
+    if _inline_calls(program.graph_module):
+        program.graph_module.recompile()
+        name_outputs(program)
+
+
+def name_outputs(program: ExportedProgram) -> None:
+    """Name the nodes that are the program's outputs in its signature, after they were replaced."""
     results: Any = program.graph.output_node().args[0]
     for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
         if hasattr(node, "name") and hasattr(spec.arg, "name"):
@@ -61,15 +61,11 @@ def _inline_call(graph: Graph, call: Node) -> None:
     count = _CALLS[name]
     reference: Any = call.args[count]
     subgraph = operator.attrgetter(reference.target)(graph.owning_module)
-    if name == "wrap_with_autocast" and call.args[2]:
-        # The call itself has no line; the ops of the subgraph have.
-        first = next(node for node in subgraph.graph.nodes if node.op == "call_function")
-        raise UnsupportedOpError(
-            f"the model runs under autocast to {call.args[1]}",
-            join_location(module_of(first), location_in_stack(first.meta.get("stack_trace"))),
-            "cast the model itself: model.to(dtype)",
-        )
     _inline_calls(subgraph)
+    if name == "wrap_with_autocast" and call.args[0] == "cpu":
+        dtype = str(call.args[1]).removeprefix("torch.") if call.args[2] else ""
+        for node in subgraph.graph.nodes:
+            node.meta.setdefault(AUTOCAST, dtype)
     if name == "wrap_with_set_grad_enabled" and not call.args[0]:
         _detach_results(subgraph.graph)
     inputs = [node for node in subgraph.graph.nodes if node.op == "placeholder"]

@@ -30,6 +30,9 @@ from distir_relax.ops.table import (
 )
 from distir_relax.ops.table.onnx_quantization import align_scale, round_to
 
+LINEAR = "linear"
+"""The attribute of a cast to more bits that counts as linear: sums of its operand may be sums of its result."""
+
 
 def _cast_sizes(operands: Sequence[Any], attrs: Attrs) -> Any:
     return pointwise_sizes(bool)(operands, attrs) if attrs["dtype"] == "bool" else operands[0]
@@ -41,6 +44,7 @@ define(
         infer=lambda types, attrs: (TensorType(types[0].shape, attrs["dtype"]),),
         torch="{0}.to(torch.{dtype!s})",
         sizes=_cast_sizes,
+        linear=lambda count, attrs: (operands(0),) if attrs.get(LINEAR) else (),
     ),
     Split(pointwise_rule),
     code=Code(relax="R.astype({0}, {dtype})"),
