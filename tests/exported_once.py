@@ -81,7 +81,9 @@ def _key(
     """All that the program of a model depends on; None for a model with functions or tensors of its own."""
     file = io.BytesIO()
     narrow = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *narrow
+    # In training, functions are traced with their backwards.
+    is_trained = "apply" in vars(torch.autograd.function._SingleLevelFunction)
+    modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *narrow, is_trained
     try:
         _Pickler(file, model, (args, kwargs)).dump((model, args, kwargs, repr(spec), symbols, modes))
     except (_NoKeyError, pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from distir_relax.autodiff.own_gradients import has_own_gradient, own_gradients
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Op, Value
 from distir_relax.ops import Backward, Builder, backward_step, lookup
@@ -44,7 +45,12 @@ def gradients(
             continue
         g.location, g.hint = op.location, f"{op.operands[min(indices)].name}.grad"
         so_far = grad_of.get(op.operands[0].name) if not op.callee and _accumulates(op) else None
-        step = call(op, grads, indices) if op.callee and call is not None else _step(g, op, grads, indices, so_far)
+        if op.callee and call is not None:
+            step = call(op, grads, indices)
+        elif has_own_gradient(op):
+            step = own_gradients(g, op, ops, grads[0])
+        else:
+            step = _step(g, op, grads, indices, so_far)
         for number, (operand, grad) in enumerate(zip(op.operands, step, strict=True)):
             if grad is not None:
                 g.hint = f"{operand.name}.grad"

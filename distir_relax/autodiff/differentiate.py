@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from distir_relax.autodiff.backward import gradients, is_differentiable
 from distir_relax.autodiff.call_gradients import Functions
+from distir_relax.autodiff.own_gradients import without_own_gradients
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Output, TensorType, live_ops
 from distir_relax.ops import Builder, cast, update_after_reads
@@ -58,7 +59,8 @@ class Differentiate:
         grad_outputs = tuple(Output(f"{v.name}.grad", grads[v.name]) for v in wrt)
         ops = update_after_reads(g.ops)
         function = Function(main.name, tuple(g.inputs), ops, (*main.outputs, *grad_outputs))
-        return replace(module, functions=(replace(function, ops=live_ops(function)), *functions.used()))
+        function = replace(function, ops=live_ops(function))
+        return replace(module, functions=tuple(map(without_own_gradients, (function, *functions.used()))))
 
     def _is_wrt(self, name: str, role: str) -> bool:
         return role == "parameter" if self.wrt is None else name in self.wrt

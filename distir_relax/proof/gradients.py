@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Op, Value
-from distir_relax.ops import Backward, Builder, backward_step, cast, lookup
+from distir_relax.ops import Backward, Builder, Trait, backward_step, cast, lookup
 from distir_relax.proof.numbering import Numbering, plain
 
 
@@ -46,16 +46,30 @@ def emit_gradients(
         grads = tuple(adjoints.get(value.name) for value in op.results)
         if not needed or not any(grads):
             continue
-        gradient = lookup(op.name, op.location).gradient
+        entry = lookup(op.name, op.location)
+        gradient = entry.gradient
         if gradient is None:
             raise UnsupportedOpError(f"the op table has no gradient of {op.name}", op.location)
         operands, results = tuple(map(plain, op.operands)), tuple(map(plain, op.results))
         local = Op(op.name, operands, results, op.attrs, op.location)
         before = adjoints.get(op.operands[0].name) if gradient.accumulates else None
-        found = backward_step(gradient, Backward(g, local, grads, needed, before))
+        if Trait.OWN_GRADIENT in entry.traits:
+            found = _own(g, ops[: ops.index(op)], operands, grads[0])
+        else:
+            found = backward_step(gradient, Backward(g, local, grads, needed, before))
         for index, (operand, adjoint) in enumerate(zip(operands, found, strict=True)):
             if adjoint is None:
                 continue
             other = adjoints.get(operand.name) if index or before is None else None
             adjoints[operand.name] = adjoint if other is None else g.emit("add", other, adjoint)
     return g.ops, {name: adjoints[name] for name in wrt if name in adjoints}
+
+
+def _own(g: Builder, ops: Sequence[Op], operands: Sequence[Value], grad: Value | None) -> tuple[Value | None, ...]:
+    """Return the gradients of an op's operands that the ops from its seed, operand 1, compute of `grad` instead."""
+    of: dict[str, Value] = {} if grad is None else {operands[1].name: grad}
+    for op in ops if of else ():
+        if any(value.name in of for value in op.operands):
+            made = g.emit(op.name, *(of.get(v.name, plain(v)) for v in op.operands), **op.attrs)
+            of.update(zip((v.name for v in op.results), made if isinstance(made, tuple) else (made,), strict=True))
+    return tuple(of.get(operands[i + 1].name) if i > 1 and not i % 2 else None for i in range(len(operands)))

@@ -35,7 +35,7 @@ from distir_relax.ir import (
     print_op,
 )
 from distir_relax.layout import Shard, local_intervals
-from distir_relax.ops import Builder, lookup
+from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.serialized import slices
 from distir_relax.ops.table.spmd_inference import local_attrs
 from distir_relax.optimizers import GRADIENT, LOSS_SCALE, NEW
@@ -95,7 +95,8 @@ def _of_model(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the numbers of the model's results by name, and those of the gradients of the first one by parameter.
 
-    The chain rule follows the ops of `program`, which may be fused, once its result is that of the model.
+    The chain rule follows the ops of `program`, which may be fused, once its result is that of the model; if the model
+    computes gradients of its own, which a program without them has, it follows the model's.
     """
     inputs = {item.value.name: item.value for item in program.inputs}
     numbers: dict[str, int] = {}
@@ -109,9 +110,13 @@ def _of_model(
         return results, {}
     loss = next(output for output in program.outputs if output.name == model.outputs[0].name)
     _compare_outputs(numbering, replace(program, outputs=(loss,)), {loss.name: results[loss.name]})
-    ops, scale = _ancestors(program, loss.value.name), inputs.get(LOSS_SCALE)
-    known = numbering.add_all(ops, _number_inputs(numbering, program))
-    return results, number_gradients(numbering, ops, known, loss.value, wrt, None if scale is None else plain(scale))
+    scale = inputs.get(LOSS_SCALE)
+    if any(Trait.OWN_GRADIENT in lookup(op.name, op.location).traits for op in model.ops):
+        ops, known, of = list(model.ops), numbers, model.outputs[0].value
+    else:
+        ops, of = _ancestors(program, loss.value.name), loss.value
+        known = numbering.add_all(ops, _number_inputs(numbering, program))
+    return results, number_gradients(numbering, ops, known, of, wrt, None if scale is None else plain(scale))
 
 
 def _gradients_of(update: Function | None) -> list[str]:

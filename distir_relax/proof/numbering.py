@@ -59,6 +59,8 @@ class Numbering:
         entry = lookup(op.name, op.location)
         if entry.keeps_value:
             return operands[:1]
+        if Trait.OWN_GRADIENT in entry.traits:
+            return operands[::2]
         given, results = tuple(map(plain, op.operands)), tuple(map(plain, op.results))
         if entry.is_identity(given, results):
             return operands[:1]

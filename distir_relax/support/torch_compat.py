@@ -15,7 +15,8 @@ from typing import Any
 
 from distir_relax.errors import DistIRError
 
-_SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
+SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
+FUNCTIONAL_GRADIENT = "torch._functorch.eager_transforms.grad_and_value_impl"
 PRIVATE = {
     "torch.utils._pytree.tree_flatten": "names for the leaves of a model's arguments and results",
     "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments",
@@ -27,7 +28,10 @@ PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "tensors whose data are read when an op needs them",
     "torch._C.DispatchKey": "shapes of recurrent layers, which torch.export traces step by step",
     "torch.ops.aten.lstm.input._dispatch_cache": "the same",
-    _SCAN: "capture of linear recurrences",
+    "torch.utils._python_dispatch.TorchDispatchMode": "the casts that an op makes under autocast",
+    "torch.ops.aten._to_copy.default": "the same",
+    SCAN: "capture of linear recurrences",
+    FUNCTIONAL_GRADIENT: "capture of torch.func.grad",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.mkldnn._linear_pointwise": "products by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
@@ -73,10 +77,10 @@ def unlogged_errors() -> Iterator[None]:
 
 
 @contextmanager
-def scan_replaced_by(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Let torch's ``associative_scan`` be another function within the context, which is given the original."""
-    path, _, name = _SCAN.rpartition(".")
-    module, original = importlib.import_module(path), private(_SCAN)
+def replaced(path: str, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Let the function at a path of `PRIVATE` be another one within the context, which is given the original."""
+    module_path, _, name = path.rpartition(".")
+    module, original = importlib.import_module(module_path), private(path)
     setattr(module, name, function)
     try:
         yield original

@@ -65,10 +65,10 @@ class Perceptron(nn.Module):
 
 
 def differentiated(
-    model: nn.Module, args: tuple[Any, ...], outline: bool = False, **options: Any
+    model: nn.Module, args: tuple[Any, ...], outline: bool = False, training: bool = False, **options: Any
 ) -> tuple[Any, Module]:
     """The imported model, and its module with gradients."""
-    imported = import_torch(model, args)
+    imported = import_torch(model, args, training=training)
     module = Outline(imported.scopes).run(imported.module) if outline else imported.module
     result = Differentiate(**options).run(module)
     verify(result, check)

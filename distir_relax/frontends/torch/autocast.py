@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.frontends.torch.functionalize import is_in_place
 from distir_relax.frontends.torch.inline_subgraphs import AUTOCAST, name_outputs
-from distir_relax.support.torch_compat import tree_flatten, tree_unflatten, unlogged_errors
+from distir_relax.support.torch_compat import private, tree_flatten, tree_unflatten, unlogged_errors
 
 if TYPE_CHECKING:
     import torch
@@ -129,20 +129,20 @@ class _Casts:
 def _observe(node: Node, values: list[Any], structure: Any, narrow: str) -> _Observed:
     """Call an op under autocast, and without it on operands that are cast."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
+    mode, cast = private("torch.utils._python_dispatch.TorchDispatchMode"), private("torch.ops.aten._to_copy.default")
     floats = {i: value for i, value in enumerate(values) if _float_of(value) is not None}
 
-    class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Casts(mode):  # type: ignore[misc,valid-type]
         found: dict[int, torch.dtype]
 
         def __enter__(self) -> Any:
             self.found = {}
-            return super().__enter__()  # type: ignore[no-untyped-call]
+            return super().__enter__()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             dtype: Any = (kwargs or {}).get("dtype")
-            if func is torch.ops.aten._to_copy.default and getattr(dtype, "is_floating_point", False):
+            if func is cast and getattr(dtype, "is_floating_point", False):
                 # Composite ops cast views of their operands.
                 for i, value in floats.items():
                     if _shares_memory(value, args[0]):

@@ -17,7 +17,9 @@ from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, 
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.shape_ops import is_shape_ops
+from distir_relax.frontends.torch.custom_autograd import is_own_gradient, is_seed
 from distir_relax.frontends.torch.functionalize import is_in_place
+from distir_relax.frontends.torch.inner_gradients import emit_gradients, is_gradients, is_own_input
 from distir_relax.frontends.torch.large_constants import (
     compute,
     compute_pointwise,
@@ -40,7 +42,7 @@ from distir_relax.layout import (
     minimum,
     size_of,
 )
-from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of, cast
+from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of, cast, filled
 from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:
@@ -223,6 +225,8 @@ class GraphImporter:
         if is_linear_scan(target):
             operands = [self.value(x, self.builder.hint) for x in args[:2]]
             return self.builder.emit("linear_scan", *operands, axis=args[2])
+        if _is_of_gradients(target):
+            return self._gradients(target, args)
         leaves = _leaves((args, kwargs))
         is_sized = is_symbolic(tuple(leaves))
         if is_sized and getattr(target, "_schema", None) is None:
@@ -241,6 +245,23 @@ class GraphImporter:
         if is_in_place(target):
             self._bound[node.args[0]] = result  # type: ignore[index]
         return result
+
+    def _gradients(self, target: Any, args: Sequence[Any]) -> Any:
+        """Convert an op of gradients that the model computes itself."""
+        g, hint = self.builder, self.builder.hint
+        if is_gradients(target):
+            outputs, inputs, seeds = ([self.value(x, hint) for x in part] for part in args[:3])
+            return emit_gradients(g, outputs, inputs, seeds, args[3])
+        value = self.value(args[0], hint)
+        if is_own_gradient(target):
+            # Constants need no gradient.
+            pairs = [pair for pair in zip(*args[2:], strict=True) if isinstance(pair[0], Value)]
+            operands = [value, args[1], *(self.value(x, hint) for pair in pairs for x in pair)]
+            results = g.emit("own_gradient", *operands, inputs=len(pairs))
+            return results[0] if isinstance(results, tuple) else results
+        # A view has a name of its own: a gradient of it is not that of what it views.
+        shape = value.tensor.shape
+        return g.emit("reshape", filled(g, shape, 0.0, value.tensor.dtype) if is_seed(target) else value, shape=shape)
 
     def _annotate(self, x: Any, shape: Sequence[int], axes: Sequence[str], placements: str, line: str) -> Value:
         location = join_location(self._module, line)
@@ -493,6 +514,10 @@ def _is_float(x: Any) -> bool:
 
 def _float_dtypes(item: Any) -> set[str]:
     return {x.tensor.dtype for x in _leaves(item) if _is_float(x)}
+
+
+def _is_of_gradients(target: Any) -> bool:
+    return is_gradients(target) or is_own_input(target) or is_seed(target) or is_own_gradient(target)
 
 
 def _may_draw(target: Any) -> bool:

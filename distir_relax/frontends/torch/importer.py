@@ -19,11 +19,12 @@ from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
 from distir_relax.frontends.torch.alias_check import check_no_mutated_alias, copy_aliases
 from distir_relax.frontends.torch.autocast import explicit_casts, under_autocast
-from distir_relax.frontends.torch.custom_autograd import reject_custom_autograd
+from distir_relax.frontends.torch.custom_autograd import custom_autograd
 from distir_relax.frontends.torch.export_check import check_import
 from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
+from distir_relax.frontends.torch.inner_gradients import captured_gradients, computes_gradients
 from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data
 from distir_relax.frontends.torch.module_state import (
     AttributesReplaced,
@@ -90,7 +91,7 @@ def import_torch(
     ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
 
     Raises `ImportModelError` if `torch.export` cannot capture the model, if it is in training mode with active dropout
-    without `training`, if it changes its parameters, and as `reject_custom_autograd` does; `UnsupportedOpError` for an
+    without `training`, if it changes its parameters, and as `custom_autograd` does; `UnsupportedOpError` for an
     op without an entry in the op table; `PlacementError` and `AnnotationError` for invalid annotations; with `check`,
     as `check_import` does if the program computes other results than the model; with `check` or `training`, as
     `check_special_sizes` does for a program without random numbers.
@@ -150,7 +151,7 @@ class _Call:
 
 def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, changing: Collection[str]) -> Imported:
     example_inputs, kwargs, signature = call.args, call.kwargs, call.signature
-    with reject_custom_autograd(model, training):
+    with custom_autograd(model, training):
         exported = call.export(model)
     inline_subgraphs(exported)
     promote_mutated_constants(exported, model)
@@ -164,7 +165,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
         names = _declare_inputs(importer, program, model, signature, call, changing)
         results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
-    if check:
+    if check and not computes_gradients(exported):
         with under_autocast(call.autocast):
             check_import(model, example_inputs, kwargs, program)
     imported = eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
@@ -260,6 +261,7 @@ def _export(
                 recorder as decisions,
                 open_recurrence_lengths() if spec else nullcontext(),
                 captured_scans(model),
+                captured_gradients(),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
                 reject_replaced_attributes(model),

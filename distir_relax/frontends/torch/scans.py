@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.support.torch_compat import scan_replaced_by
+from distir_relax.support.torch_compat import SCAN, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ def captured_scans(model: torch.nn.Module) -> Iterator[None]:
     A scan of another kind raises UnsupportedOpError there.
     """
     with ExitStack() as stack:
-        original = stack.enter_context(scan_replaced_by(_linear_scan))
+        original = stack.enter_context(replaced(SCAN, _linear_scan))
         for module in _modules_of(model):
             for name in [name for name, value in vars(module).items() if value is original]:
                 stack.enter_context(patch.object(module, name, _linear_scan))

@@ -74,6 +74,8 @@ class Trait(Enum):
     """Waits for a stream. In distributed programs only."""
     KEEPS = "keeps"
     """The result is operand 1. Operand 0 is the state with its value in the first call, the same in each call."""
+    OWN_GRADIENT = "own gradient"
+    """Has the ops of its gradient among its operands. In global programs that are not differentiated yet only."""
     SHAPE = "shape"
     """Computes with shapes. In distributed programs only."""
     ON_COMMUNICATOR = "on communicator"
@@ -145,7 +147,7 @@ class Order:
     id of each row, and those of the groups."""
 
 
-OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE})
+OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE, Trait.OWN_GRADIENT})
 """Traits of ops that occur in distributed programs only."""
 NO_COMPUTATION = OF_PROGRAMS | {Trait.ANNOTATION, Trait.REDISTRIBUTION, Trait.TRANSFER, Trait.ON_COMMUNICATOR}
 """Traits of ops that compute nothing of a model: layouts, communication, program structure."""
