@@ -17,6 +17,7 @@ from distir_relax.errors import DistIRError
 
 SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
 FUNCTIONAL_GRADIENT = "torch._functorch.eager_transforms.grad_and_value_impl"
+BATCH_NORM = "torch.nn.modules.batchnorm._BatchNorm.forward"
 PRIVATE = {
     "torch.utils._pytree.tree_flatten": "names for the leaves of a model's arguments and results",
     "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments",
@@ -30,6 +31,8 @@ PRIVATE = {
     "torch.ops.aten.lstm.input._dispatch_cache": "the same",
     "torch.utils._python_dispatch.TorchDispatchMode": "the casts that an op makes under autocast",
     "torch.ops.aten._to_copy.default": "the same",
+    "torch.nn.modules.batchnorm._BatchNorm": "the same",
+    BATCH_NORM: "capture of batch norms without a momentum",
     SCAN: "capture of linear recurrences",
     FUNCTIONAL_GRADIENT: "capture of torch.func.grad",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
@@ -79,13 +82,14 @@ def unlogged_errors() -> Iterator[None]:
 @contextmanager
 def replaced(path: str, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Let the function at a path of `PRIVATE` be another one within the context, which is given the original."""
-    module_path, _, name = path.rpartition(".")
-    module, original = importlib.import_module(module_path), private(path)
-    setattr(module, name, function)
+    owner_path, _, name = path.rpartition(".")
+    original = private(path)
+    owner = private(owner_path) if owner_path in PRIVATE else importlib.import_module(owner_path)
+    setattr(owner, name, function)
     try:
         yield original
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from distir_relax.frontends.torch.symbolic_export import (
     torch_specification,
     with_example_sizes,
 )
+from distir_relax.frontends.torch.traceable import traceable_functions
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
@@ -262,6 +263,7 @@ def _export(
                 open_recurrence_lengths() if spec else nullcontext(),
                 captured_scans(model),
                 captured_gradients(),
+                traceable_functions(),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
                 reject_replaced_attributes(model),

@@ -261,7 +261,7 @@ def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> A
     return y if bias is None else g.emit("add", y, bias)
 
 
-@aten("mm.default", "bmm.default", "mv.default", "dot.default", "matmul.default")
+@aten("mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default", "matmul.default")
 def _matmul(g: Builder, a: Value, b: Value) -> Any:
     if a.tensor.dtype == "bool":
         raise NotImplementedError("a product of booleans")

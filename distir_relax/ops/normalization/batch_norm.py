@@ -117,6 +117,14 @@ def _batch_norm_training(
     return *(cast(g, value, x.tensor.dtype) for value in (y, batch_mean, deviation)), *running
 
 
+@aten("_native_batch_norm_legit.no_stats")
+def _batch_norm_without_statistics(
+    g: Builder, x: Value, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    unused = filled(g, (x.tensor.shape[1],), 0.0, "float32")
+    return _batch_norm_training(g, x, weight, bias, unused, unused, True, momentum, eps)[:3]
+
+
 @aten("_native_batch_norm_legit_no_training.default")
 def _batch_norm_inference(
     g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, momentum: float, eps: float
