@@ -1,5 +1,6 @@
 """Optimizers, and the passes that add their steps to programs with gradients."""
 
+from distir_relax.optimizers.adadelta import Adadelta
 from distir_relax.optimizers.adafactor import Adafactor
 from distir_relax.optimizers.adagrad import Adagrad
 from distir_relax.optimizers.adam import Adam, AdamW
@@ -10,6 +11,7 @@ from distir_relax.optimizers.lion import Lion
 from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
+from distir_relax.optimizers.nadam import NAdam, RAdam
 from distir_relax.optimizers.optimize import GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
 from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
 from distir_relax.optimizers.reload_weights import ReloadWeights
@@ -18,7 +20,7 @@ from distir_relax.optimizers.sgd import SGD
 from distir_relax.optimizers.torch_optimizer import TorchOptimizer
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    kind.__name__: kind for kind in (SGD, Adam, AdamW, Adafactor, Adagrad, Lion, Muon, RMSprop)
+    kind.__name__: kind for kind in (SGD, Adam, AdamW, Adadelta, Adafactor, Adagrad, Lion, Muon, NAdam, RAdam, RMSprop)
 }
 """The optimizers of single parameters, by name."""
 
@@ -33,6 +35,7 @@ __all__ = [
     "SGD",
     "STEP",
     "SWA",
+    "Adadelta",
     "Adafactor",
     "Adagrad",
     "Adam",
@@ -43,8 +46,10 @@ __all__ = [
     "LossScale",
     "MasterWeights",
     "Muon",
+    "NAdam",
     "Optimize",
     "Optimizer",
+    "RAdam",
     "RMSprop",
     "ReloadWeights",
     "TorchOptimizer",

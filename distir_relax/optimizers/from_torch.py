@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError
+from distir_relax.optimizers.adadelta import Adadelta
 from distir_relax.optimizers.adafactor import Adafactor
 from distir_relax.optimizers.adagrad import Adagrad
 from distir_relax.optimizers.adam import Adam, AdamW
 from distir_relax.optimizers.groups import Groups
 from distir_relax.optimizers.muon import Muon
+from distir_relax.optimizers.nadam import NAdam, RAdam
 from distir_relax.optimizers.optimizer import Optimizer
 from distir_relax.optimizers.rmsprop import RMSprop
 from distir_relax.optimizers.sgd import SGD
@@ -27,6 +29,9 @@ _OPTIONS: Mapping[str, tuple[type[Optimizer], tuple[str, ...]]] = {
     "SGD": (SGD, ("momentum", "dampening", "weight_decay", "nesterov", "maximize")),
     "Adam": (Adam, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
     "AdamW": (AdamW, ("betas", "eps", "weight_decay", "amsgrad", "maximize")),
+    "Adadelta": (Adadelta, ("rho", "eps", "weight_decay", "maximize")),
+    "NAdam": (NAdam, ("betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay", "maximize")),
+    "RAdam": (RAdam, ("betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")),
     "RMSprop": (RMSprop, ("alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
     "Adagrad": (Adagrad, ("lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize")),
     "Adafactor": (Adafactor, ("beta2_decay", "eps", "d", "weight_decay", "maximize")),

@@ -51,6 +51,12 @@ OURS_AND_TORCHS: list[tuple[Any, Callable[..., torch.optim.Optimizer]]] = [
         dr.RMSprop(LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
         lambda p: torch.optim.RMSprop(p, LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
     ),
+    (dr.Adadelta(), torch.optim.Adadelta),
+    (
+        dr.Adadelta(LR, rho=0.7, eps=1e-3, weight_decay=0.1, maximize=True),
+        lambda p: torch.optim.Adadelta(p, LR, 0.7, 1e-3, 0.1, maximize=True),
+    ),
+    (dr.RAdam(LR, betas=(0.8, 0.6)), lambda p: torch.optim.RAdam(p, LR, (0.8, 0.6))),
     (dr.Adagrad(LR), lambda p: torch.optim.Adagrad(p, LR)),
     (dr.Adagrad(LR, lr_decay=0.3, weight_decay=0.1), lambda p: torch.optim.Adagrad(p, LR, 0.3, 0.1)),
     (dr.Adafactor(LR), lambda p: torch.optim.Adafactor(p, LR)),
@@ -112,6 +118,23 @@ def test_a_step_is_torch_s(optimizer: Any, make: Callable[..., Any], clip: float
     step = Optimize(optimizer, clip_norm=clip)
     imported, module = training(copy.deepcopy(model), data[0], step)
     assert_same(trained(imported, module, step, data), by_torch(model, make(model.parameters()), data, clip))
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("name", ["NAdam", "RAdam"])
+def test_more_steps_are_torch_s(name: str, decoupled: bool) -> None:
+    """RAdam's first steps are not rectified. Torch has NAdam's product of momenta in the default dtype."""
+    torch.manual_seed(0)
+    model, data = Perceptron(), batches(9)
+    options: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+    options |= {"decoupled_weight_decay": decoupled, **({"momentum_decay": 0.3} if name == "NAdam" else {})}
+    step = Optimize(getattr(dr, name)(LR, **options))
+    imported, module = training(copy.deepcopy(model), data[0], step)
+    theirs = getattr(torch.optim, name)(model.parameters(), LR, **options)
+    for mine, other in zip(trained(imported, module, step, data), by_torch(model, theirs, data), strict=True):
+        assert {key for key in mine if not key.endswith("mu_product")} - {STEP} == set(other)
+        for key, value in other.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-6, atol=1e-9)
 
 
 def test_some_parameters_have_no_decay() -> None:

@@ -19,6 +19,8 @@ OPTIMIZERS: tuple[dr.Optimizer, ...] = (
     dr.Adam(0.01, amsgrad=True),
     dr.AdamW(0.01),
     dr.RMSprop(0.01, momentum=0.5, centered=True),
+    dr.NAdam(0.01, weight_decay=0.1),
+    dr.Adadelta(),
     dr.Adagrad(0.1, lr_decay=0.1),
     dr.Adafactor(0.1, weight_decay=0.1),
     dr.Lion(0.01, weight_decay=0.1),
