@@ -97,6 +97,8 @@ class Optimizer(ABC):
                 hint = (
                     "a learning rate that changes is a schedule, such as dr.Cosine(0.1, 1000)" if name == "lr" else ""
                 )
+                if callable(number):
+                    hint = "a function of the step is recorded: dr.Tabulated.of(function, steps=1000)"
                 raise DistIRError(f"expected {name} to be a number, found {number!r}", where, hint)
             if not 0 <= float(number) < math.inf:
                 raise DistIRError(f"expected {name} of at least 0, found {number}", where)

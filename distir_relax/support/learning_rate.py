@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -293,6 +294,12 @@ class Tabulated(Schedule):
             raise DistIRError("expected the rates of one or more steps, found none")
         for rate in self.rates:
             _check_rate(rate)
+
+    @classmethod
+    def of(cls, function: Callable[[int], float], steps: int) -> Tabulated:
+        """Return the rates that a function of the step, counted from 0, has for the first `steps` of them."""
+        _check_count(steps, "steps")
+        return cls(tuple(float(function(step)) for step in range(steps)))
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""

@@ -216,7 +216,7 @@ def test_other_optimizers_are_refused(optimizer: Any, message: str) -> None:
     ("make", "message"),
     [
         (lambda: dr.SGD(lr="x"), "expected lr to be a number, found 'x'"),
-        (lambda: dr.SGD(lr=lambda step: 0.1), "expected lr to be a number, found <function"),
+        (lambda: dr.SGD(lr=lambda step: 0.1), r"lr to be a number, found <function.*\n.*dr.Tabulated.of\(function"),
         (lambda: dr.SGD(momentum=None), "expected momentum to be a number"),
         (lambda: dr.SGD(momentum=0.9, dampening="y"), "expected dampening to be a number"),
         (lambda: dr.Adam(betas=0.9), "two betas from 0 to below 1, found 0.9"),
@@ -228,6 +228,13 @@ def test_other_optimizers_are_refused(optimizer: Any, message: str) -> None:
 def test_options_of_other_kinds_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(DistIRError, match=message):
         make()
+
+
+def test_a_function_of_the_step_is_a_schedule() -> None:
+    rates = dr.Tabulated.of(lambda step: 0.1 / (step + 1), steps=3)
+    assert [rates(step) for step in range(5)] == [0.1, 0.05, 0.1 / 3, 0.1 / 3, 0.1 / 3]
+    with pytest.raises(DistIRError, match="expected steps to be a whole number of at least 1, found 0"):
+        dr.Tabulated.of(lambda step: 0.1, steps=0)
 
 
 def test_one_pattern_without_decay_may_be_a_string() -> None:
