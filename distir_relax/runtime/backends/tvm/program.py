@@ -95,9 +95,10 @@ class TvmProgram:
         comm.copies_sends = True
         self._compiled = compiled
         self._sources = sources
+        # It loads TVM's library, in whose memory tensors are.
+        self._machine = _start_machine(compiled.executable)
         self._state = {name: _to_tvm(tensor) for name, tensor in state.items()}
         self.state = {name: from_dlpack(tensor) for name, tensor in self._state.items()}
-        self._machine = _start_machine(compiled.executable)
         self._weights, self._products = self._prepare(read)
         self._main = self._machine["main"]
         self.held = memory([*map(from_dlpack, self._weights), *(product.weight for product in self._products)])
