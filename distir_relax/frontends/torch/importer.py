@@ -23,6 +23,7 @@ from distir_relax.frontends.torch.custom_autograd import reject_custom_autograd
 from distir_relax.frontends.torch.export_check import check_import
 from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
+from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
 from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data
 from distir_relax.frontends.torch.module_state import (
@@ -147,6 +148,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     with reject_custom_autograd(model, training):
         exported = call.export(model)
     inline_subgraphs(exported)
+    expose_writes(exported)
     promote_mutated_constants(exported, model)
     program = functionalize(exported)
     _reject_changed_parameters(program)
