@@ -7,8 +7,8 @@ import glob
 import math
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ from distir_relax.frontends.torch.lightning_module import (
     with_validation_step,
 )
 from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
+from distir_relax.frontends.torch.module_modes import in_mode, warn_of_evaluation_mode
 from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
@@ -378,7 +379,8 @@ class Training:
         Without any sharding it is for one device.
         """
         if self.arguments is not None or self.optimizer is None:
-            return self.resolved.read(self._with_arguments(options or {}))
+            with in_mode(self.model, training=True) if self._settings.trains else nullcontext():
+                return self.resolved.read(self._with_arguments(options or {}))
         self._check_lightning()
         _check_optimizer(self.optimizer)
         if self.precision not in (None, *TRAINING_PRECISIONS):
@@ -470,6 +472,7 @@ class Training:
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
         model, loss = self.model, self.loss
+        warn_of_evaluation_mode(model)
         computed, narrow_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
@@ -509,7 +512,7 @@ class Training:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
         widens = self.precision == "fp16"
         calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, widens)
-        with EXPORT_LOCK, _evaluating(computed), calling:
+        with EXPORT_LOCK, in_mode(computed, training=False), calling:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
             imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
             imported = snapshot(fix_dims(imported, self.dims or {}))
@@ -599,18 +602,6 @@ def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:
             names = dict.fromkeys(origins[v.name] for v in op.operands if v.name in origins)
             stages.setdefault(op.attrs["stage"], {}).update(names)
     return tuple(tuple(stages[stage]) for stage in sorted(stages))
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Inside the context, all modules of a model are in evaluation mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, is_training in modes.items():
-            module.training = is_training
 
 
 def _check_optimizer(optimizer: Any) -> None:

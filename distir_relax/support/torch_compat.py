@@ -28,6 +28,7 @@ PRIVATE = {
     "torch.ops.aten.lstm.input._dispatch_cache": "the same",
     _SCAN: "capture of linear recurrences",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
+    "torch.ops.aten._native_batch_norm_legit.default": "batch norms whose schema has the writes to their statistics",
     "torch.ops.mkldnn._linear_pointwise": "products by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
     "torch.ops.mkldnn.data_ptr": "the packed weight, which our own product reads",

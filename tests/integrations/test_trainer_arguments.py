@@ -62,6 +62,19 @@ def test_a_run_is_that_of_the_trainer(tmp_path: Path) -> None:
         torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_pretrained_model_trains_in_training_mode(tmp_path: Path) -> None:
+    """As `Trainer` does with a model in evaluation mode, whose mode stays here."""
+    config = transformers.GPT2Config(vocab_size=127, n_embd=12, n_layer=1, n_head=3, n_positions=16)
+    pretrained = transformers.GPT2LMHeadModel(config).eval()
+    tokens = torch.randint(127, (ROWS, 15))
+    training = dr.Training(
+        pretrained, example_batch={"input_ids": tokens, "labels": tokens}, arguments=arguments(tmp_path)
+    )
+    step = training.compile()
+    assert "seed" in {item.value.name for item in step.plan.modules["global"].main.inputs}
+    assert not any(module.training for module in pretrained.modules())
+
+
 def test_options_of_the_loop(tmp_path: Path) -> None:
     options = arguments(
         tmp_path, max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=3, bf16=True, save_strategy="steps",

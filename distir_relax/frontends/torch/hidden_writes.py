@@ -10,6 +10,8 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.support.torch_compat import private
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph, Node
@@ -35,10 +37,8 @@ def expose_writes(program: ExportedProgram) -> None:
 
 
 def _replace_batch_norm(graph: Graph, node: Node) -> None:
-    import torch
-
     # The last argument allows cuDNN.
-    results = _call(graph, node, torch.ops.aten._native_batch_norm_legit.default, *node.args[:-1])
+    results = _call(graph, node, private("torch.ops.aten._native_batch_norm_legit.default"), *node.args[:-1])
     normalized = _call(graph, node, operator.getitem, results, 0)
     normalized.meta = dict(node.meta)
     node.replace_all_uses_with(normalized)

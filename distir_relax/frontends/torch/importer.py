@@ -20,12 +20,14 @@ from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
 from distir_relax.frontends.torch.alias_check import check_no_mutated_alias, copy_aliases
 from distir_relax.frontends.torch.custom_autograd import reject_custom_autograd
+from distir_relax.frontends.torch.drawn_numbers import reject_drawn_numbers
 from distir_relax.frontends.torch.export_check import check_import
 from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
 from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data
+from distir_relax.frontends.torch.module_modes import reject_active_dropout
 from distir_relax.frontends.torch.module_state import (
     AttributesReplaced,
     preserve_attributes,
@@ -95,7 +97,7 @@ def import_torch(
     """
     with EXPORT_LOCK:
         if not training:
-            _reject_active_dropout(model)
+            reject_active_dropout(model)
         fixed = FixedInputs(constants or {}, type(model).__name__)
         args, kwargs = _with_constants(model, fixed, example_inputs, dict(example_kwargs or {}))
         call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed)
@@ -170,28 +172,6 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     return imported
 
 
-def _reject_active_dropout(model: torch.nn.Module) -> None:
-    if not model.training:
-        return
-    for name, module in model.named_modules():
-        if module.training and (rate := _dropout_rate(module)):
-            raise ImportModelError(
-                f"{type(model).__name__} is in training mode: its dropout {name or 'layer'!r} "
-                f"drops {rate:.0%} at random",
-                hint="call model.eval() first",
-            )
-
-
-def _dropout_rate(module: torch.nn.Module) -> float:
-    """Return the share of elements that a module drops in training."""
-    import torch
-
-    if isinstance(module, private("torch.nn.modules.dropout._DropoutNd")):
-        return float(module.p)
-    # A recurrent layer may have dropout between its layers.
-    return float(module.dropout) if isinstance(module, torch.nn.RNNBase) and module.num_layers > 1 else 0.0
-
-
 def _reject_changed_parameters(program: ExportedProgram) -> None:
     from torch.export.graph_signature import OutputKind
 
@@ -258,6 +238,7 @@ def _export(
                 captured_scans(model),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
+                reject_drawn_numbers(model, args, kwargs),
                 reject_replaced_attributes(model),
             ):
                 return torch.export.export(model, args, kwargs, dynamic_shapes=spec, strict=False)

@@ -34,8 +34,9 @@ class TrainerSettings:
     """The parts of a training loop's arguments that have an equal here.
 
     `accumulation` is the number of microbatches, `recomputes` whether activations are, `optimizer` that of the
-    arguments, or None if they have none. `run` are keyword arguments of `dr.train`, `logs` the paths of its logs, and
-    `early_stopping` the metric, patience, least improvement and mode of a run that ends early.
+    arguments, or None if they have none. `trains` says that the loop puts the model in training mode. `run` are keyword
+    arguments of `dr.train`, `logs` the paths of its logs, and `early_stopping` the metric, patience, least improvement
+    and mode of a run that ends early.
     """
 
     clip_norm: float | None = None
@@ -44,6 +45,7 @@ class TrainerSettings:
     seed: int = 0
     recomputes: bool = False
     optimizer: ConfiguredOptimizer | None = None
+    trains: bool = False
     run: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
     early_stopping: tuple[str, int, float, str] | None = None
@@ -91,7 +93,7 @@ def _of_transformers(arguments: Any, model: torch.nn.Module, steps_per_epoch: in
     return TrainerSettings(
         arguments.max_grad_norm or None, precision, arguments.gradient_accumulation_steps,
         arguments.seed, bool(arguments.gradient_checkpointing), _optimizer_of_transformers(arguments, model, steps),
-        run, tuple(logs[name] for name in reports if name in logs),
+        True, run, tuple(logs[name] for name in reports if name in logs),
     )  # fmt: skip
 
 
