@@ -25,7 +25,7 @@ from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
-from distir_relax.frontends.imported_model import Imported, snapshot
+from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.lightning_module import (
     ConfiguredOptimizer,
@@ -168,8 +168,7 @@ class TrainingStep:
         are their averages; raises `RunError` if the step keeps none.
         """
         tensors = self._tensors(backend, averaged)
-        parameters = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
-        used = {n: tensors[value] for n, value in self._model_tensors.values.items() if value in parameters}
+        used = {name: tensors[value] for name, value in self._model_tensors.parameter_values.items()}
         return {**used, **{name: value.clone() for name, value in self._model_tensors.unused.items()}}
 
     def copy_to_model(self, model: torch.nn.Module, averaged: bool = False, backend: str = "torch") -> None:
@@ -485,7 +484,8 @@ class Training:
             with with_loss(model, loss):
                 parameters = dict(model.named_parameters(remove_duplicate=False))
         names, masters = imported.names, parameters if self._is_narrow else {}
-        wide = {names[n]: p.detach().clone() for n, p in masters.items() if n in names}
+        weights = {item.value.name for item in imported.module.main.inputs if item.role == "parameter"}
+        wide = {names[n]: p.detach().clone() for n, p in masters.items() if names.get(n) in weights}
         trained = dict.fromkeys(names[n] for n, p in parameters.items() if p.requires_grad and n in names)
         if not trained:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
@@ -514,7 +514,7 @@ class Training:
         calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, widens)
         with EXPORT_LOCK, in_mode(computed, training=False), calling:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
-            imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
+            imported = _without_updates(import_torch(computed, args, kwargs, changing=changed, **shapes))
             imported = snapshot(fix_dims(imported, self.dims or {}))
         for output in imported.module.main.outputs:
             if output.value.tensor.shape:
@@ -581,6 +581,18 @@ def compile_training(
         gradient_norm, loss_scale, deterministic, arguments, steps_per_epoch,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
+
+
+def _without_updates(imported: Imported) -> Imported:
+    """Return an imported model without the new values of state, which an evaluation leaves as it is."""
+    main, *others = imported.module.functions
+    main = eliminate_dead_ops(replace(main, outputs=main.outputs[: len(imported.results)]))
+    values = {item.value.name for item in main.inputs}
+    return replace(
+        imported, module=replace(imported.module, functions=(main, *others)), written={},
+        tensors={name: tensor for name, tensor in imported.tensors.items() if name in values},
+        names={name: value for name, value in imported.names.items() if value in values},
+    )  # fmt: skip
 
 
 def _with_tensors(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Plan:

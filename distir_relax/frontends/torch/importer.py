@@ -22,7 +22,7 @@ from distir_relax.frontends.torch.alias_check import check_no_mutated_alias, cop
 from distir_relax.frontends.torch.custom_autograd import reject_custom_autograd
 from distir_relax.frontends.torch.drawn_numbers import reject_drawn_numbers
 from distir_relax.frontends.torch.export_check import check_import
-from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
+from distir_relax.frontends.torch.functionalize import functionalize, is_state_mutation, mutated_state
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
@@ -82,18 +82,19 @@ def import_torch(
 
     Values that depend only on constants and buffers (masks, positions) are computed during import, and have no data if
     a buffer is on the meta device, except those of many elements (`large_constants`); ops that reach no output are
-    removed. Buffers that the model changes are inputs of role ``state``, each with an output for its new value. Those
-    called `changing`, which others change, have that role, too.
+    removed. Buffers and parameters that the model changes are inputs of role ``state``, each with an output for its new
+    value. Buffers called `changing`, which others change, have that role, too.
 
     With `training` active dropout adds an input ``seed``, an int64 scalar that determines the dropped elements.
     `Imported.flatten` leaves it to the caller, who passes another number in each step:
     ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
 
     Raises `ImportModelError` if `torch.export` cannot capture the model, if it is in training mode with active dropout
-    without `training`, if it changes its parameters, and as `reject_custom_autograd` does; `UnsupportedOpError` for an
-    op without an entry in the op table; `PlacementError` and `AnnotationError` for invalid annotations; with `check`,
-    as `check_import` does if the program computes other results than the model; with `check` or `training`, as
-    `check_special_sizes` does for a program without random numbers.
+    without `training`, if it changes parameters that require gradients, and as `reject_custom_autograd` and
+    `reject_drawn_numbers` do; `UnsupportedOpError` for an op without an entry in the op table; `PlacementError` and
+    `AnnotationError` for invalid annotations; with `check`, as `check_import` does if the program computes other
+    results than the model; with `check` or `training`, as `check_special_sizes` does for a program without random
+    numbers.
     """
     with EXPORT_LOCK:
         if not training:
@@ -153,7 +154,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     expose_writes(exported)
     promote_mutated_constants(exported, model)
     program = functionalize(exported)
-    _reject_changed_parameters(program)
+    _reject_changed_parameters(program, model)
     # They were exported with placeholder data.
     program.state_dict.update(deferred_parameters(model))
     importer = GraphImporter(training)
@@ -172,15 +173,14 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     return imported
 
 
-def _reject_changed_parameters(program: ExportedProgram) -> None:
-    from torch.export.graph_signature import OutputKind
-
-    allowed = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-    for spec in program.graph_signature.output_specs:
-        if spec.kind not in allowed:
-            raise ImportModelError(
-                f"the model changes {spec.target!r}, a parameter, while it runs", hint="compile model.eval()"
-            )
+def _reject_changed_parameters(program: ExportedProgram, model: torch.nn.Module) -> None:
+    """Raise `ImportModelError` for a parameter that requires gradients, and that the model changes while it runs."""
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    for name in mutated_state(program) & trained:
+        raise ImportModelError(
+            f"the model changes {name!r} while it runs, a parameter that requires gradients",
+            hint="requires_grad_(False) makes it state of the model, such as the average of another parameter",
+        )
 
 
 def _with_constants(
@@ -290,7 +290,7 @@ def _declare_inputs(
     # Meta buffers were exported with placeholder data.
     meta_buffers = {name: b for name, b in model.named_buffers(remove_duplicate=False) if b.is_meta}
     tensors = {**program.state_dict, **program.constants, **meta_buffers}
-    mutated = mutated_buffers(program)
+    mutated = mutated_state(program)
     names: dict[str, str] = {}
     user = iter(_input_names(program, signature))
     # The user's inputs come first, so that their names do not change by conflicts with parameters.
@@ -314,7 +314,8 @@ def _declare_inputs(
             name = tied.get(str(spec.target), str(spec.target))
             if name not in values:
                 data = parameters.get(name, tensors[str(spec.target)])
-                values[name] = importer.declare(node, name, "parameter", data.detach())
+                role = "state" if spec.target in mutated else "parameter"
+                values[name] = importer.declare(node, name, role, data.detach())
             importer.bind(node, values[name])
         elif spec.kind is InputKind.BUFFER and spec.target in (*mutated, *changing):
             buffer = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach())
@@ -402,7 +403,7 @@ def _flatten(signature: CallSignature, mutated: Mapping[str, str]) -> Flatten:
 def _mutations(
     importer: GraphImporter, program: ExportedProgram, names: Mapping[str, str], results: Sequence[Any]
 ) -> tuple[list[tuple[str, Value]], dict[str, str]]:
-    """Return the outputs that are new values of buffers and inputs, and a map from outputs to mutated inputs."""
+    """Return the outputs that are new values of state and inputs, and a map from outputs to mutated inputs."""
     from torch.export.graph_signature import OutputKind
 
     specs = program.graph_signature.output_specs
@@ -413,7 +414,7 @@ def _mutations(
     mutated: dict[str, str] = {}
     for spec, result in zip(specs, results, strict=True):
         target = str(spec.target)
-        if spec.kind is OutputKind.BUFFER_MUTATION:
+        if is_state_mutation(spec):
             new = importer.value(result, f"{target}.new")
             state = importer.builder.emit("assign", inputs[names[target]], new)
             outputs.append((f"{target}.new", state))
