@@ -27,7 +27,8 @@ class ModelTensors:
 
     `values` maps names of parameters, tied ones each, and of buffers that training changes, to the program's. Of them,
     `loss_names` belong to the loss, `buffers` are buffers, and `unsaved` those that a state dict does not have.
-    `unused` are parameters that the loss does not depend on. `constants` are buffers that do not change, whose numbers the program contains.
+    `unused` are parameters that the loss does not depend on. `constants` are buffers that do not change, whose numbers
+    the program contains.
     """
 
     values: Mapping[str, str]

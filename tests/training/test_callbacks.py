@@ -222,6 +222,9 @@ def test_logs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: py
         RunError, match=r"expected a log that ends in .csv or .jsonl, a folder, or mlflow:URI, found .txt"
     ):
         logger("log.txt")
+    for target in ("wandb:project", "comet:", "https://host/run"):
+        with pytest.raises(RunError, match=f"or mlflow:URI, found {target.partition(':')[0]}:"):
+            logger(target)
     with pytest.raises(RunError, match="there is no such folder"):
         logger(tmp_path / "none" / "log.csv")
     for module, target in (("tensorboard", tmp_path), ("mlflow", "mlflow:")):
@@ -266,6 +269,15 @@ def test_metrics_that_do_not_exist_are_refused(bundle: Path, tmp_path: Path) -> 
     with pytest.raises(DistIRError, match="patience of 1 or more"):
         dr.callbacks.EarlyStopping(patience=0)
     assert not Metric("loss").improves(1.0, 1.0)
+
+
+@pytest.mark.parametrize("options", [{"best": "acc:max"}, {"callbacks": [dr.callbacks.EarlyStopping("acc")]}])
+def test_unknown_metric_is_refused_before_the_first_step(options: dict[str, Any], bundle: Path, tmp_path: Path) -> None:
+    calls = observers.Calls()
+    options = {**options, "callbacks": [*options.get("callbacks", ()), calls]}
+    with pytest.raises(RunError, match="expected the metric 'acc' of an evaluation, found loss"):
+        dr.train(bundle, data.batches, steps=2, evaluation=data.samples, checkpoint=tmp_path, **options)
+    assert not [call for call in calls.calls if call.startswith("done")]
 
 
 def test_the_best_checkpoint_is_kept_and_resumed(bundle: Path, tmp_path: Path) -> None:

@@ -97,16 +97,17 @@ def train(
         executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))
         observers = (_StepCount(step), *callbacks)
     training_of(executor.bundle.manifest)
+    names: tuple[str, ...] = ()
     if evaluation is not None:
         if evaluate is not None:
             raise RunError("expected evaluation data or a function that evaluates, found both", "evaluation, evaluate")
-        evaluated_names(executor.bundle, averaged)
+        names = evaluated_names(executor.bundle, averaged)
         evaluate = evaluator(executor, lambda manifest: open_evaluation(evaluation, manifest), averaged)
 
     def opened(seed: int) -> Data:
         return open_data(data, executor.bundle.manifest, seed)
 
-    return Training(executor, opened, options, observers, evaluate=evaluate).run()
+    return Training(executor, opened, options, observers, evaluate=evaluate, metrics=names).run()
 
 
 class _StepCount(Callback):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,17 @@ class Metric:
         name, separator, mode = text.rpartition(":")
         return cls(name, mode) if separator else cls(text)
 
+    def check(self, names: Collection[str], where: str) -> None:
+        """Raise RunError if the metric is not among the names of an evaluation's, unless those are unknown (empty)."""
+        if names and self.name not in names:
+            raise RunError(
+                f"expected the metric {self.name!r} of an evaluation, found {', '.join(names)}", where,
+                "metrics are those with which the step was compiled: metrics={NAME: function}",
+            )  # fmt: skip
+
     def of(self, metrics: Mapping[str, float], where: str) -> float:
         """Return the metric's value. Raises RunError if it is not among the metrics of an evaluation."""
-        if self.name not in metrics:
-            shown = ", ".join(metrics) or "none"
-            raise RunError(f"expected the metric {self.name!r} of an evaluation, found {shown}", where)
+        self.check(metrics or ("none",), where)
         return metrics[self.name]
 
     def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:

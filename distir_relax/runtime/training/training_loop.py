@@ -34,7 +34,7 @@ class Training:
     """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
 
     `evaluate` returns the metrics after a step, by name; all processes call it, each `options.evaluate_every` steps and
-    after the last one. The metrics of the first process count.
+    after the last one. The metrics of the first process count; `metrics` are their names, if they are known before.
 
     Between two steps the ranks exchange errors, signals, the end of data, and requests of callbacks to end the run, so
     that all take the same action.
@@ -46,6 +46,7 @@ class Training:
     callbacks: Sequence[Callback] = ()
     stop: Callable[[], int] = lambda: 0
     evaluate: Callable[[int], Mapping[str, float]] | None = None
+    metrics: tuple[str, ...] = ()
     ended: Ended = field(init=False)
     _best: BestValue | None = field(init=False, default=None)
 
@@ -132,6 +133,7 @@ class Training:
             return
         with self.executor.agreed():
             metric, value = Metric.parse(self.options.best), None
+            metric.check(self.metrics, "--best")
             if self.options.resume and (saved := best(self.options.checkpoints)) and saved.position.step <= step:
                 self.ended.best, value = saved.position.step, saved.position.metrics.get(metric.name)
             self._best = BestValue(metric, self.evaluate is not None, value)
@@ -139,7 +141,9 @@ class Training:
     def _start(self, step: int) -> None:
         """Call `begun` of the callbacks."""
         work, unit = per_step(self.executor.bundle.manifest)
-        run = RunInfo(step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None)
+        run = RunInfo(
+            step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None, self.metrics
+        )
         for callback in self.callbacks:
             callback.stop_reason = ""
         self._notify(lambda callback: callback.begun(run))
@@ -150,7 +154,14 @@ class Training:
             batch = source.batch(step) if step < self.options.steps else None
         mine = _digest(batch.global_arrays()) if batch is not None and source.streams else ""
         everyone = self.executor.exchange([mine, batch is None])
-        self._check_ends([theirs[1] for theirs in everyone], step)
+        ends = [theirs[1] for theirs in everyone]
+        self._check_ends(ends, step)
+        if all(ends) and step == 0:
+            with self.executor.agreed():
+                raise RunError(
+                    "expected batches, found none", "the data",
+                    "it is empty, or an iterator that was read before: return a new one from a function",
+                )  # fmt: skip
         if len({theirs[0] for theirs in everyone}) > 1:
             with self.executor.agreed():
                 raise RunError(

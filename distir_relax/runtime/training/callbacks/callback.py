@@ -15,7 +15,8 @@ from distir_relax.runtime.training.options import TrainOptions
 class RunInfo:
     """A run at its start: its options, its program, and the `step` after which it starts, 0 unless it resumes.
 
-    A typical step processes `work` samples or tokens, as `unit` says. `evaluates` is whether the run has evaluations.
+    A typical step processes `work` samples or tokens, as `unit` says. `evaluates` is whether the run has evaluations,
+    whose metrics have the names `metrics`, if these are known before.
     """
 
     step: int
@@ -24,6 +25,7 @@ class RunInfo:
     work: int
     unit: str
     evaluates: bool = False
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
