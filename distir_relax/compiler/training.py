@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,9 @@ from distir_relax.frontends.torch.lightning_module import (
 )
 from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
 from distir_relax.frontends.torch.module_modes import in_mode, warn_of_evaluation_mode
-from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
+from distir_relax.frontends.torch.trainer_arguments import read_arguments
+from distir_relax.frontends.torch.trainer_settings import TrainerSettings
+from distir_relax.frontends.torch.transformers_options import noisy_embeddings
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import (
@@ -52,7 +54,7 @@ from distir_relax.optimizers import (
     from_torch,
     rates_of,
 )  # fmt: skip
-from distir_relax.runtime.training.callbacks import EarlyStopping, logger
+from distir_relax.runtime.training.callbacks import EarlyStopping, TimeLimit, logger
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.precisions import TRAINING_PRECISIONS
@@ -279,6 +281,8 @@ class Training:
     deterministic: int | None = None
     arguments: Any = None
     steps_per_epoch: int | None = None
+    label_smoothing: float = 0.0
+    neftune_noise_alpha: float | None = None
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
@@ -299,6 +303,8 @@ class Training:
         return replace(
             self, optimizer=optimizer, clip_norm=settings.clip_norm if self.clip_norm is None else self.clip_norm,
             precision=self.precision or settings.precision, seed=self.seed or settings.seed, arguments=None,
+            label_smoothing=self.label_smoothing or settings.label_smoothing,
+            neftune_noise_alpha=self.neftune_noise_alpha or settings.neftune_noise_alpha,
         )  # fmt: skip
 
     def run_options(self) -> dict[str, Any]:
@@ -313,6 +319,8 @@ class Training:
         if settings.early_stopping is not None:
             metric, patience, least, mode = settings.early_stopping
             callbacks.append(EarlyStopping(metric, patience, least, mode))
+        if settings.max_seconds is not None:
+            callbacks.append(TimeLimit(settings.max_seconds))
         return {**options, "callbacks": callbacks} if callbacks else options
 
     @cached_property
@@ -338,7 +346,7 @@ class Training:
 
     def _convert(self, configured: ConfiguredOptimizer) -> Optimizer:
         """Return the optimizer of a Lightning module or of `arguments`, with its scheduler."""
-        calls, epoch = configured.frequency, self.steps_per_epoch
+        calls, epoch = configured.frequency, self._settings.steps_per_epoch or self.steps_per_epoch
         if configured.scheduler is not None and epoch is None and (configured.epochs or calls > 1):
             raise DistIRError(
                 "expected the number of steps of an epoch, by which the scheduler is stepped",
@@ -475,8 +483,8 @@ class Training:
         computed, narrow_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
-            widens = self.precision == "fp16"
-            with with_training_step(computed) if self._is_lightning else with_loss(computed, narrow_loss, wide=widens):
+            noise = self.neftune_noise_alpha
+            with self._calling(computed, narrow_loss), noisy_embeddings(computed, noise) if noise else nullcontext():
                 imported = import_torch(
                     computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims
                 )
@@ -491,6 +499,19 @@ class Training:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
         tensors = {**imported.tensors, **wide}
         return replace(imported, tensors=tensors, origin=origin_of(model)), tuple(trained)
+
+    def _calling(
+        self, computed: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None
+    ) -> AbstractContextManager[None]:
+        """Return a context in which a call of the model that computes returns its loss, and the metrics."""
+        if self._is_lightning:
+            return with_training_step(computed)
+        if self.label_smoothing and loss is not None:
+            raise DistIRError(
+                "expected no loss with label_smoothing, which is for transformers models that return their loss",
+                "label_smoothing", "F.cross_entropy has an option of this name",
+            )  # fmt: skip
+        return with_loss(computed, loss, metrics, self.precision == "fp16", self.label_smoothing)
 
     def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
         """Return the model and the loss that compute, copies in another precision, and the example call."""
@@ -510,8 +531,7 @@ class Training:
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
-        widens = self.precision == "fp16"
-        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics, widens)
+        calling = with_validation_step(computed) if self._is_lightning else self._calling(computed, loss, metrics)
         with EXPORT_LOCK, in_mode(computed, training=False), calling:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
             imported = _without_updates(import_torch(computed, args, kwargs, changing=changed, **shapes))
@@ -548,6 +568,8 @@ def compile_training(
     deterministic: int | None = None,
     arguments: Any = None,
     steps_per_epoch: int | None = None,
+    label_smoothing: float = 0.0,
+    neftune_noise_alpha: float | None = None,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a training step of `model`, in its current mode, for the devices of a strategy.
@@ -571,14 +593,15 @@ def compile_training(
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
     `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,
     precision, microbatches and seed are theirs unless they are set here. `steps_per_epoch` is needed where epochs are
-    counted. Without any optimizer it is AdamW.
+    counted. Without any optimizer it is AdamW. `label_smoothing` and `neftune_noise_alpha` are those of transformers'
+    `Trainer`, for its models.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, for a loss
     that is not a scalar or does not depend on a trained parameter, and for a module or arguments without an equal here.
     """
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
-        gradient_norm, loss_scale, deterministic, arguments, steps_per_epoch,
+        gradient_norm, loss_scale, deterministic, arguments, steps_per_epoch, label_smoothing, neftune_noise_alpha,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.torch.transformers_options import smoothed_loss
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ LOSS = "loss"
 
 @contextmanager
 def with_loss(
-    model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None, wide: bool = False
+    model: torch.nn.Module,
+    loss: Loss | None,
+    metrics: Mapping[str, Loss] | None = None,
+    wide: bool = False,
+    smoothing: float = 0.0,
 ) -> Iterator[None]:
     """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
 
@@ -33,7 +38,8 @@ def with_loss(
     The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
     scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
     parameters becomes a submodule of the model, so that its parameters are trained too. If `wide`, the loss and the
-    metrics get floats of 16 bits in the output as float32. Raises `ImportModelError` without any loss.
+    metrics get floats of 16 bits in the output as float32. With `smoothing` the loss of a transformers model is that
+    of smoothed labels. Raises `ImportModelError` without any loss.
     """
     original, has_own_forward = model.forward, "forward" in vars(model)
     parameters = list(inspect.signature(original).parameters.values())
@@ -45,7 +51,10 @@ def with_loss(
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if loss is None:
+            labels = kwargs.pop("labels", None) if smoothing else None
             output = original(*args, **kwargs)
+            if smoothing:
+                return results(smoothed_loss(model, output, labels, smoothing), output, {**kwargs, "labels": labels})
             return results(_model_loss(model, output), output, kwargs)
         targets = kwargs.pop(TARGETS)
         # A model may call all of its submodules, as `torch.nn.Sequential` does.

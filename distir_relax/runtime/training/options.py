@@ -67,7 +67,10 @@ class TrainOptions:
     order of samples; None is 0, or that of the resumed run. `best` is the metric whose best checkpoint is kept
     (`Metric.parse`), or empty. A run that evaluates does so each `evaluate_every` steps, and after the last.
 
-    Raises RunError for values outside of their range, and for `resume` and `best` without a folder of checkpoints.
+    With `load_best` it ends with the weights and the state of that checkpoint.
+
+    Raises RunError for values outside of their range, for `resume` and `best` without a folder of checkpoints, and for
+    `load_best` without `best`.
     """
 
     steps: int
@@ -78,6 +81,7 @@ class TrainOptions:
     seed: int | None = None
     best: str = ""
     evaluate_every: int = 100
+    load_best: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "every", "keep", "evaluate_every"):
@@ -90,5 +94,7 @@ class TrainOptions:
             raise RunError("expected a checkpoint folder to resume from, found none", "--resume", hint)
         if self.best and self.checkpoints is None:
             raise RunError("expected a checkpoint folder for the best one, found none", "--best", hint)
+        if self.load_best and not self.best:
+            raise RunError("expected the metric of the best checkpoint, found none", "load_best", "pass best='loss'")
         if self.best:
             Metric.parse(self.best)

@@ -101,6 +101,8 @@ class Training:
             last += saved - paused
             if self.ended.reason:
                 break
+        if self.options.load_best and self.options.checkpoints is not None and self.ended.best is not None:
+            resume(self.executor, self.options.checkpoints, "best")
         self._notify(lambda callback: callback.ended(self.ended))
         return self.ended
 
