@@ -19,7 +19,7 @@ from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
-from distir_relax.compiler.options import CompileOptions, complete, documents
+from distir_relax.compiler.options import CompileOptions, check_names, complete, documents
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
@@ -391,9 +391,11 @@ class Training:
         self._check_lightning()
         _check_optimizer(self.optimizer)
         if self.precision not in (None, *TRAINING_PRECISIONS):
+            near = {dtype: name for name, dtype in TRAINING_PRECISIONS.items()}
+            name = near.get(str(self.precision).removeprefix("torch."))
             raise DistIRError(
                 f"expected a precision of {' or '.join(TRAINING_PRECISIONS)} for training, found {self.precision!r}",
-                hint="weights of 8 and 4 bits are for inference",
+                hint=f"write precision={name!r}" if name else "weights of 8 and 4 bits are for inference",
             )
         imported, trained = self._import()
         scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)
@@ -599,6 +601,7 @@ def compile_training(
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, for a loss
     that is not a scalar or does not depend on a trained parameter, and for a module or arguments without an equal here.
     """
+    check_names(options, CompileOptions, [f.name for f in fields(Training)])
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
         gradient_norm, loss_scale, deterministic, arguments, steps_per_epoch, label_smoothing, neftune_noise_alpha,

@@ -234,6 +234,29 @@ def test_logs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: py
         assert "pip install" in caught.value.hint
 
 
+def test_full_disk_of_a_log_leaves_a_checkpoint(bundle: Path, tmp_path: Path) -> None:
+    """The log is on another disk than the checkpoints."""
+    (tmp_path / "run.jsonl").symlink_to("/dev/full")
+    log, calls = logger(tmp_path / "run.jsonl"), observers.Calls()
+    with pytest.raises(RunError, match=r"run\.jsonl: cannot read or write the log: .* No space left on device"):
+        run(bundle, 9, log, calls, checkpoint=tmp_path / "ck")
+    assert saved_steps(tmp_path / "ck") == [1]
+    assert calls.calls[-1] == "close"
+    ended = run(bundle, 3, checkpoint=tmp_path / "ck", resume="last")
+    assert (ended.step, ended.saved) == (3, 3)
+
+
+def test_error_of_an_evaluation_leaves_a_checkpoint(bundle: Path, tmp_path: Path) -> None:
+    class Refusing(dr.Callback):
+        def evaluated(self, step: int, metrics: Any) -> None:
+            raise RunError("no")
+
+    options: dict[str, Any] = {"checkpoint": tmp_path / "ck", "evaluate": values(0.5, 0.5), "evaluate_every": 4}
+    with pytest.raises(RunError, match="no"):
+        run(bundle, 9, Refusing(), **options)
+    assert saved_steps(tmp_path / "ck") == [4]
+
+
 @pytest.mark.parametrize(
     ("numbers", "options", "step"),
     [

@@ -224,10 +224,11 @@ def _export(
     recorder = recorded_decisions() if spec else nullcontext(decisions)
     try:
         with warnings.catch_warnings(), ExitStack() as leaving:
-            # torch logs the traceback of an error of an op, which is raised as well.
-            logger = logging.getLogger(private("torch._subclasses.fake_tensor.__name__"))
-            leaving.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.CRITICAL)
+            # torch logs errors that it raises as well, with tracebacks and names of its own.
+            for name in (private("torch._subclasses.fake_tensor.__name__"), "torch.fx.experimental.symbolic_shapes"):
+                logger = logging.getLogger(name)
+                leaving.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.CRITICAL)
             leaving.enter_context(redirect_stderr(_WithoutGraphs(sys.stderr)))
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
@@ -249,6 +250,9 @@ def _export(
             raise rejected from error
         cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
         hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
+        if type(error).__name__ == "GuardOnDataDependentSymNode":
+            cause = f"its control flow depends on the values of a tensor ({cause.partition(' (')[0]})"
+            hint = "compute both results, and choose: torch.where(condition, a, b)"
         if "Cache" in cause:
             hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
         raise ImportModelError(

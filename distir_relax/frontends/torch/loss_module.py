@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.torch.loss_call import loss_call
 from distir_relax.frontends.torch.transformers_options import smoothed_loss
 from distir_relax.support.torch_compat import tree_map
 
@@ -65,7 +66,7 @@ def with_loss(
             if attached:
                 model._modules[attached] = cast("torch.nn.Module", loss)
         output = tree_map(_widen, output) if wide else output
-        return results(loss(output, targets), output, targets)
+        return results(loss_call(loss)(output, targets), output, targets)
 
     def results(value: Any, output: Any, targets: Any) -> Any:
         if metrics is None:

@@ -88,7 +88,10 @@ class TrainOptions:
             if getattr(self, name) < 1:
                 raise RunError(f"expected 1 or more, found {getattr(self, name)}", name)
         if self.resume not in ("", *RESUME):
-            raise RunError(f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume")
+            raise RunError(
+                f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume",
+                "'auto' continues from the newest checkpoint if there is one, 'last' needs one",
+            )  # fmt: skip
         hint = "give --checkpoint DIR"
         if self.resume and self.checkpoints is None:
             raise RunError("expected a checkpoint folder to resume from, found none", "--resume", hint)

@@ -6,7 +6,8 @@ import hashlib
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class Training:
     evaluate: Callable[[int], Mapping[str, float]] | None = None
     metrics: tuple[str, ...] = ()
     ended: Ended = field(init=False)
+    _reached: Position = field(init=False)
+    """The position after the last step, also without a checkpoint of it."""
     _best: BestValue | None = field(init=False, default=None)
 
     def run(self) -> Ended:
@@ -83,6 +86,7 @@ class Training:
                 break
             loss, norm = self._step(batch)
             (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
+            self._reached = replace(position, step=step + 1, samples=samples)
             now = time.perf_counter()
             error = self._done(step, loss, norm, now - last, work, waited)
             last = now
@@ -94,7 +98,7 @@ class Training:
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
             if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
-                self._save(self.options.checkpoints, replace(position, step=step + 1, samples=samples), improves)
+                self._save(self.options.checkpoints, self._reached, improves)
             saved = time.perf_counter()
             self.ended.evaluation_seconds += evaluated - paused
             self.ended.checkpoint_seconds += saved - evaluated
@@ -216,12 +220,23 @@ class Training:
                     f"the loss of step {step + 1} is {shown}", self.executor.bundle.manifest.name, self._after_nan()
                 )
         if any(theirs[2] for theirs in everyone):
-            with self.executor.agreed():
+            with self._saving(), self.executor.agreed():
                 if error is not None:
                     raise error
         self._check_ends([theirs[4] for theirs in everyone], step + 1)
         self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Write a checkpoint of the steps done before an error of the data or of a callback ends the run."""
+        try:
+            yield
+        except DistIRError:
+            if self.options.checkpoints is not None and self.ended.saved != self._reached.step:
+                with suppress(DistIRError):
+                    self._save(self.options.checkpoints, self._reached, improves=False)
+            raise
 
     def _check_ends(self, ends: Sequence[bool], steps: int) -> None:
         """Raise RunError if the data of some processes have ended, and those of others have not."""
@@ -238,7 +253,8 @@ class Training:
         if self.evaluate is None or (step % self.options.evaluate_every and step < self.options.steps):
             return False
         metrics = self.executor.exchange(dict(self.evaluate(step)))[0]
-        self._notify(lambda callback: callback.evaluated(step, metrics))
+        with self._saving():
+            self._notify(lambda callback: callback.evaluated(step, metrics))
         self.ended.reason = self.ended.reason or self.executor.exchange(self._stop_reason)[0]
         if self._best is None:
             return False
