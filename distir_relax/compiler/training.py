@@ -18,6 +18,7 @@ from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, wr
 from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
+from distir_relax.compiler.lightning_hooks import BatchEndHook
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
 from distir_relax.compiler.options import CompileOptions, check_names, complete, documents
 from distir_relax.compiler.origin import from_files, origin_of
@@ -31,6 +32,7 @@ from distir_relax.frontends.torch.lightning_module import (
     ConfiguredOptimizer,
     check_lightning,
     configured_optimizer,
+    has_batch_end_hook,
     has_validation_step,
     is_lightning,
     with_training_step,
@@ -54,7 +56,8 @@ from distir_relax.optimizers import (
     from_torch,
     rates_of,
 )  # fmt: skip
-from distir_relax.runtime.training.callbacks import EarlyStopping, TimeLimit, logger
+from distir_relax.runtime.training.callbacks import Callback, EarlyStopping, StepResult, TimeLimit, logger
+from distir_relax.runtime.training.callbacks.callback import call_with_weights
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.precisions import TRAINING_PRECISIONS
@@ -62,6 +65,8 @@ from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.runtime.session import Session
 
 
 class TrainingStep:
@@ -73,12 +78,15 @@ class TrainingStep:
     def __init__(
         self, plan: Plan, optimizer: Optimizer, has_loss: bool, precision: str | None, seed: int,
         model_tensors: ModelTensors, compile_evaluation: Callable[[Plan], Plan], has_metrics: bool,
+        callbacks: Sequence[Callback] = (),
     ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
         self.steps = 0
         self.gradient_norm: float | None = None
         """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
+        self.callbacks = tuple(callbacks)
+        """Callbacks that are part of the step: hooks of a Lightning module."""
         self._exclusive = threading.RLock()
         self._has_loss = has_loss
         self._precision = precision
@@ -104,7 +112,16 @@ class TrainingStep:
             outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=names)
             self.steps += 1
             self.gradient_norm = next((float(outputs[name]) for name in self._measured), None)
+            if self.callbacks:
+                self._call_callbacks(float(outputs[self._loss]), self.plan.session(backend))
         return float(outputs[self._loss])
+
+    def _call_callbacks(self, loss: float, session: Session) -> None:
+        for callback in self.callbacks:
+            callback.done(StepResult(self.steps, loss, 0.0, 0))
+        names = self._model_tensors.saved_values
+        replaced = call_with_weights(self.callbacks, self.steps, names, session.state())
+        session.replace_state(list(replaced), replaced)
 
     def evaluate(
         self, batches: Iterable[Any], *, averaged: bool = False, backend: str = "torch", timeout: float | None = None
@@ -230,7 +247,15 @@ class TrainingStep:
         return {**self.plan.imported.tensors, **state, **(averages if averaged else {})}
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
-        """Write the bundle, with the current parameters and state; see `Plan.save`."""
+        """Write the bundle, with the current parameters and state; see `Plan.save`.
+
+        Raises `DistIRError` for a step with callbacks, which are Python.
+        """
+        if self.callbacks:
+            raise DistIRError(
+                f"expected a step without hooks, which a bundle has not, found {type(self.callbacks[0]).__name__}",
+                self.plan.name, "train it with dr.train, or write the hook as a callback for distir train --callbacks",
+            )  # fmt: skip
         return write_bundle(self.bundle(backends), Path(path), overwrite)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
@@ -420,6 +445,7 @@ class Training:
         return TrainingStep(
             plan, self.optimizer, self.loss is not None, self.precision, self.seed,
             ModelTensors.of(self.model, plan.imported), compile_evaluation, has_metrics,
+            (BatchEndHook(self.model),) if self._is_lightning and has_batch_end_hook(self.model) else (),
         )  # fmt: skip
 
     def _compile_evaluation(self, step: Plan, options: CompileOptions) -> Plan:

@@ -224,7 +224,7 @@ def _clamp(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 HOOKS = (
-    "on_train_batch_end", "on_before_optimizer_step", "on_after_batch_transfer", "optimizer_zero_grad",
+    "on_train_batch_start", "on_before_optimizer_step", "on_after_batch_transfer", "optimizer_zero_grad",
     "lr_scheduler_step", "optimizer_step", "on_train_epoch_end", "configure_callbacks", "on_save_checkpoint",
 )  # fmt: skip
 
@@ -234,6 +234,40 @@ def test_hook_that_is_not_called_is_refused(hook: str) -> None:
     module = type("Hooked", (Classifier,), {hook: _clamp, "test_step": _clamp, "prepare_data": _clamp})()
     with pytest.raises(DistIRError, match=f"Hooked: the module has its own {hook}, which a compiled step does not"):
         dr.compile_training(module, optimizer=dr.SGD(lr=0.1), example_batch=next(iter(loader())))
+
+
+class Clamped(Classifier):
+    """Clamps a weight after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+        _clamp(self)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_weights_are_changed_at_the_end_of_a_batch(runs: bool, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    theirs, data = Clamped(), loader()
+    ours = copy.deepcopy(theirs)
+    chosen: dict[str, Any] = {"max_epochs": 2, "enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET}
+    step = dr.compile_training(
+        ours, example_batch=next(iter(data)), arguments=pl.Trainer(**chosen), steps_per_epoch=4, strategy="3/1/1/1"
+    )
+    if runs:
+        dr.train(step, data, steps=8)
+    else:
+        losses = [step(batch) for _ in range(2) for batch in data]
+        assert losses == ours.losses
+    pl.Trainer(**chosen).fit(theirs, data)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-9, atol=1e-12)
+    with pytest.raises(DistIRError, match="a step without hooks, which a bundle has not"):
+        step.save(tmp_path / "m.dist")
 
 
 class Counting(pl.Callback):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 _LOGGING = ("log", "log_dict")
-_CALLED = ("forward", "training_step", "validation_step", "configure_optimizers")
+_BATCH_END = "on_train_batch_end"
+_CALLED = ("forward", "training_step", "validation_step", "configure_optimizers", _BATCH_END)
 """Methods of a module that are part of a compiled training."""
 _OTHER_RUNS = (
     "test_step", "predict_step", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader",
@@ -101,7 +102,16 @@ def configured_optimizer(module: Any) -> ConfiguredOptimizer:
 
 def has_validation_step(module: Any) -> bool:
     """Return whether a Lightning module has a `validation_step` of its own."""
-    own = getattr(type(module), "validation_step", None)
+    return _has_own(module, "validation_step")
+
+
+def has_batch_end_hook(module: Any) -> bool:
+    """Return whether a Lightning module has an `on_train_batch_end` of its own."""
+    return _has_own(module, _BATCH_END)
+
+
+def _has_own(module: Any, name: str) -> bool:
+    own = getattr(type(module), name, None)
     return own is not None and not is_of_lightning(own)
 
 

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 class CompiledStep(Protocol):
-    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far."""
+    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far.
+
+    Its `callbacks` are called before those of a run.
+    """
 
     steps: int
+    callbacks: tuple[Callback, ...]
 
     @property
     def plan(self) -> Any:
@@ -107,7 +111,7 @@ def train(
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
         executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))
-        observers = (_StepCount(step), *callbacks)
+        observers = (_StepCount(step), *step.callbacks, *callbacks)
     training_of(executor.bundle.manifest)
     names: tuple[str, ...] = ()
     if evaluation is not None:

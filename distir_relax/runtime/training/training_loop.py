@@ -19,7 +19,7 @@ from distir_relax.layout import typical_value
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.training.batches import Data, data_inputs, training_of
 from distir_relax.runtime.training.best_value import BestValue
-from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult, call_with_weights
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import Metric, TrainOptions
@@ -52,6 +52,7 @@ class Training:
     _reached: Position = field(init=False)
     """The position after the last step, also without a checkpoint of it."""
     _best: BestValue | None = field(init=False, default=None)
+    _weights_every: Sequence[int] = field(init=False, default=())
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -94,6 +95,7 @@ class Training:
             batch, data_error = self._next(source, step + 1)
             waited = time.perf_counter() - begun
             self._synchronize(step, loss, error or data_error, batch is None)
+            self._call_with_weights(step + 1)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
@@ -153,6 +155,7 @@ class Training:
         for callback in self.callbacks:
             callback.stop_reason = ""
         self._notify(lambda callback: callback.begun(run))
+        self._weights_every = self.executor.exchange([callback.weights_every for callback in self.callbacks])[0]
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch, which must be the same on all processes."""
@@ -226,6 +229,17 @@ class Training:
         self._check_ends([theirs[4] for theirs in everyone], step + 1)
         self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
+
+    def _call_with_weights(self, step: int) -> None:
+        """Gather the weights for the callbacks that ask for them after a step, and replace those that they return."""
+        if not any(every and step % every == 0 for every in self._weights_every):
+            return
+        state, replaced = self.executor.state(), {}
+        names = training_of(self.executor.bundle.manifest).names
+        with self._saving(), self.executor.agreed():
+            if self.executor.first:
+                replaced = call_with_weights(self.callbacks, step, names, state)
+        self.executor.replace_state(replaced)
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
