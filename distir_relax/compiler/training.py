@@ -60,7 +60,7 @@ from distir_relax.runtime.training.callbacks import Callback, EarlyStopping, Ste
 from distir_relax.runtime.training.callbacks.callback import call_with_weights
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
-from distir_relax.support.precisions import TRAINING_PRECISIONS
+from distir_relax.support.precisions import TRAINING_PRECISIONS, spelling
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
@@ -416,11 +416,9 @@ class Training:
         self._check_lightning()
         _check_optimizer(self.optimizer)
         if self.precision not in (None, *TRAINING_PRECISIONS):
-            near = {dtype: name for name, dtype in TRAINING_PRECISIONS.items()}
-            name = near.get(str(self.precision).removeprefix("torch."))
             raise DistIRError(
                 f"expected a precision of {' or '.join(TRAINING_PRECISIONS)} for training, found {self.precision!r}",
-                hint=f"write precision={name!r}" if name else "weights of 8 and 4 bits are for inference",
+                hint=spelling(self.precision) or "weights of 8 and 4 bits are for inference",
             )
         imported, trained = self._import()
         scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)

@@ -79,3 +79,16 @@ def test_generators_that_do_not_advance_are_accepted() -> None:
     random.random()
     imported = import_torch(model, (torch.ones(3, 5),))
     assert [op.name for op in imported.module.main.ops][-1] == "add"
+
+
+def test_draw_of_another_thread_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it came between the beginning and the end of the export."""
+    export = torch.export.export
+
+    def drawing(*args: Any, **kwargs: Any) -> Any:
+        random.random()
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", drawing)
+    imported = import_torch(Model(lambda model: 0.5), (torch.ones(3, 5),))
+    assert [op.name for op in imported.module.main.ops][-1] == "add"

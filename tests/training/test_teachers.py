@@ -71,6 +71,7 @@ def test_teacher_equals_torch(style: str, strategy: str) -> None:
     step.copy_to_model(model)
     for name, tensor in own.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-9, atol=1e-10)
+    step.bundle(("torch",))
     # An evaluation updates nothing: each batch sees the state of the training.
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
     expected = []

@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 def reject_drawn_numbers(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Raise `ImportModelError` at the end of the context, the export of a call of `model`, if a generator advanced.
 
-    The error names the line of a second call, which is run step by step. Generators have their old state afterwards.
+    The error names the line of a second call, which is run step by step. If that one draws nothing, another thread did.
+    Generators have their old state afterwards.
     """
     generators = dict(_generators(model))
     before = {name: read() for name, (read, _) in generators.items()}
     try:
         yield
-        advanced = [name for name, (read, _) in generators.items() if read() != before[name]]
-        if advanced:
+        for name, (read, _) in generators.items():
+            if read() == before[name] or (line := _drawing_line(read, model, args, kwargs)) is None:
+                continue
             raise ImportModelError(
-                f"the model draws numbers from {advanced[0]} in its forward, which a program would repeat",
-                _drawing_line(generators[advanced[0]][0], model, args, kwargs),
+                f"the model draws numbers from {name} in its forward, which a program would repeat",
+                line,
                 "draw with torch (torch.rand, F.dropout), or outside of the model and pass the number as an input",
             )
     finally:
@@ -71,8 +73,11 @@ def _of_numpy(bits: Any) -> _Generator:
 
 def _drawing_line(
     read: Callable[[], _State], model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> str:
-    """Return the line of the user's code at which a call of the model changes a state; "" if it cannot be called."""
+) -> str | None:
+    """Return the line of the user's code at which a call of the model changes a state.
+
+    It is None if the call does not change it, and "" for a model that cannot be called.
+    """
     last, line = read(), ("", 0)
     lines: list[str] = []
 
@@ -90,8 +95,9 @@ def _drawing_line(
     before = sys.gettrace()
     sys.settrace(trace)
     try:
+        returned = False
         with suppress(Exception):  # The model raises whatever it does in a second call.
-            call_results(model, args, kwargs)
+            returned = bool(call_results(model, args, kwargs))
     finally:
         sys.settrace(before)
-    return lines[0] if lines else ""
+    return lines[0] if lines else None if returned else ""
