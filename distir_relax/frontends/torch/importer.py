@@ -178,7 +178,7 @@ def _reject_changed_parameters(program: ExportedProgram, model: torch.nn.Module)
     trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     for name in mutated_state(program) & trained:
         raise ImportModelError(
-            f"the model changes {name!r} while it runs, a parameter that requires gradients",
+            f"the model changes {name!r}, a parameter that requires gradients, while it runs",
             hint="requires_grad_(False) makes it state of the model, such as the average of another parameter",
         )
 
