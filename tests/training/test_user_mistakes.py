@@ -333,6 +333,24 @@ def test_branch_by_values_is_one_error(condition: Any, capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("", "")
 
 
+def test_index_by_values_is_named() -> None:
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = perceptron()
+            self.register_buffer("rows", torch.zeros(4, 3, dtype=torch.float64))
+            self.register_buffer("next", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layers(x)
+            self.rows[int(self.next)] = y.detach().mean(0)
+            return y - self.rows.mean(0)
+
+    with pytest.raises(ImportModelError, match="a size or an index depends on the values of a tensor") as caught:
+        compiled(Queue())
+    assert "index_copy" in caught.value.hint
+
+
 def test_a_sampler_of_other_ranks_is_refused() -> None:
     x, y = batch()
     samples = TensorDataset(x, y)

@@ -251,8 +251,7 @@ def _export(
         cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
         hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
         if type(error).__name__ == "GuardOnDataDependentSymNode":
-            cause = f"its control flow depends on the values of a tensor ({cause.partition(' (')[0]})"
-            hint = "compute both results, and choose: torch.where(condition, a, b)"
+            cause, hint = _dependence_on_values(cause)
         if "Cache" in cause:
             hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
         raise ImportModelError(
@@ -260,6 +259,20 @@ def _export(
             location_of_error(error.__traceback__),
             hint,
         ) from error
+
+
+def _dependence_on_values(cause: str) -> tuple[str, str]:
+    """Return the message and the hint for torch's message about a number that it needs from a tensor."""
+    cause = cause.partition(" (")[0]
+    if "specialized integer" in cause:
+        return (
+            f"a size or an index depends on the values of a tensor ({cause})",
+            "index with tensors: x[i.reshape(1)], x.index_copy(0, i.reshape(1), rows)",
+        )
+    return (
+        f"its control flow depends on the values of a tensor ({cause})",
+        "compute both results, and choose: torch.where(condition, a, b)",
+    )
 
 
 class _WithoutGraphs:
