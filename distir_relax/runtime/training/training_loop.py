@@ -52,7 +52,7 @@ class Training:
     _reached: Position = field(init=False)
     """The position after the last step, also without a checkpoint of it."""
     _best: BestValue | None = field(init=False, default=None)
-    _weights_every: Sequence[int] = field(init=False, default=())
+    _weights_every: int = field(init=False, default=0)
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -155,7 +155,8 @@ class Training:
         for callback in self.callbacks:
             callback.stop_reason = ""
         self._notify(lambda callback: callback.begun(run))
-        self._weights_every = self.executor.exchange([callback.weights_every for callback in self.callbacks])[0]
+        every = math.gcd(*(callback.weights_every for callback in self.callbacks))
+        self._weights_every = self.executor.exchange(every)[0]
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch, which must be the same on all processes."""
@@ -232,7 +233,7 @@ class Training:
 
     def _call_with_weights(self, step: int) -> None:
         """Gather the weights for the callbacks that ask for them after a step, and replace those that they return."""
-        if not any(every and step % every == 0 for every in self._weights_every):
+        if not self._weights_every or step % self._weights_every:
             return
         state, replaced = self.executor.state(), {}
         names = training_of(self.executor.bundle.manifest).names
