@@ -340,7 +340,7 @@ class Training:
         if self.arguments is None:
             raise DistIRError("expected a training with the arguments of a loop, found none", "run_options")
         options, settings = dict(self._settings.run), self._settings
-        callbacks: list[Any] = [logger(path) for path in settings.logs]
+        callbacks: list[Any] = [_made_logger(path) for path in settings.logs]
         if settings.early_stopping is not None:
             metric, patience, least, mode = settings.early_stopping
             callbacks.append(EarlyStopping(metric, patience, least, mode))
@@ -530,13 +530,15 @@ class Training:
         self, computed: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None
     ) -> AbstractContextManager[None]:
         """Return a context in which a call of the model that computes returns its loss, and the metrics."""
-        if self._is_lightning:
-            return with_training_step(computed)
-        if self.label_smoothing and loss is not None:
+        if not 0 <= self.label_smoothing < 1:
+            raise DistIRError(f"expected a factor from 0 to below 1, found {self.label_smoothing}", "label_smoothing")
+        if self.label_smoothing and (loss is not None or self._is_lightning):
             raise DistIRError(
                 "expected no loss with label_smoothing, which is for transformers models that return their loss",
                 "label_smoothing", "F.cross_entropy has an option of this name",
             )  # fmt: skip
+        if self._is_lightning:
+            return with_training_step(computed)
         return with_loss(computed, loss, metrics, self.precision == "fp16", self.label_smoothing)
 
     def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
@@ -643,6 +645,13 @@ def _without_updates(imported: Imported) -> Imported:
         tensors={name: tensor for name, tensor in imported.tensors.items() if name in values},
         names={name: value for name, value in imported.names.items() if value in values},
     )  # fmt: skip
+
+
+def _made_logger(path: str) -> Callback:
+    """Return the logger of another loop, which makes the folder of its file."""
+    if path.endswith(".csv"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return logger(path)
 
 
 def _with_tensors(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Plan:

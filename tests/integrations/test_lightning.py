@@ -303,6 +303,11 @@ def test_loggers_and_time_limits_are_honoured(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_steps": 4, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = pl.Trainer(max_time={"hours": 1}, logger=pl.loggers.TensorBoardLogger(tmp_path), **options)
     training = dr.Training(Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer)
+    trainer = pl.Trainer(logger=pl.loggers.CSVLogger(tmp_path), **options)
+    (table,) = dr.Training(
+        Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer
+    ).run_options()["callbacks"]
+    assert table.path == tmp_path / "lightning_logs" / "version_0" / "metrics.csv"
     log, limit = training.run_options()["callbacks"]
     assert isinstance(log, dr.callbacks.TensorBoardLogger)
     assert isinstance(limit, dr.callbacks.TimeLimit)
@@ -319,6 +324,10 @@ def test_mistakes_are_errors() -> None:
     for kind, message in ((Manual, "automatic optimization"), (Clipping, "its own configure")):
         with pytest.raises(DistIRError, match=message):
             dr.compile_training(kind(), optimizer=dr.SGD(lr=0.1), example_batch=batch)
+    with pytest.raises(DistIRError, match="label_smoothing: expected no loss with label_smoothing"):
+        dr.compile_training(Classifier(), optimizer=dr.SGD(lr=0.1), example_batch=batch, label_smoothing=0.1)
+    with pytest.raises(DistIRError, match="label_smoothing: expected a factor from 0 to below 1, found 1"):
+        dr.compile_training(Classifier(), optimizer=dr.SGD(lr=0.1), example_batch=batch, label_smoothing=1)
     with pytest.raises(DistIRError, match="no loss and no metrics"):
         dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.SGD(lr=0.1), example_batch=batch)
     with pytest.raises(DistIRError, match="the number of steps of an epoch"):

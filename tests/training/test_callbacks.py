@@ -106,9 +106,10 @@ def test_ranks_agree_on_the_end_and_on_errors_of_callbacks(bundle: Path, tmp_pat
     assert chosen is not None
     assert errors[chosen.position.step] == chosen.position.metrics["error"] == min(errors.values())
     assert saved_steps(tmp_path / "ck") == sorted({chosen.position.step, 4})
-    done = mpirun(2, *command, "--callbacks", f"{OBSERVERS}:failing")
+    done = mpirun(2, *command, "--callbacks", f"{OBSERVERS}:failing", "--checkpoint", tmp_path / "failed")
     assert done.returncode == 2
     assert done.stderr.count("error: ") == 1
+    assert saved_steps(tmp_path / "failed") == [3]
     assert "raised LookupError when it was called (Failing.done): there is no such column" in done.stderr
     assert f"{OBSERVERS}:" in done.stderr
     assert "Traceback" not in done.stderr

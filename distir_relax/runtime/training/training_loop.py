@@ -17,6 +17,7 @@ from distir_relax.checkpoints import Position, best, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.layout import typical_value
 from distir_relax.runtime.arrays import as_torch
+from distir_relax.runtime.handshake import Agreed
 from distir_relax.runtime.training.batches import Data, data_inputs, training_of
 from distir_relax.runtime.training.best_value import BestValue
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult, call_with_weights
@@ -244,12 +245,15 @@ class Training:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Write a checkpoint of the steps done before an error of the data or of a callback ends the run."""
+        """Write a checkpoint of the steps done before an error of the data or of a callback ends the run.
+
+        All processes raise the error.
+        """
         try:
             yield
-        except DistIRError:
+        except (DistIRError, Agreed):
             if self.options.checkpoints is not None and self.ended.saved != self._reached.step:
-                with suppress(DistIRError):
+                with suppress(DistIRError, Agreed):
                     self._save(self.options.checkpoints, self._reached, improves=False)
             raise
 
