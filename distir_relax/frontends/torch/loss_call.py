@@ -24,4 +24,4 @@ def loss_call(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def location_of_loss(stack: str | None) -> str:
     """Return `LOSS_LOCATION` for the stack of an op that a loss computes itself, "" for others."""
-    return LOSS_LOCATION if innermost_frame(stack) == __file__ else ""
+    return LOSS_LOCATION if stack and __file__ in stack and innermost_frame(stack) == __file__ else ""
