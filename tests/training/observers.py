@@ -87,7 +87,7 @@ class Clamp(dr.Callback):
 
 
 def clamp() -> Clamp:
-    """It."""
+    """A callback that clamps."""
     return Clamp()
 
 
