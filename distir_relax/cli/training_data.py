@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Manifest
 from distir_relax.errors import ImportModelError
@@ -15,6 +16,9 @@ from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, St
 from distir_relax.runtime.training.data_sources import open_evaluation, open_function
 from distir_relax.runtime.training.executor import Batch
 from distir_relax.support.user_function import call_function, find_function, users_code
+
+if TYPE_CHECKING:
+    import torch
 
 
 def load_data(target: str) -> Callable[[Manifest, int], Data]:
@@ -72,11 +76,20 @@ class UserCallbacks(Callback):
                 "derive the class from dr.Callback, and return an object of it",
             )  # fmt: skip
         self._callbacks = callbacks
+        self.weights_every = math.gcd(*(callback.weights_every for callback in callbacks))
         self._call("begun", run)
 
     def done(self, result: StepResult) -> None:
         """See `Callback`."""
         self._call("done", result)
+
+    def weights(self, step: int, tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """See `Callback`."""
+        replaced: dict[str, torch.Tensor] = {}
+        for callback in self._callbacks:
+            if callback.weights_every and step % callback.weights_every == 0:
+                replaced |= self._called(callback, "weights", step, {**tensors, **replaced}) or {}
+        return replaced
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
@@ -95,9 +108,12 @@ class UserCallbacks(Callback):
         self._call("close")
 
     def _call(self, method: str, *arguments: Any) -> None:
-        file = self._target.rpartition(":")[0]
         for callback in self._callbacks:
-            function = partial(getattr(callback, method), *arguments)
-            users_code(function, file, f"was called ({type(callback).__name__}.{method})")
+            self._called(callback, method, *arguments)
             if callback.stop_reason:
                 self.stop(callback.stop_reason)
+
+    def _called(self, callback: Callback, method: str, *arguments: Any) -> Any:
+        function = partial(getattr(callback, method), *arguments)
+        file = self._target.rpartition(":")[0]
+        return users_code(function, file, f"was called ({type(callback).__name__}.{method})")

@@ -26,12 +26,14 @@ class ModelTensors:
     """The names of a model's tensors: those of `values` are weights of the program, others are not.
 
     `values` maps names of parameters, tied ones each, and of buffers that training changes, to the program's. Of them,
-    `loss_names` belong to the loss, and `unsaved` are buffers that a state dict does not have. `unused` are parameters
-    that the loss does not depend on. `constants` are buffers that do not change, whose numbers the program contains.
+    `loss_names` belong to the loss, `buffers` are buffers, and `unsaved` those that a state dict does not have.
+    `unused` are parameters that the loss does not depend on. `constants` are buffers that do not change, whose numbers
+    the program contains.
     """
 
     values: Mapping[str, str]
     loss_names: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
     unsaved: frozenset[str] = frozenset()
     unused: Mapping[str, torch.Tensor] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -45,16 +47,22 @@ class ModelTensors:
         values = {
             name: value
             for name, value in imported.names.items()
-            if roles.get(value) == "parameter" or (roles.get(value) == "state" and name in buffers)
+            if roles.get(value) == "parameter" or (roles.get(value) == "state" and name in {**buffers, **parameters})
         }
         saved = model.state_dict(keep_vars=True).keys()
         return cls(
             values,
             frozenset(values.keys() - parameters.keys() - buffers.keys()),
+            frozenset(values.keys() & buffers.keys()),
             frozenset(values.keys() & buffers.keys() - saved),
             {name: p.detach().clone() for name, p in parameters.items() if name in imported.unused},
             {n: b.detach().clone() for n, b in buffers.items() if n not in values and n in saved and not b.is_meta},
         )
+
+    @property
+    def parameter_values(self) -> dict[str, str]:
+        """The names of `values` that are parameters."""
+        return {name: value for name, value in self.values.items() if name not in self.buffers}
 
     @property
     def model_values(self) -> dict[str, str]:

@@ -8,8 +8,9 @@ commands from them.
 from __future__ import annotations
 
 import builtins
+import difflib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -234,12 +235,14 @@ def import_options(options: ModelOptions) -> tuple[ImportOptions, CompileOptions
     return cast(ImportOptions, of_import), cast(CompileOptions, of_compilation)
 
 
-def check_names(options: Mapping[str, Any], group: type) -> None:
-    """Raise TypeError for options that `group` does not declare."""
-    names = declared(group)
+def check_names(options: Mapping[str, Any], group: type, others: Collection[str] = ()) -> None:
+    """Raise TypeError for options that `group` does not declare, where `others` could be given, too."""
+    names = [*others, *declared(group)]
     for option in options:
         if option not in names:
-            raise TypeError(f"there is no option {option!r}; expected one of {', '.join(names)}")
+            near = difflib.get_close_matches(option, names, 1)
+            similar = f", did you mean {near[0]!r}?" if near else ";"
+            raise TypeError(f"there is no option {option!r}{similar} Expected one of {', '.join(names)}")
 
 
 def complete(options: CompileOptions, name: str) -> CompileOptions:

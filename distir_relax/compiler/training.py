@@ -7,8 +7,8 @@ import glob
 import math
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,26 +18,31 @@ from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, wr
 from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
+from distir_relax.compiler.lightning_hooks import BatchEndHook
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
-from distir_relax.compiler.options import CompileOptions, complete, documents
+from distir_relax.compiler.options import CompileOptions, check_names, complete, documents
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
 from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
-from distir_relax.frontends.imported_model import Imported, snapshot
+from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.lightning_module import (
     ConfiguredOptimizer,
     check_lightning,
     configured_optimizer,
+    has_batch_end_hook,
     has_validation_step,
     is_lightning,
     with_training_step,
     with_validation_step,
 )
 from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
-from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
+from distir_relax.frontends.torch.module_modes import in_mode, warn_of_evaluation_mode
+from distir_relax.frontends.torch.trainer_arguments import read_arguments
+from distir_relax.frontends.torch.trainer_settings import TrainerSettings
+from distir_relax.frontends.torch.transformers_options import noisy_embeddings
 from distir_relax.layout import print_placements
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import (
@@ -51,14 +56,17 @@ from distir_relax.optimizers import (
     from_torch,
     rates_of,
 )  # fmt: skip
-from distir_relax.runtime.training.callbacks import EarlyStopping, logger
+from distir_relax.runtime.training.callbacks import Callback, EarlyStopping, StepResult, TimeLimit, logger
+from distir_relax.runtime.training.callbacks.callback import call_with_weights
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
-from distir_relax.support.precisions import AUTOCAST_PRECISIONS, TRAINING_PRECISIONS
+from distir_relax.support.precisions import AUTOCAST_PRECISIONS, TRAINING_PRECISIONS, spelling
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
+
+    from distir_relax.runtime.session import Session
 
 
 _NARROW = "bf16-true"
@@ -74,12 +82,15 @@ class TrainingStep:
     def __init__(
         self, plan: Plan, optimizer: Optimizer, has_loss: bool, precision: str | None, seed: int,
         model_tensors: ModelTensors, compile_evaluation: Callable[[Plan], Plan], has_metrics: bool,
+        callbacks: Sequence[Callback] = (),
     ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
         self.steps = 0
         self.gradient_norm: float | None = None
         """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
+        self.callbacks = tuple(callbacks)
+        """Callbacks that are part of the step: hooks of a Lightning module."""
         self._exclusive = threading.RLock()
         self._has_loss = has_loss
         self._precision = precision
@@ -105,7 +116,16 @@ class TrainingStep:
             outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=names)
             self.steps += 1
             self.gradient_norm = next((float(outputs[name]) for name in self._measured), None)
+            if self.callbacks:
+                self._call_callbacks(float(outputs[self._loss]), self.plan.session(backend))
         return float(outputs[self._loss])
+
+    def _call_callbacks(self, loss: float, session: Session) -> None:
+        for callback in self.callbacks:
+            callback.done(StepResult(self.steps, loss, 0.0, 0))
+        names = self._model_tensors.saved_values
+        replaced = call_with_weights(self.callbacks, self.steps, names, session.state())
+        session.replace_state(list(replaced), replaced)
 
     def evaluate(
         self, batches: Iterable[Any], *, averaged: bool = False, backend: str = "torch", timeout: float | None = None
@@ -171,8 +191,7 @@ class TrainingStep:
         are their averages; raises `RunError` if the step keeps none.
         """
         tensors = self._tensors(backend, averaged)
-        parameters = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
-        used = {n: tensors[value] for n, value in self._model_tensors.values.items() if value in parameters}
+        used = {name: tensors[value] for name, value in self._model_tensors.parameter_values.items()}
         return {**used, **{name: value.clone() for name, value in self._model_tensors.unused.items()}}
 
     def copy_to_model(self, model: torch.nn.Module, averaged: bool = False, backend: str = "torch") -> None:
@@ -232,7 +251,15 @@ class TrainingStep:
         return {**self.plan.imported.tensors, **state, **(averages if averaged else {})}
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
-        """Write the bundle, with the current parameters and state; see `Plan.save`."""
+        """Write the bundle, with the current parameters and state; see `Plan.save`.
+
+        Raises `DistIRError` for a step with callbacks, which are Python.
+        """
+        if self.callbacks:
+            raise DistIRError(
+                f"expected a step without hooks, which a bundle has not, found {type(self.callbacks[0]).__name__}",
+                self.plan.name, "train it with dr.train, or write the hook as a callback for distir train --callbacks",
+            )  # fmt: skip
         return write_bundle(self.bundle(backends), Path(path), overwrite)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
@@ -284,6 +311,8 @@ class Training:
     reduce_dtype: str | None = None
     arguments: Any = None
     steps_per_epoch: int | None = None
+    label_smoothing: float = 0.0
+    neftune_noise_alpha: float | None = None
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
@@ -304,6 +333,8 @@ class Training:
         return replace(
             self, optimizer=optimizer, clip_norm=settings.clip_norm if self.clip_norm is None else self.clip_norm,
             precision=self.precision or settings.precision, seed=self.seed or settings.seed, arguments=None,
+            label_smoothing=self.label_smoothing or settings.label_smoothing,
+            neftune_noise_alpha=self.neftune_noise_alpha or settings.neftune_noise_alpha,
         )  # fmt: skip
 
     def run_options(self) -> dict[str, Any]:
@@ -314,10 +345,12 @@ class Training:
         if self.arguments is None:
             raise DistIRError("expected a training with the arguments of a loop, found none", "run_options")
         options, settings = dict(self._settings.run), self._settings
-        callbacks: list[Any] = [logger(path) for path in settings.logs]
+        callbacks: list[Any] = [_made_logger(path) for path in settings.logs]
         if settings.early_stopping is not None:
             metric, patience, least, mode = settings.early_stopping
             callbacks.append(EarlyStopping(metric, patience, least, mode))
+        if settings.max_seconds is not None:
+            callbacks.append(TimeLimit(settings.max_seconds))
         return {**options, "callbacks": callbacks} if callbacks else options
 
     @cached_property
@@ -343,7 +376,7 @@ class Training:
 
     def _convert(self, configured: ConfiguredOptimizer) -> Optimizer:
         """Return the optimizer of a Lightning module or of `arguments`, with its scheduler."""
-        calls, epoch = configured.frequency, self.steps_per_epoch
+        calls, epoch = configured.frequency, self._settings.steps_per_epoch or self.steps_per_epoch
         if configured.scheduler is not None and epoch is None and (configured.epochs or calls > 1):
             raise DistIRError(
                 "expected the number of steps of an epoch, by which the scheduler is stepped",
@@ -383,13 +416,14 @@ class Training:
         Without any sharding it is for one device.
         """
         if self.arguments is not None or self.optimizer is None:
-            return self.resolved.read(self._with_arguments(options or {}))
+            with in_mode(self.model, training=True) if self._settings.trains else nullcontext():
+                return self.resolved.read(self._with_arguments(options or {}))
         self._check_lightning()
         _check_optimizer(self.optimizer)
         if self.precision not in (None, *TRAINING_PRECISIONS):
             raise DistIRError(
                 f"expected a precision of {' or '.join(TRAINING_PRECISIONS)} for training, found {self.precision!r}",
-                hint="weights of 8 and 4 bits are for inference",
+                hint=spelling(self.precision) or "weights of 8 and 4 bits are for inference",
             )
         imported, trained = self._import()
         scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)
@@ -419,6 +453,7 @@ class Training:
         return TrainingStep(
             plan, self.optimizer, self.loss is not None, self.precision, self.seed,
             ModelTensors.of(self.model, plan.imported), compile_evaluation, has_metrics,
+            (BatchEndHook(self.model),) if self._is_lightning and has_batch_end_hook(self.model) else (),
         )  # fmt: skip
 
     def _compile_evaluation(self, step: Plan, options: CompileOptions) -> Plan:
@@ -485,10 +520,12 @@ class Training:
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
         model, loss = self.model, self.loss
+        warn_of_evaluation_mode(model)
         computed, computed_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:
-            with with_training_step(computed) if self._is_lightning else with_loss(computed, computed_loss):
+            noise = self.neftune_noise_alpha
+            with self._calling(computed, computed_loss), noisy_embeddings(computed, noise) if noise else nullcontext():
                 imported = import_torch(
                     computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims,
                     autocast=self._autocast,
@@ -497,12 +534,28 @@ class Training:
             with with_loss(model, loss):
                 parameters = dict(model.named_parameters(remove_duplicate=False))
         names, masters = imported.names, parameters if self._is_narrow else {}
-        wide = {names[n]: p.detach().clone() for n, p in masters.items() if n in names}
+        weights = {item.value.name for item in imported.module.main.inputs if item.role == "parameter"}
+        wide = {names[n]: p.detach().clone() for n, p in masters.items() if names.get(n) in weights}
         trained = dict.fromkeys(names[n] for n, p in parameters.items() if p.requires_grad and n in names)
         if not trained:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
         tensors = {**imported.tensors, **wide}
         return replace(imported, tensors=tensors, origin=origin_of(model)), tuple(trained)
+
+    def _calling(
+        self, computed: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None
+    ) -> AbstractContextManager[None]:
+        """Return a context in which a call of the model that computes returns its loss, and the metrics."""
+        if not 0 <= self.label_smoothing < 1:
+            raise DistIRError(f"expected a factor from 0 to below 1, found {self.label_smoothing}", "label_smoothing")
+        if self.label_smoothing and (loss is not None or self._is_lightning):
+            raise DistIRError(
+                "expected no loss with label_smoothing, which is for transformers models that return their loss",
+                "label_smoothing", "F.cross_entropy has an option of this name",
+            )  # fmt: skip
+        if self._is_lightning:
+            return with_training_step(computed)
+        return with_loss(computed, loss, metrics, self.label_smoothing)
 
     def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
         """Return the model and the loss that compute, copies in another precision, and the example call."""
@@ -521,10 +574,10 @@ class Training:
         metrics = dict(self.metrics or {})
         if LOSS in metrics:
             raise DistIRError(f"expected metrics of other names than {LOSS!r}, which is that of the loss")
-        calling = with_validation_step(computed) if self._is_lightning else with_loss(computed, loss, metrics)
-        with EXPORT_LOCK, _evaluating(computed), calling:
-            shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
-            imported = import_torch(computed, args, kwargs, changing=changed, autocast=self._autocast, **shapes)
+        calling = with_validation_step(computed) if self._is_lightning else self._calling(computed, loss, metrics)
+        with EXPORT_LOCK, in_mode(computed, training=False), calling:
+            shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims, "autocast": self._autocast}
+            imported = _without_updates(import_torch(computed, args, kwargs, changing=changed, **shapes))
             imported = snapshot(fix_dims(imported, self.dims or {}))
         for output in imported.module.main.outputs:
             if output.value.tensor.shape:
@@ -559,6 +612,8 @@ def compile_training(
     reduce_dtype: str | None = None,
     arguments: Any = None,
     steps_per_epoch: int | None = None,
+    label_smoothing: float = 0.0,
+    neftune_noise_alpha: float | None = None,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a training step of `model`, in its current mode, for the devices of a strategy.
@@ -582,16 +637,38 @@ def compile_training(
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
     `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,
     precision, microbatches and seed are theirs unless they are set here. `steps_per_epoch` is needed where epochs are
-    counted. Without any optimizer it is AdamW.
+    counted. Without any optimizer it is AdamW. `label_smoothing` and `neftune_noise_alpha` are those of transformers'
+    `Trainer`, for its models.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, for a loss
     that is not a scalar or does not depend on a trained parameter, and for a module or arguments without an equal here.
     """
+    check_names(options, CompileOptions, [f.name for f in fields(Training)])
     training = Training(
         model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
-        gradient_norm, loss_scale, deterministic, reduce_dtype, arguments, steps_per_epoch,
+        gradient_norm, loss_scale, deterministic, reduce_dtype, arguments, steps_per_epoch, label_smoothing,
+        neftune_noise_alpha,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
+
+
+def _without_updates(imported: Imported) -> Imported:
+    """Return an imported model without the new values of state, which an evaluation leaves as it is."""
+    main, *others = imported.module.functions
+    main = eliminate_dead_ops(replace(main, outputs=main.outputs[: len(imported.results)]))
+    values = {item.value.name for item in main.inputs}
+    return replace(
+        imported, module=replace(imported.module, functions=(main, *others)), written={},
+        tensors={name: tensor for name, tensor in imported.tensors.items() if name in values},
+        names={name: value for name, value in imported.names.items() if value in values},
+    )  # fmt: skip
+
+
+def _made_logger(path: str) -> Callback:
+    """Return the logger of another loop, which makes the folder of its file."""
+    if path.endswith(".csv"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return logger(path)
 
 
 def _with_tensors(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Plan:
@@ -613,18 +690,6 @@ def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:
             names = dict.fromkeys(origins[v.name] for v in op.operands if v.name in origins)
             stages.setdefault(op.attrs["stage"], {}).update(names)
     return tuple(tuple(stages[stage]) for stage in sorted(stages))
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Inside the context, all modules of a model are in evaluation mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, is_training in modes.items():
-            module.training = is_training
 
 
 def _check_optimizer(optimizer: Any) -> None:

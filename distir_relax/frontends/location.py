@@ -33,6 +33,15 @@ def location_in_stack(stack: str | None) -> str:
     return location_of_frames((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
 
 
+def innermost_frame(stack: str) -> str:
+    """Return the file of the innermost frame of a printed stack that is not in torch; "" without any."""
+    import torch
+
+    files = [m["file"] for m in _FRAME.finditer(stack)]
+    outside = [file for file in files if not file.startswith(os.path.dirname(torch.__file__) + os.sep)]
+    return outside[-1] if outside else ""
+
+
 def module_of(node: Node) -> str:
     """Return the path of the module whose call an exported node belongs to: ``layers.1.mlp``; "" for the outermost."""
     frames = frames_of(node)

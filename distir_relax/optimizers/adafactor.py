@@ -26,8 +26,10 @@ class Adafactor(Optimizer):
     """The options of `torch.optim.Adafactor`; `weight_decay` is decoupled from the gradient.
 
     Steps are relative to the root mean square of a parameter, or to ``eps[1]`` if that is larger; ``eps[0]``, by
-    default that of the dtype, is the least variance. Updates with a root mean square above `d` are scaled down. `lr`
-    may be a `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
+    default that of the dtype, is the least variance. Updates with a root mean square above `d` are scaled down. Without
+    `scale_parameter` steps are absolute; without `relative_step` the rate is not bounded by the inverse square root of
+    the step; and `added_eps` is added to squared gradients: these are options of transformers' Adafactor. `lr` may be a
+    `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
     Raises `DistIRError` for options that are not numbers, for a `beta2_decay` above 0, and for others below 0.
     """
 
@@ -38,12 +40,15 @@ class Adafactor(Optimizer):
     weight_decay: float = 0.0
     no_decay: str | tuple[str, ...] = ()
     maximize: bool = False
+    scale_parameter: bool = True
+    relative_step: bool = True
+    added_eps: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.eps, (tuple, list)) or len(self.eps) != 2:
             raise DistIRError(f"expected two values of eps, found {self.eps!r}", "Adafactor")
         first, second = self.eps
-        self.check(lr=self.lr, weight_decay=self.weight_decay, eps=second)
+        self.check(lr=self.lr, weight_decay=self.weight_decay, eps=second, added_eps=self.added_eps)
         if first is not None:
             self.check(eps=first)
         if not isinstance(self.d, Real) or not 1 <= float(self.d) < math.inf:
@@ -74,7 +79,7 @@ class Adafactor(Optimizer):
         """Emit the rate, the relative step, and the weight of a gradient in the averages, computed in float64."""
         assert step is not None, "Adafactor needs the step number"
         rate = cast(g, rate, "float64")
-        relative = g.emit("minimum", rate, g.emit("rsqrt", step))
+        relative = g.emit("minimum", rate, g.emit("rsqrt", step)) if self.relative_step else rate
         weight = g.emit("power", step, g.constant(float(self.beta2_decay), "float64"))
         scalars = {"rate": rate, "relative": relative, "weight": weight}
         return {name: cast(g, number, dtype) for name, number in scalars.items()}
@@ -104,6 +109,8 @@ class Adafactor(Optimizer):
             return result
 
         square = g.emit("square", gradient)
+        if self.added_eps:
+            square = g.emit("add", square, g.constant(self.added_eps, dtype))
         if rank < 2:
             new_state = {"variance": average("variance", square)}
             variance = new_state["variance"]
@@ -118,9 +125,9 @@ class Adafactor(Optimizer):
         direction = g.emit("multiply", gradient, g.emit("rsqrt", variance))
         size = g.emit("multiply", length(direction), g.constant(1 / self.d, dtype))
         size = g.emit("maximum", size, g.constant(1.0, dtype))
-        step = g.emit(
-            "multiply", g.emit("maximum", length(parameter), g.constant(self.eps[1], dtype)), numbers["relative"]
-        )
+        step = numbers["relative"]
+        if self.scale_parameter:
+            step = g.emit("multiply", g.emit("maximum", length(parameter), g.constant(self.eps[1], dtype)), step)
         moved = g.emit("multiply", direction, g.emit("divide", step, size))
         kept = parameter
         if decay := float(self.decay_of(parameter)):

@@ -157,7 +157,23 @@ def _part(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], rate: floa
         options = {name: group[name] for name in shared if name in group}
         make: Callable[..., Optimizer] = ours
         return make(lr=rate, **options)
+    if kind.__name__ == "Adafactor" and kind.__module__.startswith("transformers."):
+        return _adafactor_of_transformers(group, rate)
     options = {name: value for name, value in group.items() if name not in _IMPLEMENTATION}
     if any(isinstance(value, torch.Tensor) for value in options.values()):
         raise DistIRError("expected options that are numbers, found a tensor", kind.__name__)
     return TorchOptimizer(kind, rate, **options)
+
+
+def _adafactor_of_transformers(group: Mapping[str, Any], rate: float | Schedule) -> Optimizer:
+    """Return the optimizer of a group of transformers' Adafactor, whose rates are given."""
+    # Decay is relative to the parameter's scale there.
+    decay = 0.0 if group["scale_parameter"] else group["weight_decay"]
+    for option, expected in (("relative_step", False), ("beta1", None), ("weight_decay", decay)):
+        if group[option] != expected:
+            raise DistIRError(f"expected {option}={expected}, found {group[option]!r}", "Adafactor")
+    added, least = group["eps"]
+    return Adafactor(
+        rate, group["decay_rate"], (0.0, least), group["clip_threshold"], group["weight_decay"],
+        scale_parameter=group["scale_parameter"], relative_step=False, added_eps=added,
+    )  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.bundle import Bundle, TensorWeights, WeightSource
 from distir_relax.checkpoints import StateFile
+from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.runtime.backends import Load, LoadSequences, RankProgram, find_backend
 from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.handshake import agreed
@@ -17,7 +18,7 @@ from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.program_text import report_trusted
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
-from distir_relax.runtime.state import changing, checked_source, copy_state, save_pieces, write_state
+from distir_relax.runtime.state import changing, checked_source, copy_state, save_pieces, write_state, write_tensor
 from distir_relax.runtime.step import run_step
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.world import World
@@ -159,6 +160,27 @@ class RankSession:
         """
         source = checked_source(self.bundle.manifest, state)
         write_state(self.bundle.manifest, self._loaded(), self.communicator.rank, source)
+
+    def replace_state(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the weights called `names`, of those that the program updates, from global tensors of rank 0.
+
+        Every rank calls this with the same names.
+        """
+        import torch
+
+        program, comm = self._loaded(), self.communicator
+        comm.start_counting()
+        with self._world.running(comm.progress, ()):
+            for tensor in changing(self.bundle.manifest):
+                if tensor.name not in names:
+                    continue
+                whole = torch.zeros(tensor.shape, dtype=torch_dtype(tensor.dtype), device=comm.device)
+                if comm.rank == 0:
+                    whole.copy_(tensors[tensor.name])
+                # Of the ranks of each group, one has the tensor, and the others zeros.
+                for axis in comm.mesh.axes:
+                    whole = comm.all_reduce(whole, axis, "sum")
+                write_tensor(self.bundle.manifest, program, comm.rank, tensor, TensorWeights({tensor.name: whole}))
 
     def save_pieces(self, file: StateFile) -> None:
         """Write this rank's shards into a file of the global tensors that the program updates."""

@@ -133,6 +133,10 @@ class Session:
                 write_state(self.bundle.manifest, program, rank, source)
             self._closed = ""
 
+    def replace_state(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite the weights called `names`, of those that the program updates, from global tensors."""
+        self.load_state({**self.state(), **{name: tensors[name] for name in names}})
+
     def copy_state(self, other: Session, suffix: str = "") -> None:
         """Copy the weights that this program updates from those of another one; see `state.copy_state`."""
         with self._exclusive:

@@ -78,8 +78,13 @@ def checked_source(manifest: Manifest, state: Mapping[str, Array] | WeightSource
 def write_state(manifest: Manifest, program: RankProgram, rank: int, source: WeightSource) -> None:
     """Copy this rank's shards of `source` into the state of its program."""
     for tensor in changing(manifest):
-        if tensor.is_on(rank):
-            program.state[tensor.name].copy_(source.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)))
+        write_tensor(manifest, program, rank, tensor, source)
+
+
+def write_tensor(manifest: Manifest, program: RankProgram, rank: int, tensor: Tensor, source: WeightSource) -> None:
+    """Copy this rank's shards of one tensor of `source` into the state of its program."""
+    if tensor.is_on(rank):
+        program.state[tensor.name].copy_(source.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)))
 
 
 def save_pieces(manifest: Manifest, program: RankProgram, rank: int, file: StateFile) -> None:

@@ -19,7 +19,9 @@ PRECISION_NAMES = (*PRECISIONS, "int8", "int8-channel", "int4")
 def check_precision(precision: str | None, keep: Sequence[str], where: str) -> None:
     """Raise `ImportModelError` for an unknown precision, and for patterns of `keep` that have no effect with it."""
     if precision is not None and precision not in PRECISION_NAMES:
-        raise ImportModelError(f"expected a precision of {', '.join(PRECISION_NAMES)}, found {precision!r}", where)
+        raise ImportModelError(
+            f"expected a precision of {', '.join(PRECISION_NAMES)}, found {precision!r}", where, spelling(precision)
+        )
     if isinstance(keep, str):
         raise ImportModelError(f"expected a list of patterns in `keep`, found {keep!r}", where, f"keep=[{keep!r}]")
     if keep and precision in (None, "float32"):
@@ -27,3 +29,10 @@ def check_precision(precision: str | None, keep: Sequence[str], where: str) -> N
             f"`keep` needs a precision that changes weights, found {precision or 'none'}", where,
             f"give one of {', '.join(name for name in PRECISION_NAMES if name != 'float32')}",
         )  # fmt: skip
+
+
+def spelling(precision: object) -> str:
+    """Return a hint for the dtype of a precision in place of its name; "" for anything else."""
+    names = {dtype: name for name, dtype in {**PRECISIONS, **AUTOCAST_PRECISIONS}.items()}
+    name = names.get(str(precision).removeprefix("torch."))
+    return f"write precision={name!r}" if name else ""

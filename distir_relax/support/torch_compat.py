@@ -36,6 +36,7 @@ PRIVATE = {
     SCAN: "capture of linear recurrences",
     FUNCTIONAL_GRADIENT: "capture of torch.func.grad",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
+    "torch.ops.aten._native_batch_norm_legit.default": "batch norms whose schema has the writes to their statistics",
     "torch.ops.mkldnn._linear_pointwise": "products by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
     "torch.ops.mkldnn.data_ptr": "the packed weight, which our own product reads",
@@ -69,14 +70,17 @@ def private(path: str) -> Any:
 
 @contextmanager
 def unlogged_errors() -> Iterator[None]:
-    """Within the context torch does not log the traceback of an op on tensors without data, which is raised as well."""
-    logger = logging.getLogger(private("torch._subclasses.fake_tensor.__name__"))
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Within the context torch does not log errors of an export that it raises as well, with tracebacks and names."""
+    names = (private("torch._subclasses.fake_tensor.__name__"), "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

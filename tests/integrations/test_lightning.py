@@ -93,9 +93,8 @@ def test_a_run_is_that_of_lightning(tmp_path: Path) -> None:
     theirs = TheirLosses()
     stop = pl.callbacks.EarlyStopping("val_acc", mode="max", patience=99)
     saved = pl.callbacks.ModelCheckpoint(tmp_path, monitor="val_loss", every_n_train_steps=5)
-    trainer = pl.Trainer(
-        max_epochs=3, gradient_clip_val=0.3, callbacks=[theirs, stop, saved], num_sanity_val_steps=0, **QUIET
-    )
+    chosen: dict[str, Any] = {"max_epochs": 3, "gradient_clip_val": 0.3, "num_sanity_val_steps": 0, **QUIET}
+    trainer = pl.Trainer(callbacks=[stop, saved], **chosen)
     data = loader()
     training = dr.Training(
         copy.deepcopy(module), example_batch=next(iter(data)), arguments=trainer, steps_per_epoch=len(data)
@@ -108,7 +107,7 @@ def test_a_run_is_that_of_lightning(tmp_path: Path) -> None:
     }  # fmt: skip
     step, ours = training.compile(strategy="3/1/1/1"), Losses()
     dr.train(step, data, steps=12, evaluation=data, evaluate_every=4, callbacks=[ours])
-    trainer.fit(module, data, data)
+    pl.Trainer(callbacks=[theirs], enable_checkpointing=False, **chosen).fit(module, data, data)
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
     assert [pytest.approx(metrics, rel=1e-9) for metrics in ours.metrics.values()] == theirs.metrics
     assert set(ours.metrics) == {4, 8, 12}
@@ -145,21 +144,56 @@ class TheirRates(pl.Callback):
 )
 def test_a_frequency_counts_batches_of_an_epoch(interval: str, frequency: int, accumulated: int) -> None:
     module, theirs, data = Frequent(interval, frequency), TheirRates(), loader()
-    trainer = pl.Trainer(
-        max_epochs=4, accumulate_grad_batches=accumulated, callbacks=[theirs], num_sanity_val_steps=0,
-        enable_checkpointing=False, limit_val_batches=0, **QUIET,
-    )  # fmt: skip
+    chosen: dict[str, Any] = {
+        "max_epochs": 4, "accumulate_grad_batches": accumulated, "num_sanity_val_steps": 0,
+        "enable_checkpointing": False, "limit_val_batches": 0, **QUIET,
+    }  # fmt: skip
+    trainer = pl.Trainer(**chosen)
     epoch = len(data) // accumulated
     batch = next(iter(DataLoader(data.dataset, batch_size=9 * accumulated)))
     training = dr.Training(copy.deepcopy(module), example_batch=batch, arguments=trainer, steps_per_epoch=epoch)
     rate = training.resolved.optimizer.lr
     assert callable(rate)
-    trainer.fit(module, data)
+    pl.Trainer(callbacks=[theirs], **chosen).fit(module, data)
     assert len(theirs.rates) == 4 * epoch
     assert [rate(step) for step in range(4 * epoch)] == pytest.approx(theirs.rates)
     if interval == "step":
         with pytest.raises(DistIRError, match="the number of steps of an epoch"):
             dr.Training(module, example_batch=batch, arguments=pl.Trainer(max_steps=8, **QUIET)).resolved  # noqa: B018
+
+
+@pytest.mark.parametrize("limits", [{"limit_train_batches": 3}, {"limit_train_batches": 0.5}, {"overfit_batches": 2}])
+def test_limits_of_batches(limits: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    module, theirs, ours, data = Classifier(), TheirLosses(), Losses(), loader()
+    chosen: dict[str, Any] = {
+        "max_epochs": 3, "num_sanity_val_steps": 0, "enable_checkpointing": False, "limit_val_batches": 1, **QUIET,
+        **limits,
+    }  # fmt: skip
+    training = dr.Training(
+        copy.deepcopy(module), example_batch=next(iter(data)), arguments=pl.Trainer(**chosen),
+        steps_per_epoch=len(data),
+    )  # fmt: skip
+    dr.train(training.compile(), data, evaluation=data, callbacks=[ours], **training.run_options())
+    pl.Trainer(callbacks=[theirs], **chosen).fit(module, data, data)
+    assert len(ours.losses) == (9 if limits.get("limit_train_batches") == 3 else 6)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+    assert [pytest.approx(metrics, rel=1e-9) for metrics in ours.metrics.values()] == theirs.metrics
+
+
+def test_overfitting_reads_in_order() -> None:
+    """As Lightning does with a loader that shuffles."""
+    data = loader()
+    shuffled = DataLoader(data.dataset, batch_size=9, shuffle=True)
+    trainer = pl.Trainer(max_steps=4, overfit_batches=2, enable_checkpointing=False, **QUIET)
+    training = dr.Training(Classifier(), example_batch=next(iter(data)), optimizer=dr.SGD(0.0), arguments=trainer)
+    ours, expected = Losses(), Losses()
+    step = training.compile()
+    options = training.run_options()
+    assert options == {"steps": 4, "limit_batches": 2, "limit_evaluation_batches": 2, "in_order": True}
+    dr.train(step, shuffled, callbacks=[ours], **options)
+    dr.train(step, list(data)[:2], steps=4, callbacks=[expected])
+    assert ours.losses == expected.losses
 
 
 class Manual(Classifier):
@@ -184,6 +218,104 @@ class Clipping(Classifier):
         pass
 
 
+def _clamp(self: Any, *args: Any, **kwargs: Any) -> None:
+    """A hook that changes weights."""
+    self.net[0].weight.data.clamp_(-0.1, 0.1)
+
+
+HOOKS = (
+    "on_train_batch_start", "on_before_optimizer_step", "on_after_batch_transfer", "optimizer_zero_grad",
+    "lr_scheduler_step", "optimizer_step", "on_train_epoch_end", "configure_callbacks", "on_save_checkpoint",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_that_is_not_called_is_refused(hook: str) -> None:
+    module = type("Hooked", (Classifier,), {hook: _clamp, "test_step": _clamp, "prepare_data": _clamp})()
+    with pytest.raises(DistIRError, match=f"Hooked: the module has its own {hook}, which a compiled step does not"):
+        dr.compile_training(module, optimizer=dr.SGD(lr=0.1), example_batch=next(iter(loader())))
+
+
+class Clamped(Classifier):
+    """Clamps a weight after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+        _clamp(self)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_weights_are_changed_at_the_end_of_a_batch(runs: bool, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    theirs, data = Clamped(), loader()
+    ours = copy.deepcopy(theirs)
+    chosen: dict[str, Any] = {"max_epochs": 2, "enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET}
+    step = dr.compile_training(
+        ours, example_batch=next(iter(data)), arguments=pl.Trainer(**chosen), steps_per_epoch=4, strategy="3/1/1/1"
+    )
+    if runs:
+        dr.train(step, data, steps=8)
+    else:
+        losses = [step(batch) for _ in range(2) for batch in data]
+        assert losses == ours.losses
+    pl.Trainer(**chosen).fit(theirs, data)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-9, atol=1e-12)
+    with pytest.raises(DistIRError, match="a step without hooks, which a bundle has not"):
+        step.save(tmp_path / "m.dist")
+
+
+class Counting(pl.Callback):
+    """A callback of a user's."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"callbacks": pl.callbacks.StochasticWeightAveraging(1e-2)},
+            "callback StochasticWeightAveraging is not",
+        ),
+        ({"callbacks": pl.callbacks.GradientAccumulationScheduler({1: 2})}, "callback GradientAccumulationScheduler"),
+        ({"callbacks": Counting()}, "the callback Counting is not called"),
+        ({"min_steps": 3}, "no equal of min_steps=3"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "no equal of reload_dataloaders_every_n_epochs=1"),
+        ({"val_check_interval": "00:00:01:00"}, "no equal of val_check_interval=60"),
+        ({"limit_train_batches": 3, "accumulate_grad_batches": 2}, "in steps of 2 accumulated ones, found 3"),
+    ],
+)
+def test_trainer_option_without_equal_is_refused(options: dict[str, Any], message: str) -> None:
+    trainer = pl.Trainer(max_steps=4, enable_checkpointing=False, **{**QUIET, **options})
+    training = dr.Training(Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer)
+    with pytest.raises(DistIRError, match=message):
+        training.compile()
+
+
+def test_loggers_and_time_limits_are_honoured(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "enable_checkpointing": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(max_time={"hours": 1}, logger=pl.loggers.TensorBoardLogger(tmp_path), **options)
+    training = dr.Training(Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer)
+    trainer = pl.Trainer(logger=pl.loggers.CSVLogger(tmp_path), **options)
+    (table,) = dr.Training(
+        Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer
+    ).run_options()["callbacks"]
+    assert table.path == tmp_path / "lightning_logs" / "version_0" / "metrics.csv"
+    log, limit = training.run_options()["callbacks"]
+    assert isinstance(log, dr.callbacks.TensorBoardLogger)
+    assert isinstance(limit, dr.callbacks.TimeLimit)
+    assert limit.seconds == 3600
+    ended = dr.train(training.compile(), loader(), steps=400, callbacks=[dr.callbacks.TimeLimit(1e-9)])
+    assert (ended.step, ended.reason) == (1, "the limit of 1e-09 seconds is reached")
+
+
 def test_mistakes_are_errors() -> None:
     batch = next(iter(loader()))
     for kind, message in ((Manual, "automatic optimization"), (Two, "one optimizer"), (Clipping, "its own configure")):
@@ -192,6 +324,10 @@ def test_mistakes_are_errors() -> None:
     for kind, message in ((Manual, "automatic optimization"), (Clipping, "its own configure")):
         with pytest.raises(DistIRError, match=message):
             dr.compile_training(kind(), optimizer=dr.SGD(lr=0.1), example_batch=batch)
+    with pytest.raises(DistIRError, match="label_smoothing: expected no loss with label_smoothing"):
+        dr.compile_training(Classifier(), optimizer=dr.SGD(lr=0.1), example_batch=batch, label_smoothing=0.1)
+    with pytest.raises(DistIRError, match="label_smoothing: expected a factor from 0 to below 1, found 1"):
+        dr.compile_training(Classifier(), optimizer=dr.SGD(lr=0.1), example_batch=batch, label_smoothing=1)
     with pytest.raises(DistIRError, match="no loss and no metrics"):
         dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.SGD(lr=0.1), example_batch=batch)
     with pytest.raises(DistIRError, match="the number of steps of an epoch"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,24 @@ class Logged(transformers.TrainerCallback):  # type: ignore[misc]
             self.losses.append(logs["loss"])
 
 
-def test_a_run_is_that_of_the_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {}, {"optim": "adafactor"}, {"label_smoothing_factor": 0.2},
+        {"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": ROWS // 2},
+    ],
+)  # fmt: skip
+def test_a_run_is_that_of_the_trainer(chosen: dict[str, Any], tmp_path: Path) -> None:
     tokens = torch.randint(127, (STEPS * ROWS, 15), generator=torch.Generator().manual_seed(4))
-    theirs, options, logged = model(), arguments(tmp_path), Logged()
-    batches = [{"input_ids": rows, "labels": rows} for rows in tokens.split(ROWS)]
+    labels = tokens.masked_fill(torch.arange(15) > 8 + torch.arange(STEPS * ROWS)[:, None] % 5, -100)
+    theirs, options, logged = model(), arguments(tmp_path, **chosen), Logged()
+    batches = [{"input_ids": a, "labels": b} for a, b in zip(tokens.split(ROWS), labels.split(ROWS), strict=True)]
     training = dr.Training(copy.deepcopy(theirs), example_batch=batches[0], arguments=options)
     step, losses = training.compile(strategy="2/1/1/1"), []
-    assert training.run_options() == {"steps": STEPS, "seed": 42}
+    assert training.run_options() == {"steps": STEPS, "seed": 42, "in_order": True}
     for batch in batches:
         losses.append(step(batch))
-    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    rows = [{"input_ids": a, "labels": b} for a, b in zip(tokens, labels, strict=True)]
     trainer = transformers.Trainer(theirs, options, train_dataset=rows, callbacks=[logged])
     trainer.train()
     assert losses == pytest.approx(logged.losses, rel=1e-5)
@@ -62,11 +71,63 @@ def test_a_run_is_that_of_the_trainer(tmp_path: Path) -> None:
         torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_pretrained_model_trains_in_training_mode(tmp_path: Path) -> None:
+    """As `Trainer` does with a model in evaluation mode, whose mode stays here."""
+    config = transformers.GPT2Config(vocab_size=127, n_embd=12, n_layer=1, n_head=3, n_positions=16)
+    pretrained = transformers.GPT2LMHeadModel(config).eval()
+    tokens = torch.randint(127, (ROWS, 15))
+    training = dr.Training(
+        pretrained, example_batch={"input_ids": tokens, "labels": tokens}, arguments=arguments(tmp_path)
+    )
+    step = training.compile()
+    assert "seed" in {item.value.name for item in step.plan.modules["global"].main.inputs}
+    assert not any(module.training for module in pretrained.modules())
+
+
+class Embedded(transformers.PreTrainedModel):  # type: ignore[misc]
+    """A model whose loss is the mean square of its embeddings' noise."""
+
+    config_class = transformers.LlamaConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embeddings = torch.nn.Embedding(127, 36)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embeddings
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        noise = self.embeddings(input_ids) - self.embeddings.weight[input_ids]
+        return noise.square().mean()
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1"])
+def test_noise_of_embeddings(strategy: str, tmp_path: Path) -> None:
+    """Noise from -a to a has the mean square a ** 2 / 3, is another one in each step, and absent in evaluations."""
+    tokens, alpha, length = torch.randint(127, (60, 15)), 5.0, 15
+    training = dr.Training(
+        Embedded(model().config), example_batch={"input_ids": tokens}, metrics={},
+        arguments=arguments(tmp_path, neftune_noise_alpha=alpha),
+    )  # fmt: skip
+    step = training.compile(strategy=strategy)
+    found = [step({"input_ids": tokens}) for _ in range(2)]
+    expected = alpha**2 / (length * 36) / 3
+    assert found == pytest.approx([expected] * 2, rel=0.03)
+    assert found[0] != found[1]
+    assert step.evaluate([{"input_ids": tokens}]) == {"loss": 0.0}
+    with pytest.raises(DistIRError, match="get_input_embeddings returns its embeddings"):
+        dr.compile_training(
+            torch.nn.Linear(5, 5), torch.nn.functional.mse_loss, optimizer=dr.SGD(0.1), neftune_noise_alpha=5.0,
+            example_batch=(torch.ones(3, 5), torch.ones(3, 5)),
+        )  # fmt: skip
+
+
 def test_options_of_the_loop(tmp_path: Path) -> None:
     options = arguments(
         tmp_path, max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=3, bf16=True, save_strategy="steps",
         save_steps=0.1, save_total_limit=2, eval_strategy="epoch", metric_for_best_model="eval_accuracy",
-        gradient_checkpointing=True, seed=9,
+        gradient_checkpointing=True, seed=9, train_sampling_strategy="group_by_length",
     )  # fmt: skip
     tokens = torch.randint(127, (ROWS, 15))
     batch = {"input_ids": tokens, "labels": tokens}
@@ -77,7 +138,7 @@ def test_options_of_the_loop(tmp_path: Path) -> None:
     assert (resolved.precision, resolved.clip_norm, resolved.seed) == ("bf16", 0.7, 9)
     assert training.run_options() == {
         "steps": 20, "seed": 9, "checkpoint": str(tmp_path), "every": 2, "keep": 2, "evaluate_every": 10,
-        "best": "accuracy:max",
+        "best": "accuracy:max", "grouped_by": "length",
     }  # fmt: skip
     source = training.read({"strategy": "2/1/1/1"})
     assert source.options["strategy"] == dr.Strategy.parse("2/1/1/3,checkpoint=block")
@@ -86,8 +147,23 @@ def test_options_of_the_loop(tmp_path: Path) -> None:
 def test_mistakes_are_errors(tmp_path: Path) -> None:
     tokens = torch.randint(127, (ROWS, 15))
     batch = {"input_ids": tokens, "labels": tokens}
-    with pytest.raises(DistIRError, match="label_smoothing_factor"):
-        dr.compile_training(model(), example_batch=batch, arguments=arguments(tmp_path, label_smoothing_factor=0.1))
+    for option, value in {
+        "eval_on_start": True, "auto_find_batch_size": True, "ignore_data_skip": True, "optim_target_modules": "all",
+        "report_to": ["wandb"], "push_to_hub": True,
+    }.items():  # fmt: skip
+        options = arguments(tmp_path)
+        setattr(options, option, value)
+        with pytest.raises(DistIRError, match=f"TrainingArguments: there is no equal of {option}="):
+            dr.compile_training(model(), example_batch=batch, arguments=options)
+
+    @dataclass
+    class Longer(transformers.TrainingArguments):  # type: ignore[misc]
+        packed: bool = False
+
+    chosen = {"max_steps": 3, "use_cpu": True, "save_strategy": "no"}
+    with pytest.raises(DistIRError, match="there is no equal of packed=True"):
+        dr.compile_training(model(), example_batch=batch, arguments=Longer(str(tmp_path), packed=True, **chosen))
+    dr.Training(model(), example_batch=batch, arguments=Longer(str(tmp_path), **chosen)).run_options()
     with pytest.raises(DistIRError, match="found epochs"):
         dr.compile_training(model(), example_batch=batch, arguments=arguments(tmp_path, max_steps=-1))
     options = arguments(tmp_path, gradient_accumulation_steps=3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -56,6 +57,12 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "rmsprop": lambda net: torch.optim.RMSprop(net.parameters(), 0.01, alpha=0.9, momentum=0.5, centered=True),
     "adagrad": lambda net: torch.optim.Adagrad(net.parameters(), 0.1, lr_decay=0.1, initial_accumulator_value=0.2),
     "adafactor": lambda net: torch.optim.Adafactor(net.parameters(), 0.1, d=1.3, weight_decay=0.1),
+    "adafactor of transformers": lambda net: transformers.optimization.Adafactor(
+        net.parameters(), 0.1, eps=(1e-4, 0.2), clip_threshold=1.3, relative_step=False
+    ),
+    "its decay": lambda net: transformers.optimization.Adafactor(
+        net.parameters(), 0.01, decay_rate=-0.6, weight_decay=0.1, relative_step=False, scale_parameter=False
+    ),
     "groups": lambda net: torch.optim.AdamW(groups(net, lr=0.03, weight_decay=0.2), 0.01),
     "traced": lambda net: Signum(groups(net, scale=3.0), 0.01),
 }  # fmt: skip

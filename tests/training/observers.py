@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 import distir_relax as dr
+
+LIMIT = 0.25
+"""The largest weight that `Clamp` leaves."""
 
 
 class Stop(dr.Callback):
@@ -59,6 +64,31 @@ class Calls(dr.Callback):
     def close(self) -> None:
         """See `Callback`."""
         self.calls.append("close")
+
+
+class Clamp(dr.Callback):
+    """Clamps a weight after each second step, and keeps the losses."""
+
+    weights_every = 2
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.steps: list[int] = []
+
+    def done(self, result: dr.callbacks.StepResult) -> None:
+        """See `Callback`."""
+        self.losses.append(result.loss)
+
+    def weights(self, step: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See `Callback`."""
+        assert set(tensors) == {"up.weight", "up.bias", "down.weight", "down.bias"}
+        self.steps.append(step)
+        return {"up.weight": tensors["up.weight"].clamp_(-LIMIT, LIMIT)}
+
+
+def clamp() -> Clamp:
+    """A callback that clamps."""
+    return Clamp()
 
 
 def stopping() -> Stop:

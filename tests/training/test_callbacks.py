@@ -106,9 +106,10 @@ def test_ranks_agree_on_the_end_and_on_errors_of_callbacks(bundle: Path, tmp_pat
     assert chosen is not None
     assert errors[chosen.position.step] == chosen.position.metrics["error"] == min(errors.values())
     assert saved_steps(tmp_path / "ck") == sorted({chosen.position.step, 4})
-    done = mpirun(2, *command, "--callbacks", f"{OBSERVERS}:failing")
+    done = mpirun(2, *command, "--callbacks", f"{OBSERVERS}:failing", "--checkpoint", tmp_path / "failed")
     assert done.returncode == 2
     assert done.stderr.count("error: ") == 1
+    assert saved_steps(tmp_path / "failed") == [3]
     assert "raised LookupError when it was called (Failing.done): there is no such column" in done.stderr
     assert f"{OBSERVERS}:" in done.stderr
     assert "Traceback" not in done.stderr
@@ -222,6 +223,9 @@ def test_logs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: py
         RunError, match=r"expected a log that ends in .csv or .jsonl, a folder, or mlflow:URI, found .txt"
     ):
         logger("log.txt")
+    for target in ("wandb:project", "comet:", "https://host/run"):
+        with pytest.raises(RunError, match=f"or mlflow:URI, found {target.partition(':')[0]}:"):
+            logger(target)
     with pytest.raises(RunError, match="there is no such folder"):
         logger(tmp_path / "none" / "log.csv")
     for module, target in (("tensorboard", tmp_path), ("mlflow", "mlflow:")):
@@ -229,6 +233,29 @@ def test_logs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: py
         with pytest.raises(RunError, match="found none") as caught:
             logger(target)
         assert "pip install" in caught.value.hint
+
+
+def test_full_disk_of_a_log_leaves_a_checkpoint(bundle: Path, tmp_path: Path) -> None:
+    """The log is on another disk than the checkpoints."""
+    (tmp_path / "run.jsonl").symlink_to("/dev/full")
+    log, calls = logger(tmp_path / "run.jsonl"), observers.Calls()
+    with pytest.raises(RunError, match=r"run\.jsonl: cannot read or write the log: .* No space left on device"):
+        run(bundle, 9, log, calls, checkpoint=tmp_path / "ck")
+    assert saved_steps(tmp_path / "ck") == [1]
+    assert calls.calls[-1] == "close"
+    ended = run(bundle, 3, checkpoint=tmp_path / "ck", resume="last")
+    assert (ended.step, ended.saved) == (3, 3)
+
+
+def test_error_of_an_evaluation_leaves_a_checkpoint(bundle: Path, tmp_path: Path) -> None:
+    class Refusing(dr.Callback):
+        def evaluated(self, step: int, metrics: Any) -> None:
+            raise RunError("no")
+
+    options: dict[str, Any] = {"checkpoint": tmp_path / "ck", "evaluate": values(0.5, 0.5), "evaluate_every": 4}
+    with pytest.raises(RunError, match="no"):
+        run(bundle, 9, Refusing(), **options)
+    assert saved_steps(tmp_path / "ck") == [4]
 
 
 @pytest.mark.parametrize(
@@ -266,6 +293,15 @@ def test_metrics_that_do_not_exist_are_refused(bundle: Path, tmp_path: Path) -> 
     with pytest.raises(DistIRError, match="patience of 1 or more"):
         dr.callbacks.EarlyStopping(patience=0)
     assert not Metric("loss").improves(1.0, 1.0)
+
+
+@pytest.mark.parametrize("options", [{"best": "acc:max"}, {"callbacks": [dr.callbacks.EarlyStopping("acc")]}])
+def test_unknown_metric_is_refused_before_the_first_step(options: dict[str, Any], bundle: Path, tmp_path: Path) -> None:
+    calls = observers.Calls()
+    options = {**options, "callbacks": [*options.get("callbacks", ()), calls]}
+    with pytest.raises(RunError, match="expected the metric 'acc' of an evaluation, found loss"):
+        dr.train(bundle, data.batches, steps=2, evaluation=data.samples, checkpoint=tmp_path, **options)
+    assert not [call for call in calls.calls if call.startswith("done")]
 
 
 def test_the_best_checkpoint_is_kept_and_resumed(bundle: Path, tmp_path: Path) -> None:

@@ -171,6 +171,10 @@ def test_kinds_of_data_give_the_same_run(tmp_path: Path) -> None:
         found.append([result.loss for result in calls.results])
     assert all(losses == found[0] for losses in found)
     # An iterator has one epoch; a list is read again.
+    nothing: list[Any] = [[], iter(()), lambda: [], lambda start: iter(()), DataLoader(items[:0], batch_size=None)]
+    for empty in nothing:
+        with pytest.raises(RunError, match="the data: expected batches, found none"):
+            dr.train(path, empty, steps=7)
     assert dr.train(path, iter(items), steps=7).reason == "the data has ended"
     assert dr.train(path, items, steps=7).reason == ""
     ended = dr.train(path, data.samples(), steps=4, seed=3)

@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import distir_relax as dr
-from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.errors import DistIRError, ImportModelError, RunError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder
 
@@ -249,3 +252,118 @@ def test_one_pattern_without_decay_may_be_a_string() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     assert not torch.equal(found[0]["0.bias"], found[2]["0.bias"])
     assert torch.equal(found[0]["0.weight"], found[2]["0.weight"])
+
+
+class Recomputed(nn.Module):
+    """Activation checkpointing of torch, around a dropout."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant, self.layers = reentrant, nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(self.layers[:2], x, use_reentrant=self.reentrant)
+        return self.layers[2](y)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_of_torch_has_its_gradients(reentrant: bool) -> None:
+    model, (x, y) = Recomputed(reentrant), batch()
+    own = deepcopy(model.layers)
+    step = compiled(model, example_batch=(x, y))
+    step(x, y)
+    F.mse_loss(own(x), y).backward()
+    for name, parameter in own.named_parameters():
+        assert parameter.grad is not None
+        expected = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(step.parameters()[f"layers.{name}"], expected)
+
+
+class OwnLoss(nn.Module):
+    """A loss of the user's, whose line is known."""
+
+    def forward(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, labels)
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1"])
+@pytest.mark.parametrize(
+    ("loss", "where"),
+    [
+        (F.cross_entropy, "the loss"), (lambda y, t: F.cross_entropy(y, t), "the loss"),
+        (nn.CrossEntropyLoss(), "the loss"), (OwnLoss(), "test_user_mistakes.py:"),
+    ],
+)  # fmt: skip
+def test_label_out_of_range_is_one_of_the_loss(loss: Any, where: str, strategy: str) -> None:
+    x, labels = batch()[0], torch.arange(11) % 3
+    step = compiled(perceptron(), loss, example_batch=(x, labels), strategy=strategy)
+    labels[7] = 3
+    with pytest.raises(
+        RunError, match=r"gather is given the index 3, which is out of range: valid are from 0 to 2"
+    ) as e:
+        step(x, labels)
+    assert e.value.where.startswith(where)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"clipnorm": 1.0}, TypeError, "there is no option 'clipnorm', did you mean 'clip_norm'.*, gradient_norm,"),
+        ({"precision": "bfloat16"}, DistIRError, "found 'bfloat16'\n  hint: write precision='bf16'"),
+        ({"precision": torch.float16}, DistIRError, "found torch.float16\n  hint: write precision='fp16'"),
+        ({"precision": "int8"}, DistIRError, "found 'int8'\n  hint: weights of 8 and 4 bits are for inference"),
+    ],
+)
+def test_options_with_another_spelling_are_named(options: dict[str, Any], kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        compiled(perceptron(), **options)
+
+
+class Branching(nn.Module):
+    """A branch by the values of a tensor."""
+
+    def __init__(self, condition: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layers, self.condition = perceptron(), condition
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x)
+        return y * 2 if self.condition(y) else y
+
+
+@pytest.mark.parametrize("condition", [lambda y: y.sum() > 0, lambda y: y.max().item() > 1])
+def test_branch_by_values_is_one_error(condition: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ImportModelError, match="its control flow depends on the values of a tensor") as caught:
+        compiled(Branching(condition))
+    assert caught.value.where.startswith("test_user_mistakes.py:")
+    assert "torch.where" in caught.value.hint
+    assert capfd.readouterr() == ("", "")
+
+
+def test_index_by_values_is_named() -> None:
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = perceptron()
+            self.register_buffer("rows", torch.zeros(4, 3, dtype=torch.float64))
+            self.register_buffer("next", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layers(x)
+            self.rows[int(self.next)] = y.detach().mean(0)
+            return y - self.rows.mean(0)
+
+    with pytest.raises(ImportModelError, match="a size or an index depends on the values of a tensor") as caught:
+        compiled(Queue())
+    assert "index_copy" in caught.value.hint
+
+
+def test_a_sampler_of_other_ranks_is_refused() -> None:
+    x, y = batch()
+    samples = TensorDataset(x, y)
+    step = compiled(perceptron(), strategy="2/1/1/1")
+    loader = DataLoader(samples, batch_size=5, sampler=DistributedSampler(samples, num_replicas=2, rank=0))
+    with pytest.raises(RunError, match="found a DistributedSampler\n  hint: leave the sampler out"):
+        dr.train(step, loader, steps=2)
+    with pytest.raises(RunError, match="found True\n  hint: 'auto' continues from the newest checkpoint"):
+        dr.train(step, [batch()], steps=2, checkpoint="ck", resume=True)  # type: ignore[arg-type]

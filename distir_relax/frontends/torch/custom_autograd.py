@@ -63,12 +63,18 @@ def _reject_registered_hooks(model: torch.nn.Module) -> None:
 
 @contextmanager
 def _traced_functions() -> Iterator[None]:
+    from torch.utils.checkpoint import CheckpointFunction
+
     base = private("torch.autograd.function._SingleLevelFunction")
     importer = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # torch's own functions, such as those of activation checkpointing, have the gradients of their ops. Other
-        # threads may run models meanwhile.
+        # Other threads may run models meanwhile.
+        if threading.get_ident() == importer and cls is CheckpointFunction:
+            # Reentrant activation checkpointing runs its function without gradients, and again in the backward pass.
+            function, _, *inputs = args
+            return function(*inputs)
+        # torch's own functions have the gradients of their ops.
         if threading.get_ident() == importer and not cls.__module__.startswith("torch."):
             return _traced(cls, args)
         return super(base, cls).apply(*args, **kwargs)

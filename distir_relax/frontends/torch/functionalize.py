@@ -21,6 +21,7 @@ from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+    from torch.export.graph_signature import OutputSpec
     from torch.fx import Graph, Node
 
 _MUTATED_CONSTANT = re.compile(r"Constant (\S+) is mutated in the forward method")
@@ -55,12 +56,16 @@ def functionalize(program: ExportedProgram) -> ExportedProgram:
     return functionalized
 
 
-def mutated_buffers(program: ExportedProgram) -> set[str]:
-    """Return the names of the buffers that a functionalized `program` gives new values."""
+def mutated_state(program: ExportedProgram) -> set[str]:
+    """Return the names of the buffers and parameters that a functionalized `program` gives new values."""
+    return {str(spec.target) for spec in program.graph_signature.output_specs if is_state_mutation(spec)}
+
+
+def is_state_mutation(spec: OutputSpec) -> bool:
+    """Return whether an output of a program is the new value of a buffer or a parameter."""
     from torch.export.graph_signature import OutputKind
 
-    specs = program.graph_signature.output_specs
-    return {str(spec.target) for spec in specs if spec.kind is OutputKind.BUFFER_MUTATION}
+    return spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 def mutated_inputs(program: ExportedProgram) -> set[str]:

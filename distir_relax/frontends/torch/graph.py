@@ -28,6 +28,7 @@ from distir_relax.frontends.torch.large_constants import (
     is_too_large,
     narrowed,
 )
+from distir_relax.frontends.torch.loss_call import location_of_loss
 from distir_relax.frontends.torch.scans import is_linear_scan
 from distir_relax.ir import TensorType, Value, join_location
 from distir_relax.layout import (
@@ -148,7 +149,8 @@ class GraphImporter:
         """Convert the nodes of `module`, whose placeholders are bound; return the graph's results."""
         for node in module.graph.nodes:
             if node.op == "call_function":
-                self._line = location_in_stack(node.meta.get("stack_trace")) or self._line
+                stack = node.meta.get("stack_trace")
+                self._line = location_of_loss(stack) or location_in_stack(stack) or self._line
                 self._module = module_of(node)
                 self.builder.location = join_location(self._module, self._line)
                 locate_guards(self.builder.location)

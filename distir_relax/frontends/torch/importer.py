@@ -20,12 +20,15 @@ from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
 from distir_relax.frontends.torch.alias_check import check_no_mutated_alias, copy_aliases
 from distir_relax.frontends.torch.autocast import explicit_casts, under_autocast
 from distir_relax.frontends.torch.custom_autograd import custom_autograd
+from distir_relax.frontends.torch.drawn_numbers import reject_drawn_numbers
 from distir_relax.frontends.torch.export_check import check_import
-from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
+from distir_relax.frontends.torch.functionalize import functionalize, is_state_mutation, mutated_state
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
+from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
 from distir_relax.frontends.torch.inner_gradients import captured_gradients, computes_gradients
 from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data
+from distir_relax.frontends.torch.module_modes import reject_active_dropout
 from distir_relax.frontends.torch.module_state import (
     AttributesReplaced,
     preserve_attributes,
@@ -49,7 +52,7 @@ from distir_relax.frontends.torch.traceable import traceable_functions
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
-from distir_relax.support.torch_compat import private, unlogged_errors
+from distir_relax.support.torch_compat import unlogged_errors
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +85,8 @@ def import_torch(
 
     Values that depend only on constants and buffers (masks, positions) are computed during import, and have no data if
     a buffer is on the meta device, except those of many elements (`large_constants`); ops that reach no output are
-    removed. Buffers that the model changes are inputs of role ``state``, each with an output for its new value. Those
-    called `changing`, which others change, have that role, too.
+    removed. Buffers and parameters that the model changes are inputs of role ``state``, each with an output for its new
+    value. Buffers called `changing`, which others change, have that role, too.
 
     With `autocast`, ``bfloat16`` or ``float16``, the program computes as the model does under ``torch.autocast``.
 
@@ -92,14 +95,15 @@ def import_torch(
     ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
 
     Raises `ImportModelError` if `torch.export` cannot capture the model, if it is in training mode with active dropout
-    without `training`, if it changes its parameters, and as `custom_autograd` does; `UnsupportedOpError` for an
-    op without an entry in the op table; `PlacementError` and `AnnotationError` for invalid annotations; with `check`,
-    as `check_import` does if the program computes other results than the model; with `check` or `training`, as
-    `check_special_sizes` does for a program without random numbers.
+    without `training`, if it changes parameters that require gradients, and as `custom_autograd` and
+    `reject_drawn_numbers` do; `UnsupportedOpError` for an op without an entry in the op table; `PlacementError` and
+    `AnnotationError` for invalid annotations; with `check`, as `check_import` does if the program computes other
+    results than the model; with `check` or `training`, as `check_special_sizes` does for a program without random
+    numbers.
     """
     with EXPORT_LOCK:
         if not training:
-            _reject_active_dropout(model)
+            reject_active_dropout(model)
         fixed = FixedInputs(constants or {}, type(model).__name__)
         args, kwargs = _with_constants(model, fixed, example_inputs, dict(example_kwargs or {}))
         call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed, autocast)
@@ -155,10 +159,11 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     with custom_autograd(model, training):
         exported = call.export(model)
     inline_subgraphs(exported)
-    promote_mutated_constants(exported, model)
     explicit_casts(exported, call.autocast)
+    expose_writes(exported)
+    promote_mutated_constants(exported, model)
     program = functionalize(exported)
-    _reject_changed_parameters(program)
+    _reject_changed_parameters(program, model)
     # They were exported with placeholder data.
     program.state_dict.update(deferred_parameters(model))
     importer = GraphImporter(training)
@@ -179,37 +184,14 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     return imported
 
 
-def _reject_active_dropout(model: torch.nn.Module) -> None:
-    if not model.training:
-        return
-    for name, module in model.named_modules():
-        if module.training and (rate := _dropout_rate(module)):
-            raise ImportModelError(
-                f"{type(model).__name__} is in training mode: its dropout {name or 'layer'!r} "
-                f"drops {rate:.0%} at random",
-                hint="call model.eval() first",
-            )
-
-
-def _dropout_rate(module: torch.nn.Module) -> float:
-    """Return the share of elements that a module drops in training."""
-    import torch
-
-    if isinstance(module, private("torch.nn.modules.dropout._DropoutNd")):
-        return float(module.p)
-    # A recurrent layer may have dropout between its layers.
-    return float(module.dropout) if isinstance(module, torch.nn.RNNBase) and module.num_layers > 1 else 0.0
-
-
-def _reject_changed_parameters(program: ExportedProgram) -> None:
-    from torch.export.graph_signature import OutputKind
-
-    allowed = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-    for spec in program.graph_signature.output_specs:
-        if spec.kind not in allowed:
-            raise ImportModelError(
-                f"the model changes {spec.target!r}, a parameter, while it runs", hint="compile model.eval()"
-            )
+def _reject_changed_parameters(program: ExportedProgram, model: torch.nn.Module) -> None:
+    """Raise `ImportModelError` for a parameter that requires gradients, and that the model changes while it runs."""
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    for name in mutated_state(program) & trained:
+        raise ImportModelError(
+            f"the model changes {name!r}, a parameter that requires gradients, while it runs",
+            hint="requires_grad_(False) makes it state of the model, such as the average of another parameter",
+        )
 
 
 def _with_constants(
@@ -266,6 +248,7 @@ def _export(
                 traceable_functions(),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
+                reject_drawn_numbers(model, args, kwargs),
                 reject_replaced_attributes(model),
             ):
                 return torch.export.export(model, args, kwargs, dynamic_shapes=spec, strict=False)
@@ -276,6 +259,8 @@ def _export(
             raise rejected from error
         cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
         hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
+        if type(error).__name__ == "GuardOnDataDependentSymNode":
+            cause, hint = _dependence_on_values(cause)
         if "Cache" in cause:
             hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
         raise ImportModelError(
@@ -283,6 +268,20 @@ def _export(
             location_of_error(error.__traceback__),
             hint,
         ) from error
+
+
+def _dependence_on_values(cause: str) -> tuple[str, str]:
+    """Return the message and the hint for torch's message about a number that it needs from a tensor."""
+    cause = cause.partition(" (")[0]
+    if "specialized integer" in cause:
+        return (
+            f"a size or an index depends on the values of a tensor ({cause})",
+            "index with tensors: x[i.reshape(1)], x.index_copy(0, i.reshape(1), rows)",
+        )
+    return (
+        f"its control flow depends on the values of a tensor ({cause})",
+        "compute both results, and choose: torch.where(condition, a, b)",
+    )
 
 
 class _WithoutGraphs:
@@ -317,7 +316,7 @@ def _declare_inputs(
     # Meta buffers were exported with placeholder data.
     meta_buffers = {name: b for name, b in model.named_buffers(remove_duplicate=False) if b.is_meta}
     tensors = {**program.state_dict, **program.constants, **meta_buffers}
-    mutated = mutated_buffers(program)
+    mutated = mutated_state(program)
     names: dict[str, str] = {}
     user = iter(_input_names(program, signature))
     # The user's inputs come first, so that their names do not change by conflicts with parameters.
@@ -341,7 +340,8 @@ def _declare_inputs(
             name = tied.get(str(spec.target), str(spec.target))
             if name not in values:
                 data = parameters.get(name, tensors[str(spec.target)])
-                values[name] = importer.declare(node, name, "parameter", data.detach())
+                role = "state" if spec.target in mutated else "parameter"
+                values[name] = importer.declare(node, name, role, data.detach())
             importer.bind(node, values[name])
         elif spec.kind is InputKind.BUFFER and spec.target in (*mutated, *changing):
             buffer = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach())
@@ -429,7 +429,7 @@ def _flatten(signature: CallSignature, mutated: Mapping[str, str]) -> Flatten:
 def _mutations(
     importer: GraphImporter, program: ExportedProgram, names: Mapping[str, str], results: Sequence[Any]
 ) -> tuple[list[tuple[str, Value]], dict[str, str]]:
-    """Return the outputs that are new values of buffers and inputs, and a map from outputs to mutated inputs."""
+    """Return the outputs that are new values of state and inputs, and a map from outputs to mutated inputs."""
     from torch.export.graph_signature import OutputKind
 
     specs = program.graph_signature.output_specs
@@ -440,7 +440,7 @@ def _mutations(
     mutated: dict[str, str] = {}
     for spec, result in zip(specs, results, strict=True):
         target = str(spec.target)
-        if spec.kind is OutputKind.BUFFER_MUTATION:
+        if is_state_mutation(spec):
             new = importer.value(result, f"{target}.new")
             state = importer.builder.emit("assign", inputs[names[target]], new)
             outputs.append((f"{target}.new", state))

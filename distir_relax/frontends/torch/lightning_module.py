@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     import torch
 
 _LOGGING = ("log", "log_dict")
+_BATCH_END = "on_train_batch_end"
+_CALLED = ("forward", "training_step", "validation_step", "configure_optimizers", _BATCH_END)
+"""Methods of a module that are part of a compiled training."""
+_OTHER_RUNS = (
+    "test_step", "predict_step", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader",
+    "prepare_data", "setup", "teardown", "configure_model", "transfer_batch_to_device", "print",
+)  # fmt: skip
+"""Methods that a training without Lightning does not need: those of tests and predictions, of data, which the caller
+passes, and those that make layers, which the caller calls before."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,24 @@ def check_lightning(module: Any) -> None:
             "expected automatic optimization, found a module that calls its optimizers itself", where,
             "return the loss from training_step, or pass a plain model with loss= and optimizer=",
         )  # fmt: skip
-    for name in ("configure_gradient_clipping", "optimizer_step", "backward"):
-        own = getattr(type(module), name, None)
-        if own is not None and not getattr(own, "__module__", "").startswith(_LIGHTNING):
+    for name in _overridden(type(module)):
+        if name not in _CALLED and name not in _OTHER_RUNS and not name.startswith(("on_test_", "on_predict_")):
             raise ImportModelError(
-                f"the module has its own {name}, which a compiled step does not call", where, "remove the override"
+                f"the module has its own {name}, which a compiled step does not call", where, _instead(name)
             )
+
+
+def _overridden(kind: type) -> list[str]:
+    """Return the methods of Lightning's own classes that a module's class overrides."""
+    ours = [base for base in kind.__mro__ if is_of_lightning(base)]
+    methods = {name for base in ours for name, value in vars(base).items() if inspect.isfunction(value)}
+    return [name for name in sorted(methods) if name[0] != "_" and not is_of_lightning(getattr(kind, name))]
+
+
+def _instead(name: str) -> str:
+    if name.startswith("on_"):
+        return "write a dr.Callback, and pass it to dr.train; or update state of the model in training_step"
+    return "remove the override"
 
 
 def configured_optimizer(module: Any) -> ConfiguredOptimizer:
@@ -81,8 +102,17 @@ def configured_optimizer(module: Any) -> ConfiguredOptimizer:
 
 def has_validation_step(module: Any) -> bool:
     """Return whether a Lightning module has a `validation_step` of its own."""
-    own = getattr(type(module), "validation_step", None)
-    return own is not None and not own.__module__.startswith(_LIGHTNING)
+    return _has_own(module, "validation_step")
+
+
+def has_batch_end_hook(module: Any) -> bool:
+    """Return whether a Lightning module has an `on_train_batch_end` of its own."""
+    return _has_own(module, _BATCH_END)
+
+
+def _has_own(module: Any, name: str) -> bool:
+    own = getattr(type(module), name, None)
+    return own is not None and not is_of_lightning(own)
 
 
 @contextmanager
@@ -129,7 +159,9 @@ def with_validation_step(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-_LIGHTNING = ("pytorch_lightning.", "lightning.")
+def is_of_lightning(owner: Any) -> bool:
+    """Return whether a class or a function is defined by Lightning."""
+    return str(getattr(owner, "__module__", "")).split(".")[0] in ("pytorch_lightning", "lightning")
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import ImportModelError
-from distir_relax.support.torch_compat import tree_map
+from distir_relax.frontends.torch.loss_call import loss_call
+from distir_relax.frontends.torch.transformers_options import smoothed_loss
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,10 @@ LOSS = "loss"
 
 @contextmanager
 def with_loss(
-    model: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None, wide: bool = False
+    model: torch.nn.Module,
+    loss: Loss | None,
+    metrics: Mapping[str, Loss] | None = None,
+    smoothing: float = 0.0,
 ) -> Iterator[None]:
     """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
 
@@ -32,8 +36,8 @@ def with_loss(
 
     The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
     scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
-    parameters becomes a submodule of the model, so that its parameters are trained too. If `wide`, the loss and the
-    metrics get floats of 16 bits in the output as float32. Raises `ImportModelError` without any loss.
+    parameters becomes a submodule of the model, so that its parameters are trained too. With `smoothing` the loss of a
+    transformers model is that of smoothed labels. Raises `ImportModelError` without any loss.
     """
     original, has_own_forward = model.forward, "forward" in vars(model)
     parameters = list(inspect.signature(original).parameters.values())
@@ -45,7 +49,10 @@ def with_loss(
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if loss is None:
+            labels = kwargs.pop("labels", None) if smoothing else None
             output = original(*args, **kwargs)
+            if smoothing:
+                return results(smoothed_loss(model, output, labels, smoothing), output, {**kwargs, "labels": labels})
             return results(_model_loss(model, output), output, kwargs)
         targets = kwargs.pop(TARGETS)
         # A model may call all of its submodules, as `torch.nn.Sequential` does.
@@ -55,8 +62,7 @@ def with_loss(
         finally:
             if attached:
                 model._modules[attached] = cast("torch.nn.Module", loss)
-        output = tree_map(_widen, output) if wide else output
-        return results(loss(output, targets), output, targets)
+        return results(loss_call(loss)(output, targets), output, targets)
 
     def results(value: Any, output: Any, targets: Any) -> Any:
         if metrics is None:
@@ -79,12 +85,6 @@ def with_loss(
             model.forward = original
         else:
             del model.forward
-
-
-def _widen(leaf: Any) -> Any:
-    import torch
-
-    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16) else leaf
 
 
 def _attach(model: torch.nn.Module, loss: Loss | None) -> str:

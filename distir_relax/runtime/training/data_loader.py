@@ -26,6 +26,14 @@ def is_loader(data: Any) -> bool:
 
 def check_loader(loader: DataLoader[Any], manifest: Manifest) -> None:
     """Raise RunError for a last batch of an epoch that a program of one batch size does not take."""
+    from torch.utils.data.distributed import DistributedSampler
+
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise RunError(
+            "expected a loader of whole batches, of which each rank takes its rows, found a DistributedSampler",
+            "the DataLoader", "leave the sampler out; shuffle=True shuffles alike on all ranks",
+        )  # fmt: skip
     first = next(iter(data_inputs(manifest)), None)
     if not _is_map_style(loader) or loader.batch_size is None or loader.drop_last or first is None or not first.shape:
         return

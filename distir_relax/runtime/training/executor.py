@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -92,6 +92,15 @@ class Executor(ABC):
     @abstractmethod
     def agreed(self) -> Any:
         """Return a context that raises an error of one process inside of it on all processes."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the global tensors that the step updates, on the CPU of the first process; nothing on the others."""
+        return {name: tensor.cpu() for name, tensor in self._session.state().items()}
+
+    def replace_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite some of the tensors that the step updates by those of the first process."""
+        if names := self.exchange(list(tensors))[0]:
+            self._session.replace_state(names, tensors)
 
     def save_pieces(self, file: StateFile) -> None:
         """Write the state shards of this process's ranks."""

@@ -12,6 +12,7 @@ from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import training_of
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.data_sources import open_data, open_evaluation
+from distir_relax.runtime.training.epoch_order import arrange
 from distir_relax.runtime.training.evaluation import evaluated_names
 from distir_relax.runtime.training.executor import ThreadExecutor
 from distir_relax.runtime.training.options import TrainOptions
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
 
 class CompiledStep(Protocol):
-    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far."""
+    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far.
+
+    Its `callbacks` are called before those of a run.
+    """
 
     steps: int
+    callbacks: tuple[Callback, ...]
 
     @property
     def plan(self) -> Any:
@@ -53,6 +58,11 @@ def train(
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
     evaluate_every: int = 100,
     averaged: bool = False,
+    load_best: bool = False,
+    limit_batches: float | None = None,
+    limit_evaluation_batches: float | None = None,
+    in_order: bool = False,
+    grouped_by: str = "",
     backend: str = "torch",
     device: str = "cpu",
     require_signature: str | Path | None = None,
@@ -74,11 +84,17 @@ def train(
     function of the number of steps done that returns metrics by name. `require_signature` is as for `dr.load`, of the
     bundle at a path.
 
+    With `load_best` the step has the weights and the state of the `best` checkpoint at the end. An epoch has the first
+    `limit_batches` batches of a `DataLoader` or a list, a number or, as a float, a part of all; an evaluation the first
+    `limit_evaluation_batches`. A `DataLoader` is read `in_order`, or in batches of samples of similar lengths, which
+    are those of the value `grouped_by` of each sample, such as ``"input_ids"``, or that value itself.
+
     Raises a `DistIRError` for options, data or a checkpoint that do not fit, a loss that is not finite, and a
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
     """
     folder = None if checkpoint is None else Path(checkpoint)
-    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every)
+    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every, load_best)
+    data = arrange(data, limit_batches, in_order, grouped_by)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise RunError(
@@ -95,18 +111,20 @@ def train(
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
         executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))
-        observers = (_StepCount(step), *callbacks)
+        observers = (_StepCount(step), *step.callbacks, *callbacks)
     training_of(executor.bundle.manifest)
+    names: tuple[str, ...] = ()
     if evaluation is not None:
         if evaluate is not None:
             raise RunError("expected evaluation data or a function that evaluates, found both", "evaluation, evaluate")
-        evaluated_names(executor.bundle, averaged)
-        evaluate = evaluator(executor, lambda manifest: open_evaluation(evaluation, manifest), averaged)
+        limited = arrange(evaluation, limit_evaluation_batches)
+        names = evaluated_names(executor.bundle, averaged)
+        evaluate = evaluator(executor, lambda manifest: open_evaluation(limited, manifest), averaged)
 
     def opened(seed: int) -> Data:
         return open_data(data, executor.bundle.manifest, seed)
 
-    return Training(executor, opened, options, observers, evaluate=evaluate).run()
+    return Training(executor, opened, options, observers, evaluate=evaluate, metrics=names).run()
 
 
 class _StepCount(Callback):
@@ -115,12 +133,19 @@ class _StepCount(Callback):
     def __init__(self, step: CompiledStep) -> None:
         self._step = step
         self._before = 0
+        self._loads_best = False
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
         self._before = training_of(run.manifest).done
         self._step.steps = self._before + run.step
+        self._loads_best = run.options.load_best
 
     def done(self, result: StepResult) -> None:
         """See `Callback`."""
         self._step.steps = self._before + result.step
+
+    def ended(self, ended: Ended) -> None:
+        """See `Callback`."""
+        if self._loads_best and ended.best is not None:
+            self._step.steps = self._before + ended.best

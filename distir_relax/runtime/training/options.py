@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,17 @@ class Metric:
         name, separator, mode = text.rpartition(":")
         return cls(name, mode) if separator else cls(text)
 
+    def check(self, names: Collection[str], where: str) -> None:
+        """Raise RunError if the metric is not among the names of an evaluation's, unless those are unknown (empty)."""
+        if names and self.name not in names:
+            raise RunError(
+                f"expected the metric {self.name!r} of an evaluation, found {', '.join(names)}", where,
+                "metrics are those with which the step was compiled: metrics={NAME: function}",
+            )  # fmt: skip
+
     def of(self, metrics: Mapping[str, float], where: str) -> float:
         """Return the metric's value. Raises RunError if it is not among the metrics of an evaluation."""
-        if self.name not in metrics:
-            shown = ", ".join(metrics) or "none"
-            raise RunError(f"expected the metric {self.name!r} of an evaluation, found {shown}", where)
+        self.check(metrics or ("none",), where)
         return metrics[self.name]
 
     def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:
@@ -61,7 +67,10 @@ class TrainOptions:
     order of samples; None is 0, or that of the resumed run. `best` is the metric whose best checkpoint is kept
     (`Metric.parse`), or empty. A run that evaluates does so each `evaluate_every` steps, and after the last.
 
-    Raises RunError for values outside of their range, and for `resume` and `best` without a folder of checkpoints.
+    With `load_best` it ends with the weights and the state of that checkpoint.
+
+    Raises RunError for values outside of their range, for `resume` and `best` without a folder of checkpoints, and for
+    `load_best` without `best`.
     """
 
     steps: int
@@ -72,17 +81,23 @@ class TrainOptions:
     seed: int | None = None
     best: str = ""
     evaluate_every: int = 100
+    load_best: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "every", "keep", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise RunError(f"expected 1 or more, found {getattr(self, name)}", name)
         if self.resume not in ("", *RESUME):
-            raise RunError(f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume")
+            raise RunError(
+                f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume",
+                "'auto' continues from the newest checkpoint if there is one, 'last' needs one",
+            )  # fmt: skip
         hint = "give --checkpoint DIR"
         if self.resume and self.checkpoints is None:
             raise RunError("expected a checkpoint folder to resume from, found none", "--resume", hint)
         if self.best and self.checkpoints is None:
             raise RunError("expected a checkpoint folder for the best one, found none", "--best", hint)
+        if self.load_best and not self.best:
+            raise RunError("expected the metric of the best checkpoint, found none", "load_best", "pass best='loss'")
         if self.best:
             Metric.parse(self.best)

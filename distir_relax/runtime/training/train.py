@@ -51,7 +51,8 @@ class Run:
         """Return the training run of an executor."""
         data = lambda seed: self.data(executor.bundle.manifest, seed)  # noqa: E731
         evaluate = evaluator(executor, self.evaluation, self.averaged)
-        return Training(executor, data, self.options, self.callbacks, self.stop, evaluate)
+        names = () if evaluate is None else evaluated_names(executor.bundle, self.averaged)
+        return Training(executor, data, self.options, self.callbacks, self.stop, evaluate, names)
 
     def check(self, bundle: Bundle) -> None:
         """Raise RunError for a bundle that is not a training step, or lacks an evaluation that the run needs."""

@@ -6,7 +6,8 @@ import hashlib
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from distir_relax.checkpoints import Position, best, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.layout import typical_value
 from distir_relax.runtime.arrays import as_torch
+from distir_relax.runtime.handshake import Agreed
 from distir_relax.runtime.training.batches import Data, data_inputs, training_of
 from distir_relax.runtime.training.best_value import BestValue
-from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult, call_with_weights
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import Metric, TrainOptions
@@ -34,7 +36,7 @@ class Training:
     """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
 
     `evaluate` returns the metrics after a step, by name; all processes call it, each `options.evaluate_every` steps and
-    after the last one. The metrics of the first process count.
+    after the last one. The metrics of the first process count; `metrics` are their names, if they are known before.
 
     Between two steps the ranks exchange errors, signals, the end of data, and requests of callbacks to end the run, so
     that all take the same action.
@@ -46,8 +48,12 @@ class Training:
     callbacks: Sequence[Callback] = ()
     stop: Callable[[], int] = lambda: 0
     evaluate: Callable[[int], Mapping[str, float]] | None = None
+    metrics: tuple[str, ...] = ()
     ended: Ended = field(init=False)
+    _reached: Position = field(init=False)
+    """The position after the last step, also without a checkpoint of it."""
     _best: BestValue | None = field(init=False, default=None)
+    _weights_every: int = field(init=False, default=0)
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -82,6 +88,7 @@ class Training:
                 break
             loss, norm = self._step(batch)
             (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
+            self._reached = replace(position, step=step + 1, samples=samples)
             now = time.perf_counter()
             error = self._done(step, loss, norm, now - last, work, waited)
             last = now
@@ -89,17 +96,20 @@ class Training:
             batch, data_error = self._next(source, step + 1)
             waited = time.perf_counter() - begun
             self._synchronize(step, loss, error or data_error, batch is None)
+            self._call_with_weights(step + 1)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
             if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
-                self._save(self.options.checkpoints, replace(position, step=step + 1, samples=samples), improves)
+                self._save(self.options.checkpoints, self._reached, improves)
             saved = time.perf_counter()
             self.ended.evaluation_seconds += evaluated - paused
             self.ended.checkpoint_seconds += saved - evaluated
             last += saved - paused
             if self.ended.reason:
                 break
+        if self.options.load_best and self.options.checkpoints is not None and self.ended.best is not None:
+            resume(self.executor, self.options.checkpoints, "best")
         self._notify(lambda callback: callback.ended(self.ended))
         return self.ended
 
@@ -132,6 +142,7 @@ class Training:
             return
         with self.executor.agreed():
             metric, value = Metric.parse(self.options.best), None
+            metric.check(self.metrics, "--best")
             if self.options.resume and (saved := best(self.options.checkpoints)) and saved.position.step <= step:
                 self.ended.best, value = saved.position.step, saved.position.metrics.get(metric.name)
             self._best = BestValue(metric, self.evaluate is not None, value)
@@ -139,10 +150,14 @@ class Training:
     def _start(self, step: int) -> None:
         """Call `begun` of the callbacks."""
         work, unit = per_step(self.executor.bundle.manifest)
-        run = RunInfo(step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None)
+        run = RunInfo(
+            step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None, self.metrics
+        )
         for callback in self.callbacks:
             callback.stop_reason = ""
         self._notify(lambda callback: callback.begun(run))
+        every = math.gcd(*(callback.weights_every for callback in self.callbacks))
+        self._weights_every = self.executor.exchange(every)[0]
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch, which must be the same on all processes."""
@@ -150,7 +165,14 @@ class Training:
             batch = source.batch(step) if step < self.options.steps else None
         mine = _digest(batch.global_arrays()) if batch is not None and source.streams else ""
         everyone = self.executor.exchange([mine, batch is None])
-        self._check_ends([theirs[1] for theirs in everyone], step)
+        ends = [theirs[1] for theirs in everyone]
+        self._check_ends(ends, step)
+        if all(ends) and step == 0:
+            with self.executor.agreed():
+                raise RunError(
+                    "expected batches, found none", "the data",
+                    "it is empty, or an iterator that was read before: return a new one from a function",
+                )  # fmt: skip
         if len({theirs[0] for theirs in everyone}) > 1:
             with self.executor.agreed():
                 raise RunError(
@@ -203,12 +225,37 @@ class Training:
                     f"the loss of step {step + 1} is {shown}", self.executor.bundle.manifest.name, self._after_nan()
                 )
         if any(theirs[2] for theirs in everyone):
-            with self.executor.agreed():
+            with self._saving(), self.executor.agreed():
                 if error is not None:
                     raise error
         self._check_ends([theirs[4] for theirs in everyone], step + 1)
         self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
+
+    def _call_with_weights(self, step: int) -> None:
+        """Gather the weights for the callbacks that ask for them after a step, and replace those that they return."""
+        if not self._weights_every or step % self._weights_every:
+            return
+        state, replaced = self.executor.state(), {}
+        names = training_of(self.executor.bundle.manifest).names
+        with self._saving(), self.executor.agreed():
+            if self.executor.first:
+                replaced = call_with_weights(self.callbacks, step, names, state)
+        self.executor.replace_state(replaced)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Write a checkpoint of the steps done before an error of the data or of a callback ends the run.
+
+        All processes raise the error.
+        """
+        try:
+            yield
+        except (DistIRError, Agreed):
+            if self.options.checkpoints is not None and self.ended.saved != self._reached.step:
+                with suppress(DistIRError, Agreed):
+                    self._save(self.options.checkpoints, self._reached, improves=False)
+            raise
 
     def _check_ends(self, ends: Sequence[bool], steps: int) -> None:
         """Raise RunError if the data of some processes have ended, and those of others have not."""
@@ -225,7 +272,8 @@ class Training:
         if self.evaluate is None or (step % self.options.evaluate_every and step < self.options.steps):
             return False
         metrics = self.executor.exchange(dict(self.evaluate(step)))[0]
-        self._notify(lambda callback: callback.evaluated(step, metrics))
+        with self._saving():
+            self._notify(lambda callback: callback.evaluated(step, metrics))
         self.ended.reason = self.ended.reason or self.executor.exchange(self._stop_reason)[0]
         if self._best is None:
             return False

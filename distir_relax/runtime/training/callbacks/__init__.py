@@ -7,8 +7,9 @@ from distir_relax.runtime.training.callbacks.logger import logger
 from distir_relax.runtime.training.callbacks.mlflow_logger import MLflowLogger
 from distir_relax.runtime.training.callbacks.progress import Progress
 from distir_relax.runtime.training.callbacks.tensorboard_logger import TensorBoardLogger
+from distir_relax.runtime.training.callbacks.time_limit import TimeLimit
 
 __all__ = [
     "CSVLogger", "Callback", "EarlyStopping", "Ended", "JSONLogger", "MLflowLogger", "Progress", "RunInfo",
-    "StepResult", "TensorBoardLogger", "logger",
+    "StepResult", "TensorBoardLogger", "TimeLimit", "logger",
 ]  # fmt: skip

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest
+from distir_relax.errors import RunError
 from distir_relax.runtime.training.options import TrainOptions
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class RunInfo:
     """A run at its start: its options, its program, and the `step` after which it starts, 0 unless it resumes.
 
-    A typical step processes `work` samples or tokens, as `unit` says. `evaluates` is whether the run has evaluations.
+    A typical step processes `work` samples or tokens, as `unit` says. `evaluates` is whether the run has evaluations,
+    whose metrics have the names `metrics`, if these are known before.
     """
 
     step: int
@@ -24,6 +30,7 @@ class RunInfo:
     work: int
     unit: str
     evaluates: bool = False
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class Callback:
 
     stop_reason = ""
     """Why the run is to end; empty while it is not."""
+    weights_every = 0
+    """Number of steps after which `weights` is called each time; 0 for never. All ranks gather them then."""
 
     def stop(self, reason: str) -> None:
         """End the run on all ranks after the current step, whose checkpoint is written. `reason` is for its report."""
@@ -89,6 +98,13 @@ class Callback:
 
     def done(self, result: StepResult) -> None:
         """Called after each step, also after one whose loss is not finite, which then ends the run with an error."""
+
+    def weights(self, step: int, tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
+        """Called after each `weights_every` steps, with the weights and buffers that training changes.
+
+        They are whole tensors by the model's names, on the CPU. Those that are returned replace the step's on all
+        ranks.
+        """
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called after each evaluation, with its metrics by name."""
@@ -101,3 +117,28 @@ class Callback:
 
     def close(self) -> None:
         """Called last, also after an error and if the run has not begun: release files and connections."""
+
+
+def call_with_weights(
+    callbacks: Sequence[Callback], step: int, names: Mapping[str, str], state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Call `weights` of the callbacks that are due after a step; return the weights that they replace.
+
+    `names` maps the model's names to those of the `state`, whose names the result has. Raises RunError for a result
+    that is not a weight, or has another shape.
+    """
+    present = {name: state[value] for name, value in names.items() if value in state}
+    replaced: dict[str, torch.Tensor] = {}
+    for callback in callbacks:
+        if not callback.weights_every or step % callback.weights_every:
+            continue
+        for name, tensor in (callback.weights(step, {n: x.clone() for n, x in present.items()}) or {}).items():
+            where = f"{type(callback).__name__}.weights"
+            if name not in present:
+                raise RunError(f"expected tensors by the names of weights, found {name!r}", where)
+            if tensor.shape != present[name].shape:
+                raise RunError(
+                    f"expected {tuple(present[name].shape)} for {name!r}, found {tuple(tensor.shape)}", where
+                )
+            present[name] = replaced[names[name]] = tensor.detach().to("cpu", present[name].dtype, copy=True)
+    return replaced

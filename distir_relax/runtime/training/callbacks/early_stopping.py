@@ -31,6 +31,7 @@ class EarlyStopping(Callback):
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
         self._evaluates, self._best, self._count = run.evaluates, None, 0
+        self.metric.check(run.metrics, "EarlyStopping")
         if not run.evaluates and self.metric.name != "loss":
             raise RunError(
                 f"expected the metric loss in a run without evaluations, found {self.metric.name!r}", "EarlyStopping"

@@ -7,6 +7,7 @@ import io
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -48,9 +49,11 @@ class FileLogger(Callback):
 
     def close(self) -> None:
         """See `Callback`."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            # Rows are flushed one by one: what is left is a row whose error was raised.
+            with suppress(OSError):
+                file.close()
 
     @abstractmethod
     def _parse(self, text: str) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from distir_relax.errors import RunError
@@ -16,11 +17,16 @@ _MLFLOW = "mlflow:"
 def logger(target: str | Path) -> Callback:
     """Return the logger for ``FILE.csv``, ``FILE.jsonl``, a folder (TensorBoard), or ``mlflow:URI``.
 
-    Raises RunError for another ending, a file that cannot be created, and a missing package.
+    Raises RunError for another ending or another service, a file that cannot be created, and a missing package.
     """
     text = str(target)
     if text.startswith(_MLFLOW):
         return MLflowLogger(text.removeprefix(_MLFLOW) or None)
+    if service := re.match(r"[A-Za-z][\w+.-]+:", text):
+        raise RunError(
+            f"expected a log that ends in .csv or .jsonl, a folder, or mlflow:URI, found {service[0]}", text,
+            "write a dr.Callback for another service, and pass it with --callbacks",
+        )  # fmt: skip
     path = Path(text)
     if path.suffix == ".csv":
         return CSVLogger(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,8 @@ class TensorBoardLogger(Callback):
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._unit = run.unit
-        try:
+        with self._writing():
             self._writer = SummaryWriter(str(self.folder), purge_step=run.step + 1 if run.step else None)
-        except OSError as wrong:
-            raise RunError(f"cannot write the log: {wrong.strerror}", str(self.folder)) from None
 
     def done(self, result: StepResult) -> None:
         """See `Callback`."""
@@ -46,10 +45,20 @@ class TensorBoardLogger(Callback):
 
     def close(self) -> None:
         """See `Callback`."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with self._writing():
+                writer.close()
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        with self._writing():
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise RunError for an error of the disk, also one of the thread that writes, which later calls raise."""
+        try:
+            yield
+        except OSError as wrong:
+            raise RunError(f"cannot write the log: {wrong.strerror}", str(self.folder)) from None
