@@ -11,7 +11,7 @@ from distir_relax.frontends.torch.lightning_module import is_of_lightning
 from distir_relax.frontends.torch.trainer_settings import MOST_KEPT, TrainerSettings, count_steps, no_equal
 
 _WHERE = "Trainer"
-_NARROW = {"bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": None}
+_NARROW = {"bf16-mixed": "bf16", "16-mixed": "fp16", "bf16-true": "bf16-true", "32-true": None}
 _HONOURED = (
     "precision logger callbacks fast_dev_run max_epochs max_steps max_time limit_train_batches limit_val_batches "
     "overfit_batches val_check_interval check_val_every_n_epoch enable_checkpointing accumulate_grad_batches "
@@ -74,7 +74,7 @@ def _check_arguments(trainer: Any) -> None:
     """Raise `ImportModelError` for an argument that changes a run, and has no equal here."""
     if trainer.precision not in _NARROW:
         raise ImportModelError(
-            f"expected the precision 32-true, bf16-mixed or 16-mixed, found {trainer.precision!r}", _WHERE
+            f"expected the precision 32-true, bf16-mixed, bf16-true or 16-mixed, found {trainer.precision!r}", _WHERE
         )
     if trainer.gradient_clip_val and (trainer.gradient_clip_algorithm or "norm") != "norm":
         raise ImportModelError(
