@@ -11,6 +11,8 @@ from distir_relax.support.learning_rate import Schedule, schedule_from_json, sch
 
 AVERAGED = ".averaged"
 """Suffix of a weight of a training step that is the average of another one."""
+STEP_COUNT = "optimizer.step"
+"""The weight of a training step, an int64 scalar, that counts the steps of its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class TrainingManifest:
     input, if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of
     steps made before the bundle was written. `evaluated` are the outputs of the evaluation, scalars, if the bundle has
     one. `names` maps the model's names of its parameters, and of the buffers that training changes, to weights.
-    `gradient_norm` is the output, if any, with the norm of the gradients before clipping.
+    `gradient_norm` is the output, if any, with the norm of the gradients before clipping. `buffers` are those of
+    the model that training does not change, whether the program has them or not.
     """
 
     loss: str
@@ -32,6 +35,7 @@ class TrainingManifest:
     evaluated: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
+    buffers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
@@ -44,6 +48,7 @@ class TrainingManifest:
             "evaluated": list(self.evaluated),
             "names": dict(self.names),
             "gradient_norm": self.gradient_norm,
+            "buffers": list(self.buffers),
         }
 
     @classmethod
@@ -54,5 +59,5 @@ class TrainingManifest:
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
         evaluated = table.texts("evaluated", [])
         names = table.by_name("names")
-        norm = table.text_or_none("gradient_norm")
-        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names, norm)
+        norm, buffers = table.text_or_none("gradient_norm"), table.texts("buffers", [])
+        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names, norm, buffers)

@@ -219,6 +219,13 @@ class TrainingStep:
                 self.evaluation = _with_tensors(self.evaluation, values)
             self._model_tensors = self._model_tensors.with_unused(unused)
 
+    def replace_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace weights, by the program's names; `plan` is a new one, whose state is as before the first step."""
+        with self._exclusive:
+            self.plan = _with_tensors(self.plan, tensors)
+            if "evaluation" in vars(self):
+                self.evaluation = _with_tensors(self.evaluation, tensors)
+
     def _tensors(self, backend: str, averaged: bool) -> dict[str, torch.Tensor]:
         """Return the program's weights at present; if `averaged`, averages in place of trained ones."""
         state = self.plan.session(backend).state()
@@ -252,7 +259,10 @@ class TrainingStep:
         seed = SEED if takes_seed(self.plan.modules["global"].main) else None
         names = self._model_tensors.saved_values
         rates, norm = rates_of(self.optimizer), next(iter(self._measured), None)
-        return TrainingManifest(self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm)
+        buffers = tuple(self._model_tensors.constants)
+        return TrainingManifest(
+            self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm, buffers=buffers
+        )
 
 
 @dataclass(frozen=True, repr=False)

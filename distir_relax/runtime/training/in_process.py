@@ -19,6 +19,8 @@ from distir_relax.runtime.training.train import evaluator
 from distir_relax.runtime.training.training_loop import Training
 
 if TYPE_CHECKING:
+    import torch
+
     from distir_relax.runtime.training.batches import Data
 
 
@@ -34,6 +36,10 @@ class CompiledStep(Protocol):
 
     def bundle(self, backends: Sequence[str]) -> Bundle:
         """Return its bundle, whose manifest describes the step."""
+        ...
+
+    def replace_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace weights that the program does not change; it is loaded again."""
         ...
 
 
@@ -94,7 +100,14 @@ def train(
             raise RunError("expected the path of a signed bundle, found a TrainingStep", "require_signature")
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
-        executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))
+
+        def with_weights(tensors: Mapping[str, torch.Tensor]) -> Session:
+            step.replace_weights(tensors)
+            session: Session = step.plan.session(backend)
+            return session
+
+        load = lambda part: Session(part, backend)  # noqa: E731
+        executor = ThreadExecutor(step.plan.session(backend), load, step.bundle(()), with_weights)
         observers = (_StepCount(step), *callbacks)
     training_of(executor.bundle.manifest)
     if evaluation is not None:
