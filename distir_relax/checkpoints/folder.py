@@ -20,10 +20,11 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distir_relax.bundle import FileWeights
+from distir_relax.checkpoints.position import Position
 from distir_relax.errors import BundleError, CheckpointError
 from distir_relax.support import Fields, parse_json, read_bytes
 
@@ -34,27 +35,6 @@ _BEST_FILE = "best"
 _NAME = re.compile(r"step-(\d{8,18})")
 _FORMAT = 3
 _AGAIN = "choose an older checkpoint of the folder, or begin anew"
-
-
-@dataclass(frozen=True)
-class Position:
-    """Position of a run: steps done, samples seen, random seed, and the program's identity.
-
-    `done` is the number of steps that the weights had been trained for before the run, from which learning rates and
-    random seeds count. `rates` are its learning rates as JSON, for display; a run uses those of its bundle. `metrics`
-    are those by which the run keeps its best checkpoint. `frozen` has the SHA-256 of each parameter and buffer that the
-    program does not change, `held` the names of those that the checkpoint has, too: they were trained before.
-    """
-
-    step: int
-    samples: int
-    seed: int
-    program: str
-    rates: Mapping[str, object] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    done: int = 0
-    frozen: Mapping[str, str] = field(default_factory=dict)
-    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +79,7 @@ def finish(
     folder = draft.parent
     target = folder / _name(position.step)
     try:
-        text = json.dumps({"format": _FORMAT, **asdict(position), "names": dict(names or {})}, indent=1) + "\n"
+        text = json.dumps({"format": _FORMAT, **position.to_json(), "names": dict(names or {})}, indent=1) + "\n"
         _write(draft / _POSITION_FILE, text)
         _sync(draft)
         if target.exists():
@@ -183,11 +163,7 @@ def _read(path: Path) -> Saved:
     )
     if (version := table.whole("format")) != _FORMAT:
         raise CheckpointError(f"the checkpoint has format {version}, this version reads format {_FORMAT}", str(file))
-    rates = table.fields("rates").table
-    metrics = {key: value for key, value in table.fields("metrics").table.items() if isinstance(value, (int, float))}
-    step, samples, seed, done = (table.whole(name) for name in ("step", "samples", "seed", "done"))
-    frozen, held = table.by_name("frozen"), table.texts("held")
-    position = Position(step, samples, seed, table.text("program"), rates, metrics, done, frozen, held)
+    position = Position.from_json(table)
     try:
         return Saved(path, position, FileWeights(path / STATE_FILE, ()), table.by_name("names"))
     except BundleError as wrong:

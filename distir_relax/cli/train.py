@@ -57,7 +57,7 @@ def train(
     data: Annotated[
         str, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches, or a data set of single samples.")
     ],
-    steps: Annotated[int, typer.Option(min=1, help="Total number of steps, including those before a resume.")],
+    steps: Annotated[int, typer.Option(min=1, help="Total number of steps, those before a resume included.")],
     checkpoint: Annotated[Path | None, typer.Option(help="Write checkpoints to this folder.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints; the last step is always saved.")] = 100,
     keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
@@ -196,7 +196,7 @@ def _print_summary(run: Run, ended: Ended) -> None:
         _print_resume_hint(run.options.checkpoints, ended.step, ended.reason)
         return
     if ended.step >= run.options.steps and math.isnan(ended.loss):
-        typer.echo(f"no step is left: the checkpoint is of step {ended.step} of {run.options.steps}; give more --steps")
+        typer.echo(f"no step is left: {ended.step} of {run.options.steps} steps are done; give more --steps")
         return
     why = f" ({ended.reason})" if ended.reason else ""
     wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import ImportModelError
 from distir_relax.runtime.training.batches import Data
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
@@ -17,22 +18,23 @@ from distir_relax.runtime.training.executor import Batch
 from distir_relax.support.user_function import call_function, find_function, users_code
 
 
-def load_data(target: str) -> Callable[[Manifest, int], Data]:
-    """Return a function from a program's manifest and a seed to the data of ``FILE.py:FUNCTION``.
+def load_data(target: str) -> Callable[[Manifest, int, DataPosition], Data]:
+    """Return a function from a program's manifest, a seed and a position to the data of ``FILE.py:FUNCTION``.
 
     FUNCTION returns an object that `open_data` takes. If it has the parameters `start` and `seed`, it receives the
-    number of the first step, and the seed. Raises `ImportModelError` if it is missing or raises, and RunError if it
+    number of the first batch, and the seed. Raises `ImportModelError` if it is missing or raises, and RunError if it
     returns something else.
     """
     function = find_function(target)
     takes_start = "start" in inspect.signature(function).parameters
     file = target.rpartition(":")[0]
 
-    def open_target(manifest: Manifest, seed: int) -> Data:
+    def open_target(manifest: Manifest, seed: int, position: DataPosition) -> Data:
         def call(start: int | None) -> Any:
             return call_function(function, target, {"seed": seed, "start": start})
 
-        return open_function(call, takes_start, manifest, seed, lambda action, when: users_code(action, file, when))
+        guard = lambda action, when: users_code(action, file, when)  # noqa: E731
+        return open_function(call, takes_start, manifest, seed, position, guard)
 
     return open_target
 

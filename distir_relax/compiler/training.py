@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, write_bundle
-from distir_relax.checkpoints import read_parameters
+from distir_relax.checkpoints import DataPosition, read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
@@ -74,6 +74,8 @@ class TrainingStep:
         self.plan = plan
         self.optimizer = optimizer
         self.steps = 0
+        self.data_position: tuple[int, DataPosition] | None = None
+        """The last step of a run (`dr.train`), and its position in the data; None before it."""
         self.gradient_norm: float | None = None
         """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
         self._exclusive = threading.RLock()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_intervals
 from distir_relax.bundle.weights import cut_out
+from distir_relax.checkpoints import START, DataPosition
 from distir_relax.errors import RunError
 from distir_relax.layout import is_symbolic, typical_value
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
@@ -41,10 +42,12 @@ class Data(ABC):
 
     streams: bool
     """Whether each process gets global batches, which must be equal."""
+    position: DataPosition
+    """The position after the last batch."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch | None:
-        """Return the batch of a step, counted from 0; None at the end of the data.
+        """Return the next batch, which is that of a step, counted from 0; None at the end of the data.
 
         Raises RunError for data that do not match the program's inputs.
         """
@@ -67,29 +70,36 @@ def training_of(manifest: Manifest) -> TrainingManifest:
     return manifest.training
 
 
-class Stream(Data):
-    """Consecutive batches from the iterables of `begin(step)`, whose first batch is that of the step.
+Begin = Callable[[DataPosition], "tuple[Iterator[Any], DataPosition]"]
+"""Function of a position that returns the batches from there to the end of the epoch, and the position, complete."""
 
-    At the end of an iterable the next one is requested; an empty one ends the data.
+
+class Stream(Data):
+    """Consecutive batches from the iterators of `begin`, the first of which is at the position `start`.
+
+    At the end of an iterator the next one is requested; one of an epoch without batches ends the data.
     """
 
     streams = True
 
-    def __init__(self, manifest: Manifest, begin: Callable[[int], Iterable[Any]]) -> None:
-        self._manifest = manifest
+    def __init__(self, manifest: Manifest, begin: Begin, start: DataPosition = START) -> None:
+        self._manifest, self.position = manifest, start
         self._calls = CallShapes(manifest)
         self._begin = begin
         self._items: Iterator[Any] | None = None
 
     def batch(self, step: int) -> Batch | None:
         """See `Data`."""
-        if self._items is not None:
+        while True:
+            if self._items is None:
+                self._items, self.position = self._begin(self.position)
             for item in self._items:
-                return self.to_batch(item, step)
-        self._items = iter(self._begin(step))
-        for item in self._items:
-            return self.to_batch(item, step)
-        return None
+                batch = self.to_batch(item, step)
+                self.position = self.position.after(samples_of(batch.call.manifest))
+                return batch
+            if not self.position.samples:
+                return None
+            self._items, self.position = None, self.position.next_epoch()
 
     def to_batch(self, item: Any, step: int) -> Batch:
         """Return a user's batch as that of a step. Raises RunError if it does not match the program's inputs."""
@@ -103,7 +113,7 @@ class Stream(Data):
 
 def batches_of(manifest: Manifest, items: Iterable[Any]) -> Iterator[Batch]:
     """Yield the batches of an iterable, once. Raises RunError for one that does not match the program's inputs."""
-    stream = Stream(manifest, lambda _: items)
+    stream = Stream(manifest, lambda at: (iter(items), at))
     for item in items:
         yield stream.to_batch(item, 0)
 
@@ -120,7 +130,7 @@ class Samples(Data):
 
     streams = False
 
-    def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None) -> None:
+    def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None, start: DataPosition = START) -> None:
         self._manifest, self._samples, self._seed = manifest, samples, seed
         inputs = data_inputs(manifest)
         sizes = {tensor.shape[:1] for tensor in inputs}
@@ -140,26 +150,42 @@ class Samples(Data):
         """The number of samples of an epoch that are in no batch."""
         if self._batches == 0:
             raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
-        self._epoch = -1
-        self._order: list[int] = []
+        if start.epoch is None:
+            epoch, place = divmod(start.batches, self._batches)
+            start = DataPosition(start.batches, epoch, place, place * self._rows)
+        self.position = replace(start, rows=self._rows)
+        self._order_of = -1, list[int]()
 
     def batch(self, step: int) -> Batch:
         """See `Data`."""
-        import torch
-
-        epoch, place = divmod(step, self._batches)
-        if self._seed is None:
-            self._order = self._order or list(range(len(self._samples)))
-        elif epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
-            self._order = torch.randperm(len(self._samples), generator=generator).tolist()
-            self._epoch = epoch
-        rows = self._order[place * self._rows : (place + 1) * self._rows]
-        return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
+        left = len(self._samples) - self.position.samples
+        if left < self._rows and not self._takes(left):
+            self.position = self.position.next_epoch()
+        first = self.position.samples
+        rows = self._order(self.position.epoch or 0)[first : first + self._rows]
+        self.position = self.position.after(len(rows))
+        return self._batch(rows, step)
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the batches of the first epoch."""
-        return map(self.batch, range(self._batches))
+        order = self._order(0)
+        for place in range(self._batches):
+            yield self._batch(order[place * self._rows : (place + 1) * self._rows], 0)
+
+    def _batch(self, rows: Sequence[int], step: int) -> Batch:
+        return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
+
+    def _order(self, epoch: int) -> list[int]:
+        """Return the indices of an epoch."""
+        import torch
+
+        if self._order_of[0] != epoch:
+            order = list(range(len(self._samples)))
+            if self._seed is not None:
+                generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+                order = torch.randperm(len(order), generator=generator).tolist()
+            self._order_of = epoch, order
+        return self._order_of[1]
 
     def _takes(self, rows: int) -> bool:
         """Return whether the program takes a batch of fewer rows than typical ones."""
@@ -188,12 +214,28 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
     training = manifest.training
     if training is None:
         return {}
-    step += training.done
     dtypes = {tensor.name: torch_dtype(tensor.dtype) for tensor in manifest.inputs}
     inputs = {name: torch.tensor(schedule(step), dtype=dtypes[name]) for name, schedule in training.rates.items()}
     if training.seed is not None:
         inputs[training.seed] = torch.tensor(training.first_seed + step, dtype=torch.int64)
     return inputs
+
+
+def samples_of(manifest: Manifest) -> int:
+    """Return the samples of a batch, all microbatches together: the first dim of its first input that has any."""
+    shapes = (tensor.shape for tensor in data_inputs(manifest))
+    return next((typical_value(shape[0]) for shape in shapes if shape), 1)
+
+
+def samples_in(item: Any) -> int:
+    """Return the samples of a user's batch: the first dim of its first value that has any."""
+    by_name, rest = _leaves(item)
+    shapes = (getattr(leaf, "shape", None) or [len(leaf)] for leaf in (*by_name.values(), *rest) if _has_rows(leaf))
+    return next((int(shape[0]) for shape in shapes), 1)
+
+
+def _has_rows(leaf: Any) -> bool:
+    return bool(leaf.shape) if hasattr(leaf, "shape") else hasattr(leaf, "__len__")
 
 
 def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import AVERAGED
 from distir_relax.errors import DistIRError, RunError
-from distir_relax.runtime.training.batches import data_inputs
+from distir_relax.runtime.training.batches import samples_of
 
 if TYPE_CHECKING:
     from distir_relax.bundle import Bundle
@@ -40,7 +40,7 @@ def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], average
         if batch is None or any(ended for _, ended in everyone):
             break
         outputs = executor.evaluate(batch, names)
-        rows = _rows(batch)
+        rows = samples_of(batch.call.manifest)
         count += rows
         for name, value in outputs.items():
             totals[name] += rows * float(value)
@@ -66,9 +66,3 @@ def evaluated_names(bundle: Bundle, averaged: bool = False) -> tuple[str, ...]:
             "the step keeps no averages of parameters", bundle.manifest.name, "compile it with averaging=dr.EMA(0.999)"
         )
     return tuple(training.evaluated)
-
-
-def _rows(batch: Batch) -> int:
-    """Return the samples of a batch, all microbatches together: the first dim of its first input that has any."""
-    shapes = (tensor.shape for tensor in data_inputs(batch.call.manifest))
-    return next((shape[0] for shape in shapes if shape), 1)

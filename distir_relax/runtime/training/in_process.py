@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import RunError
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import training_of
@@ -25,9 +28,13 @@ if TYPE_CHECKING:
 
 
 class CompiledStep(Protocol):
-    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far."""
+    """The part of a `TrainingStep` that a training loop needs.
+
+    `steps` is the number of steps so far, `data_position` a run's last step and its position in the data, if any.
+    """
 
     steps: int
+    data_position: tuple[int, DataPosition] | None
 
     @property
     def plan(self) -> Any:
@@ -69,11 +76,12 @@ def train(
     `torch.utils.data.DataLoader`, a data set of single samples, or a function that returns one of them, with parameters
     `start` and `seed` if it likes (``docs/training.md``). A list, loader or data set is read again for each epoch.
 
-    `steps` is the total number of steps, those before a resume included. Checkpoints are written to the folder
-    `checkpoint` each `every` steps and at the end; the last `keep` stay, and with `best`, such as ``"loss"`` or
-    ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A `TrainingStep` has the trained
-    parameters afterwards, and its `steps` are those of the run. `callbacks` observe the run; nothing is shown
-    without ``dr.callbacks.Progress()``.
+    `steps` is the total number of steps of the weights: those before a resume, of earlier runs and of calls of the step
+    included, with as many batches of the data, and with their samples if the batch size has changed.
+    Checkpoints are written to the folder `checkpoint` each `every` steps and at the end; the last `keep` stay, and with
+    `best`, such as ``"loss"`` or ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A
+    `TrainingStep` has the trained parameters afterwards, and its `steps` are those of the run. `callbacks` observe the
+    run; nothing is shown without ``dr.callbacks.Progress()``.
 
     The run is evaluated after each `evaluate_every` steps and the last one, on `evaluation`, which is data like `data`,
     for a step compiled with `metrics`, with the averages of parameters if they are `averaged`; or by `evaluate`, a
@@ -116,24 +124,32 @@ def train(
         evaluated_names(executor.bundle, averaged)
         evaluate = evaluator(executor, lambda manifest: open_evaluation(evaluation, manifest), averaged)
 
-    def opened(seed: int) -> Data:
-        return open_data(data, executor.bundle.manifest, seed)
+    def opened(seed: int, start: DataPosition) -> Data:
+        return open_data(data, executor.bundle.manifest, seed, start)
 
-    return Training(executor, opened, options, observers, evaluate=evaluate).run()
+    known = None if isinstance(step, (str, Path)) else step.data_position
+    start = known[1] if known is not None and known[0] == training_of(executor.bundle.manifest).done else None
+    training = Training(executor, opened, options, observers, evaluate=evaluate, start=start)
+    ended = training.run()
+    if ended.step >= steps and math.isnan(ended.loss):
+        warnings.warn(f"no step is left: {ended.step} of {steps} are done; `steps` counts all of them", stacklevel=2)
+    return ended
 
 
 class _StepCount(Callback):
-    """Keeps the number of steps of a `TrainingStep`."""
+    """Keeps the number of steps of a `TrainingStep`, and the position of its data."""
 
     def __init__(self, step: CompiledStep) -> None:
         self._step = step
-        self._before = 0
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
-        self._before = training_of(run.manifest).done
-        self._step.steps = self._before + run.step
+        self._step.steps = run.step
 
     def done(self, result: StepResult) -> None:
         """See `Callback`."""
-        self._step.steps = self._before + result.step
+        self._step.steps = result.step
+
+    def ended(self, ended: Ended) -> None:
+        """See `Callback`."""
+        self._step.data_position = ended.step, ended.data

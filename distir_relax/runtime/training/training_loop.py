@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.bundle import Manifest
-from distir_relax.checkpoints import Position, best, saved_steps
+from distir_relax.checkpoints import DataPosition, Position, best, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.layout import typical_value
 from distir_relax.runtime.arrays import as_torch
-from distir_relax.runtime.training.batches import Data, data_inputs, training_of
+from distir_relax.runtime.training.batches import Data, data_inputs, samples_of, training_of
 from distir_relax.runtime.training.best_value import BestValue
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.checkpointing import resume, save
@@ -31,7 +31,10 @@ CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass
 class Training:
-    """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
+    """A run of an executor. `data(seed, start)` returns the batches from a position on.
+
+    It begins at `start`, unless it resumes: by default with the batch of the program's next step. `stop()` returns the
+    signal that this process received, or 0.
 
     `evaluate` returns the metrics after a step, by name; all processes call it, each `options.evaluate_every` steps and
     after the last one. The metrics of the first process count.
@@ -41,13 +44,15 @@ class Training:
     """
 
     executor: Executor
-    data: Callable[[int], Data]
+    data: Callable[[int, DataPosition], Data]
     options: TrainOptions
     callbacks: Sequence[Callback] = ()
     stop: Callable[[], int] = lambda: 0
     evaluate: Callable[[int], Mapping[str, float]] | None = None
+    start: DataPosition | None = None
     ended: Ended = field(init=False)
     _best: BestValue | None = field(init=False, default=None)
+    _resumed: int | None = field(init=False, default=None)
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -65,8 +70,8 @@ class Training:
     def _run(self) -> Ended:
         training_of(self.executor.bundle.manifest)
         position = self._begin()
-        source = self.data(position.seed)
-        self.ended = Ended(position.step, saved=position.step or None)
+        source = self.data(position.seed, position.data)
+        self.ended = Ended(position.step, saved=self._resumed, data=position.data)
         self._read_best(position.step)
         self._apply_signals(self.executor.exchange(self.stop()))
         if self.ended.reason:
@@ -81,7 +86,8 @@ class Training:
                 self.ended.reason = "the data has ended"
                 break
             loss, norm = self._step(batch)
-            (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
+            (work, _), samples = per_step(batch.call.manifest), samples + samples_of(batch.call.manifest)
+            self.ended.data = source.position
             now = time.perf_counter()
             error = self._done(step, loss, norm, now - last, work, waited)
             last = now
@@ -93,7 +99,8 @@ class Training:
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
             if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
-                self._save(self.options.checkpoints, replace(position, step=step + 1, samples=samples), improves)
+                reached = replace(position, step=step + 1, samples=samples, data=self.ended.data)
+                self._save(self.options.checkpoints, reached, improves)
             saved = time.perf_counter()
             self.ended.evaluation_seconds += evaluated - paused
             self.ended.checkpoint_seconds += saved - evaluated
@@ -109,9 +116,7 @@ class Training:
         if options.resume and options.checkpoints is not None:
             saved = resume(self.executor, options.checkpoints, options.resume)
         if saved is not None:
-            # Schedules continue those of the resumed run, also if the bundle was saved after some steps.
-            training = replace(training_of(manifest), done=saved.position.done)
-            self.executor.bundle = self.executor.bundle.for_training(training)
+            self._resumed = saved.position.step
             if options.seed not in (None, saved.position.seed):
                 raise CheckpointError(
                     f"the run that is resumed has the seed {saved.position.seed}, found --seed {options.seed}",
@@ -124,7 +129,8 @@ class Training:
                     f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
                     "go on from it with --resume, or --resume auto, or choose another folder",
                 )  # fmt: skip
-        return Position(0, 0, options.seed or 0, manifest.name, done=training_of(manifest).done)
+        done = training_of(manifest).done
+        return Position(done, 0, options.seed or 0, manifest.name, data=self.start or DataPosition(done))
 
     def _read_best(self, step: int) -> None:
         """Begin with the best checkpoint of the run that is resumed after `step`, if it keeps one."""
@@ -276,23 +282,17 @@ class Training:
 
 def per_step(manifest: Manifest) -> tuple[int, str]:
     """Return the typical work of a step and its unit: tokens if the first input is an integer matrix, else samples."""
-    rows, tokens = _rows(manifest)
-    return (tokens, "tokens") if tokens else (rows, "samples")
+    inputs = data_inputs(manifest)
+    shape = tuple(map(typical_value, inputs[0].shape)) if inputs else ()
+    if len(shape) == 2 and "int" in inputs[0].dtype:
+        return shape[0] * shape[1], "tokens"
+    return samples_of(manifest), "samples"
 
 
 def learning_rates(manifest: Manifest, step: int) -> dict[str, float]:
     """Return the learning rates of a step, counted from 0, by the names of their inputs."""
     training = training_of(manifest)
-    return {name: schedule(step + training.done) for name, schedule in training.rates.items()}
-
-
-def _rows(manifest: Manifest) -> tuple[int, int]:
-    """Return the typical number of samples of a step, and that of tokens; 0 if there are none."""
-    inputs = data_inputs(manifest)
-    if not inputs or not inputs[0].shape:
-        return 1, 0
-    shape = tuple(map(typical_value, inputs[0].shape))
-    return shape[0], shape[0] * shape[1] if len(shape) == 2 and "int" in inputs[0].dtype else 0
+    return {name: schedule(step) for name, schedule in training.rates.items()}
 
 
 def _digest(inputs: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import START, DataPosition
 from distir_relax.runtime.training.options import TrainOptions
 
 
@@ -69,6 +70,8 @@ class Ended:
     """Seconds of all evaluations."""
     checkpoint_seconds: float = 0.0
     """Seconds in which checkpoints were written."""
+    data: DataPosition = START
+    """Position in the data, after the batch of the last step."""
 
 
 class Callback:
