@@ -62,6 +62,8 @@ class Position:
     data: DataPosition = START
     frozen: Mapping[str, str] = field(default_factory=dict)
     held: Sequence[str] = ()
+    callbacks: Sequence[Mapping[str, Any]] = ()
+    """The states of callbacks: the name of a class, and its state."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -74,4 +76,6 @@ class Position:
         metrics = {k: value for k, value in table.fields("metrics").table.items() if isinstance(value, (int, float))}
         step, samples, seed = map(table.whole, ("step", "samples", "seed"))
         data, frozen = DataPosition.from_json(table.fields("data")), table.by_name("frozen")
-        return cls(step, samples, seed, table.text("program"), rates, metrics, data, frozen, table.texts("held"))
+        callbacks = [{"name": row.text("name"), "state": row.fields("state").table} for row in table.rows("callbacks")]
+        program, held = table.text("program"), table.texts("held")
+        return cls(step, samples, seed, program, rates, metrics, data, frozen, held, callbacks)

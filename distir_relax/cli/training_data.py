@@ -13,6 +13,7 @@ from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import ImportModelError
 from distir_relax.runtime.training.batches import Data
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.states import load_states, states_of
 from distir_relax.runtime.training.data_sources import open_evaluation, open_function
 from distir_relax.runtime.training.executor import Batch
 from distir_relax.support.user_function import call_function, find_function, users_code
@@ -92,14 +93,25 @@ class UserCallbacks(Callback):
         """See `Callback`."""
         self._call("ended", ended)
 
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        states = self._guarded(lambda: states_of(self._callbacks), "asked for its state")
+        return {"callbacks": states} if states else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`."""
+        self._guarded(lambda: load_states(self._callbacks, state.get("callbacks", [])), "given its state")
+
     def close(self) -> None:
         """See `Callback`."""
         self._call("close")
 
     def _call(self, method: str, *arguments: Any) -> None:
-        file = self._target.rpartition(":")[0]
         for callback in self._callbacks:
             function = partial(getattr(callback, method), *arguments)
-            users_code(function, file, f"was called ({type(callback).__name__}.{method})")
+            self._guarded(function, f"called ({type(callback).__name__}.{method})")
             if callback.stop_reason:
                 self.stop(callback.stop_reason)
+
+    def _guarded(self, action: Callable[[], Any], moment: str) -> Any:
+        return users_code(action, self._target.rpartition(":")[0], f"was {moment}")

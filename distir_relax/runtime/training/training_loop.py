@@ -19,6 +19,7 @@ from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.training.batches import Data, data_inputs, samples_of, training_of
 from distir_relax.runtime.training.best_value import BestValue
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.states import load_states, states_of
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import Metric, TrainOptions
@@ -79,7 +80,7 @@ class Training:
         begun = time.perf_counter()
         batch = self._first(source, position.step)
         waited = time.perf_counter() - begun
-        self._start(position.step)
+        self._start(position)
         last, samples = time.perf_counter() - waited, position.samples
         for step in range(position.step, self.options.steps):
             if batch is None:
@@ -142,13 +143,16 @@ class Training:
                 self.ended.best, value = saved.position.step, saved.position.metrics.get(metric.name)
             self._best = BestValue(metric, self.evaluate is not None, value)
 
-    def _start(self, step: int) -> None:
-        """Call `begun` of the callbacks."""
+    def _start(self, position: Position) -> None:
+        """Call `begun` of the callbacks, and give them their states of the checkpoint."""
         work, unit = per_step(self.executor.bundle.manifest)
-        run = RunInfo(step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None)
+        run = RunInfo(position.step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None)
         for callback in self.callbacks:
             callback.stop_reason = ""
         self._notify(lambda callback: callback.begun(run))
+        with self.executor.agreed():
+            if self.executor.first:
+                load_states(self.callbacks, position.callbacks)
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch, which must be the same on all processes."""
@@ -273,7 +277,9 @@ class Training:
             if self.evaluate is None:
                 improves = bool(self.executor.exchange(self._best.add_mean_loss())[0])
             metrics = self._best.metrics
-        position = replace(position, program=manifest.name, rates=rates, metrics=metrics)
+        with self.executor.agreed():
+            states = states_of(self.callbacks) if self.executor.first else []
+        position = replace(position, program=manifest.name, rates=rates, metrics=metrics, callbacks=states)
         path = save(self.executor, folder, position, self.options.keep, improves)
         self.ended.saved = position.step
         self.ended.best = position.step if improves else self.ended.best

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from distir_relax.bundle import Manifest
 from distir_relax.checkpoints import START, DataPosition
@@ -101,6 +102,13 @@ class Callback:
 
     def ended(self, ended: Ended) -> None:
         """Called when the run has ended without an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the callback for a resumed run: numbers, texts, lists and dicts by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called after `begun` of a resumed run, with the state in its checkpoint, if there is one."""
 
     def close(self) -> None:
         """Called last, also after an error and if the run has not begun: release files and connections."""
