@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,8 @@ from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts, user_inputs
 from distir_relax.runtime.training.executor import Batch
+from distir_relax.support.tensor_bytes import tensor_checksum
+from distir_relax.support.units import consecutive
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _NARROW = ("bfloat16", "float16")
 """Dtypes of inputs for which data may be float32."""
+_CHECKED = 1 << 20
+"""Bytes of the samples of an input, about, whose checksum is compared with those of other ranks."""
 
 
 class DataSet(Protocol):
@@ -40,8 +44,6 @@ class DataSet(Protocol):
 class Data(ABC):
     """Source of batches, equal on all processes of a launch, each of which requests the same steps in order."""
 
-    streams: bool
-    """Whether each process gets global batches, which must be equal."""
     position: DataPosition
     """The position after the last batch."""
 
@@ -79,8 +81,6 @@ class Stream(Data):
 
     At the end of an iterator the next one is requested; one of an epoch without batches ends the data.
     """
-
-    streams = True
 
     def __init__(self, manifest: Manifest, begin: Begin, start: DataPosition = START) -> None:
         self._manifest, self.position = manifest, start
@@ -127,8 +127,6 @@ class Samples(Data):
     The order follows from `seed`, and is equal on all processes: each reads the rows of its shards. Raises RunError
     for a set with fewer samples than a batch, and for a program whose inputs are not all batches of one size.
     """
-
-    streams = False
 
     def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None, start: DataPosition = START) -> None:
         self._manifest, self._samples, self._seed = manifest, samples, seed
@@ -281,6 +279,11 @@ class _GlobalBatch:
         """See `Batch`."""
         return self.inputs
 
+    def checksums(self, rank: int) -> dict[str, int]:
+        """See `Batch`: every rank has the whole batch."""
+        names = [tensor.name for tensor in data_inputs(self.call.manifest)]
+        return {name: tensor_checksum(as_torch(self.inputs[name])) for name in names}
+
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
         manifest = self.call.manifest
@@ -289,12 +292,13 @@ class _GlobalBatch:
 
 @dataclass(frozen=True)
 class _SampledBatch:
-    """A batch of samples, each read only if a rank holds some of its rows."""
+    """A batch of samples, each read only if a rank holds some of its rows, and once."""
 
     call: Call
     samples: DataSet
     rows: Sequence[int]
     numbers: Mapping[str, torch.Tensor]
+    _samples_read: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def global_arrays(self) -> dict[str, Array]:
         """See `Batch`."""
@@ -303,20 +307,17 @@ class _SampledBatch:
         stacked: dict[str, Array] = {
             tensor.name: _stacked([read[row][tensor.name] for row in everything], tensor) for tensor in self._inputs
         }
+        self._samples_read.clear()
         return {**stacked, **self.numbers}
 
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
-        tensors = [tensor for tensor in self.manifest.inputs if tensor.is_on(rank)]
-        first = self._first_rows()
-        rows_of: dict[str, list[int]] = {}
-        for tensor in tensors:
-            if tensor.name not in self.numbers:
-                pieces = local_intervals(tensor, self.manifest.mesh, rank)[0]
-                rows_of[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
-        read = self._read(sorted({row for rows in rows_of.values() for row in rows}))
+        first, rows_of = self._first_rows(), self._rows_of(rank)
+        read = self._read(row for rows in rows_of.values() for row in rows)
         shards = []
-        for tensor in tensors:
+        for tensor in self.manifest.inputs:
+            if not tensor.is_on(rank):
+                continue
             if tensor.name in self.numbers:
                 shards.append(self.numbers[tensor.name].to(device))
                 continue
@@ -324,7 +325,33 @@ class _SampledBatch:
             intervals = local_intervals(tensor, self.manifest.mesh, rank)
             stacked = _stacked(rows, tensor)
             shards.append(cut_out(stacked, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
+        self._samples_read.clear()
         return shards
+
+    def checksums(self, rank: int) -> dict[str, int]:
+        """See `Batch`: ranks that read the same rows of an input have the same numbers."""
+        first = self._first_rows()
+        rows_of: dict[str, set[int]] = {}
+        for name, part_rows in self._rows_of(rank).items():
+            rows_of.setdefault(first[name][0], set()).update(part_rows)
+        read = self._read(row for rows in rows_of.values() for row in rows)
+        sums: dict[str, int] = {}
+        for name, rows in rows_of.items():
+            places = ",".join(f"{start}:{stop}" for start, stop in consecutive(sorted(rows)))
+            crc = 0
+            for row in sorted(rows):
+                crc = tensor_checksum(read[row][name], crc, _CHECKED // len(rows))
+            sums[f"{name} {places}"] = crc
+        return sums
+
+    def _rows_of(self, rank: int) -> dict[str, list[int]]:
+        """Return the rows of the batch that a rank reads, for each program input with data."""
+        first, rows_of = self._first_rows(), dict[str, list[int]]()
+        for tensor in self.manifest.inputs:
+            if tensor.is_on(rank) and tensor.name not in self.numbers:
+                pieces = local_intervals(tensor, self.manifest.mesh, rank)[0]
+                rows_of[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
+        return rows_of
 
     @property
     def manifest(self) -> Manifest:
@@ -349,7 +376,9 @@ class _SampledBatch:
         return first
 
     def _read(self, rows: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
-        return {row: self._sample(self.rows[row]) for row in rows}
+        for row in sorted({*rows} - self._samples_read.keys()):
+            self._samples_read[row] = self._sample(self.rows[row])
+        return self._samples_read
 
     def _sample(self, index: int) -> dict[str, torch.Tensor]:
         """Return a sample by input name, each leaf checked against the program's shape and dtype."""

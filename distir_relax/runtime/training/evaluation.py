@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import AVERAGED
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.training.batches import samples_of
+from distir_relax.runtime.training.equal_batches import difference
 
 if TYPE_CHECKING:
     from distir_relax.bundle import Bundle
@@ -23,22 +24,28 @@ def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], average
     """
     names = evaluated_names(executor.bundle, averaged)
     executor.begin_evaluation(AVERAGED if averaged else "")
-    totals, count = dict.fromkeys(names, 0.0), 0
+    totals, count, batches_read = dict.fromkeys(names, 0.0), 0, 0
     source = iter(batches())
     while True:
         error: DistIRError | None = None
         batch: Batch | None = None
+        sums: dict[str, int] = {}
         try:
             batch = next(source, None)
+            sums = executor.checksums(batch)
         except DistIRError as failure:
             error = failure
-        everyone = executor.exchange([error is not None, batch is None])
-        if any(failed for failed, _ in everyone):
+        everyone = executor.exchange([error is not None, batch is None, sums])
+        if any(failed for failed, *_ in everyone):
             with executor.agreed():
                 if error is not None:
                     raise error
-        if batch is None or any(ended for _, ended in everyone):
+        if wrong := difference([theirs[2] for theirs in everyone], f"batch {batches_read + 1} of the evaluation"):
+            with executor.agreed():
+                raise wrong
+        if batch is None or any(ended for _, ended, _ in everyone):
             break
+        batches_read += 1
         outputs = executor.evaluate(batch, names)
         rows = samples_of(batch.call.manifest)
         count += rows

@@ -42,6 +42,13 @@ class Batch(Protocol):
         """Return the global arrays, by name."""
         ...
 
+    def checksums(self, rank: int) -> dict[str, int]:
+        """Return checksums of the data that a rank reads: the name of an input, and after a space the rows, if not all.
+
+        Ranks with equal keys must have equal checksums.
+        """
+        ...
+
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """Return a rank's shards, in the manifest's order, on its device."""
         ...
@@ -108,6 +115,10 @@ class Executor(ABC):
 
             return torch.cuda.max_memory_allocated(self.communicator.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+
+    def checksums(self, batch: Batch | None) -> dict[str, int]:
+        """Return checksums of a batch, which other processes compare with theirs (`difference`)."""
+        return {} if batch is None or self.processes == 1 else batch.checksums(self.index)
 
     @abstractmethod
     def begin_evaluation(self, suffix: str = "") -> None:

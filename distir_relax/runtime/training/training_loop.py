@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from distir_relax.bundle import Manifest
 from distir_relax.checkpoints import DataPosition, Position, best, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.layout import typical_value
-from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.training.batches import Data, data_inputs, samples_of, training_of
 from distir_relax.runtime.training.best_value import BestValue
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.callbacks.states import load_states, states_of
 from distir_relax.runtime.training.checkpointing import resume, save
+from distir_relax.runtime.training.equal_batches import difference
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import Metric, TrainOptions
 from distir_relax.support.learning_rate import schedule_to_json
-from distir_relax.support.tensor_bytes import tensor_bytes
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills after SIGTERM."""
@@ -93,9 +90,9 @@ class Training:
             error = self._done(step, loss, norm, now - last, work, waited)
             last = now
             begun = time.perf_counter()
-            batch, data_error = self._next(source, step + 1)
+            batch, sums, data_error = self._next(source, step + 1)
             waited = time.perf_counter() - begun
-            self._synchronize(step, loss, error or data_error, batch is None)
+            self._synchronize(step, loss, error or data_error, sums, batch is None)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
@@ -155,25 +152,20 @@ class Training:
                 load_states(self.callbacks, position.callbacks)
 
     def _first(self, source: Data, step: int) -> Batch | None:
-        """Return the first batch, which must be the same on all processes."""
+        """Return the first batch."""
         with self.executor.agreed():
             batch = source.batch(step) if step < self.options.steps else None
-        mine = _digest(batch.global_arrays()) if batch is not None and source.streams else ""
-        everyone = self.executor.exchange([mine, batch is None])
-        self._check_ends([theirs[1] for theirs in everyone], step)
-        if len({theirs[0] for theirs in everyone}) > 1:
-            with self.executor.agreed():
-                raise RunError(
-                    "the ranks get different batches", "the data",
-                    "seed the function's random numbers: every rank takes its rows of the same batch",
-                )  # fmt: skip
+            sums = self.executor.checksums(batch)
+        everyone = self.executor.exchange([sums, batch is None])
+        self._check_batches([theirs[0] for theirs in everyone], [theirs[1] for theirs in everyone], step)
         return batch
 
-    def _next(self, source: Data, step: int) -> tuple[Batch | None, DistIRError | None]:
+    def _next(self, source: Data, step: int) -> tuple[Batch | None, dict[str, int], DistIRError | None]:
         try:
-            return (source.batch(step) if step < self.options.steps else None), None
+            batch = source.batch(step) if step < self.options.steps else None
+            return batch, self.executor.checksums(batch), None
         except DistIRError as failure:
-            return None, failure
+            return None, {}, failure
 
     def _step(self, batch: Batch) -> tuple[float, float | None]:
         """Return the loss and the gradient norm, if the step measures it; not on other processes than the first."""
@@ -201,10 +193,12 @@ class Training:
             return failure
         return None
 
-    def _synchronize(self, step: int, loss: float, error: DistIRError | None, ends: bool) -> None:
-        """Exchange errors, signals, the end of data and requests of callbacks between two steps."""
+    def _synchronize(
+        self, step: int, loss: float, error: DistIRError | None, sums: Mapping[str, int], ends: bool
+    ) -> None:
+        """Exchange errors, signals, checksums of the next batch, its absence, and requests of callbacks."""
         number = math.isfinite(loss) or not self.executor.first
-        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason, ends])
+        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason, sums, ends])
         self.ended.step, self.ended.loss = step + 1, loss
         if not all(theirs[0] for theirs in everyone):
             shown = self.executor.exchange(str(loss))[0]
@@ -216,12 +210,15 @@ class Training:
             with self.executor.agreed():
                 if error is not None:
                     raise error
-        self._check_ends([theirs[4] for theirs in everyone], step + 1)
+        self._check_batches([theirs[4] for theirs in everyone], [theirs[5] for theirs in everyone], step + 1)
         self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
 
-    def _check_ends(self, ends: Sequence[bool], steps: int) -> None:
-        """Raise RunError if the data of some processes have ended, and those of others have not."""
+    def _check_batches(self, sums: Sequence[Mapping[str, int]], ends: Sequence[bool], steps: int) -> None:
+        """Raise RunError if the batch after `steps` steps is not the same on all processes, or is not on all."""
+        if error := difference(sums, f"step {steps + 1}"):
+            with self.executor.agreed():
+                raise error
         if len(set(ends)) > 1:
             ended = [str(rank) for rank, ends_here in enumerate(ends) if ends_here]
             with self.executor.agreed():
@@ -299,12 +296,3 @@ def learning_rates(manifest: Manifest, step: int) -> dict[str, float]:
     """Return the learning rates of a step, counted from 0, by the names of their inputs."""
     training = training_of(manifest)
     return {name: schedule(step) for name, schedule in training.rates.items()}
-
-
-def _digest(inputs: Any) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(inputs.items()):
-        tensor = as_torch(value)
-        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        digest.update(tensor_bytes(tensor).numpy().tobytes())
-    return digest.hexdigest()
