@@ -33,6 +33,8 @@ class TrainingManifest:
     first_seed: int = 0
     done: int = 0
     evaluated: tuple[str, ...] = ()
+    accumulated: tuple[str, ...] = ()
+    """Those of the outputs `evaluated` that are of all batches so far; others are means over a batch."""
     names: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
     buffers: tuple[str, ...] = ()
@@ -46,6 +48,7 @@ class TrainingManifest:
             **numbers,
             "rates": rates,
             "evaluated": list(self.evaluated),
+            "accumulated": list(self.accumulated),
             "names": dict(self.names),
             "gradient_norm": self.gradient_norm,
             "buffers": list(self.buffers),
@@ -57,7 +60,8 @@ class TrainingManifest:
         rates = table.fields("rates")
         schedules = {name: schedule_from_json(rates.fields(name)) for name in rates.table}
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
-        evaluated = table.texts("evaluated", [])
-        names = table.by_name("names")
-        norm, buffers = table.text_or_none("gradient_norm"), table.texts("buffers", [])
-        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names, norm, buffers)
+        evaluated, accumulated = table.texts("evaluated", []), table.texts("accumulated", [])
+        return cls(
+            table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, accumulated,
+            table.by_name("names"), table.text_or_none("gradient_norm"), table.texts("buffers", []),
+        )  # fmt: skip

@@ -18,6 +18,7 @@ from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, wr
 from distir_relax.checkpoints import DataPosition, read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
+from distir_relax.compiler.evaluation_totals import accumulated, evaluated_names, keep_totals
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.origin import from_files, origin_of
@@ -38,11 +39,12 @@ from distir_relax.frontends.torch.lightning_module import (
 )
 from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
 from distir_relax.frontends.torch.trainer_arguments import TrainerSettings, read_arguments
-from distir_relax.layout import print_placements
+from distir_relax.layout import print_placements, typical_value
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import (
     GRADIENT_NORM,
     LOSS_SCALE,
+    NEW,
     OPTIMIZERS,
     AdamW,
     Averaging,
@@ -110,14 +112,17 @@ class TrainingStep:
     ) -> dict[str, float]:
         """Return the loss and the metrics of `compile_training` with the parameters at present, in evaluation mode.
 
-        Each is the mean over the batches, which weigh by their samples. A batch is ``(inputs, targets)``, or `inputs`
-        alone if the model returns its loss, as the example is. With `averaged`, parameters are their averages. Raises
-        `RunError` for no batches, for averages of a step that keeps none, and as a step does.
+        They do not depend on the cut into batches, if they are computed from sums over samples, returned as pairs, or
+        objects with a state; others are means over batches, which weigh by their samples (docs/training.md). A batch is
+        ``(inputs, targets)``, or `inputs` alone if the model returns its loss, as the example is. With `averaged`,
+        parameters are their averages. Raises `RunError` for no batches, for averages of a step that keeps none, and as
+        a step does.
         """
         if averaged and not any(name.endswith(AVERAGED) for name in self.plan.state_names):
             raise _no_averages()
         plan = self.evaluation
-        names = [output.name for output in plan.imported.module.main.outputs]
+        main = plan.imported.module.main
+        names, last = evaluated_names(main), accumulated(main)
         totals, count = dict.fromkeys(names, 0.0), 0
         with self._exclusive:
             session = plan.session(backend)
@@ -128,10 +133,10 @@ class TrainingStep:
                 rows = next((len(x) for x in tensors.values() if x.dim()), 1)
                 count += rows
                 for name in names:
-                    totals[name] += rows * float(outputs[name])
+                    totals[name] = float(outputs[name]) if name in last else totals[name] + rows * float(outputs[name])
         if not count:
             raise RunError("expected batches to evaluate, found none")
-        return {name: total / count for name, total in totals.items()}
+        return {name: total if name in last else total / count for name, total in totals.items()}
 
     def _flatten(self, plan: Plan, inputs: Any, targets: Any) -> dict[str, torch.Tensor]:
         """Return the tensors of a batch by the input names of a plan, in the dtypes that it computes in."""
@@ -254,7 +259,8 @@ class TrainingStep:
             self.evaluation.imported, tensors={**self.evaluation.imported.tensors, **state}, origin=current.origin
         )
         evaluation = replace(self.evaluation, imported=evaluated).bundle(backends)
-        return bundle.with_evaluation(evaluation, [o.name for o in evaluated.module.main.outputs])
+        main = evaluated.module.main
+        return bundle.with_evaluation(evaluation, evaluated_names(main), accumulated(main))
 
     def _manifest(self) -> TrainingManifest:
         """Return the part of the manifest for `distir train`."""
@@ -525,12 +531,15 @@ class Training:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims}
             imported = import_torch(computed, args, kwargs, changing=changed, **shapes)
             imported = snapshot(fix_dims(imported, self.dims or {}))
-        for output in imported.module.main.outputs:
-            if output.value.tensor.shape:
+        main = imported.module.main
+        for output in main.outputs:
+            if output.value.tensor.shape and not output.name.endswith(NEW):
                 raise ImportModelError(
                     f"expected a scalar for {output.name!r}, found {output.value.tensor}", hint="take the mean"
                 )
-        return imported
+        shapes = [i.value.tensor.shape for i in main.inputs if i.role == "input"]
+        rows = next((typical_value(shape[0]) for shape in shapes if shape), 1)
+        return keep_totals(imported, (*metrics, *evaluated_names(main)), rows)
 
     def compile(self, **options: Any) -> TrainingStep:
         """Compile the training step, with more options of `compile_training`; raises what that raises."""
@@ -572,7 +581,8 @@ def compile_training(
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
     `compile`, and `dims` gives bounds of them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of
     the trained parameters (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that
-    return the mean of something over a batch: `TrainingStep.evaluate` computes them. With `deterministic` the
+    return a scalar, or a pair (sum, count), and objects with `update`, `compute` and `reset`, such as those of
+    torchmetrics: `TrainingStep.evaluate` computes them. With `deterministic` the
     batch is cut into so many pieces, whose gradients are added in order: steps have the same bits on each number of
     data-parallel ranks that divides it. The other options are those of
     `compile`; without any sharding the model runs on one device.
