@@ -48,6 +48,10 @@ class Data(ABC):
     """The position after the last batch."""
 
     @abstractmethod
+    def left(self, epochs: int) -> int | None:
+        """Return the number of batches that are left of the first `epochs` epochs; None if it is not known."""
+
+    @abstractmethod
     def batch(self, step: int) -> Batch | None:
         """Return the next batch, which is that of a step, counted from 0; None at the end of the data.
 
@@ -80,13 +84,28 @@ class Stream(Data):
     """Consecutive batches from the iterators of `begin`, the first of which is at the position `start`.
 
     At the end of an iterator the next one is requested; one of an epoch without batches ends the data.
+    `batches_after(position)` returns how many batches the epoch of a position has after it, or None.
     """
 
-    def __init__(self, manifest: Manifest, begin: Begin, start: DataPosition = START) -> None:
+    def __init__(
+        self, manifest: Manifest, begin: Begin, start: DataPosition = START,
+        batches_after: Callable[[DataPosition], int | None] = lambda at: None,
+    ) -> None:  # fmt: skip
         self._manifest, self.position = manifest, start
+        self._batches_after = batches_after
         self._calls = CallShapes(manifest)
         self._begin = begin
         self._items: Iterator[Any] | None = None
+
+    def left(self, epochs: int) -> int | None:
+        """See `Data`."""
+        if self._items is None:
+            self._items, self.position = self._begin(self.position)
+        here, whole = self._batches_after(self.position), self._batches_after(START)
+        if self.position.epoch is None or here is None or whole is None:
+            return None
+        more = epochs - self.position.epoch - 1
+        return here + more * whole if more >= 0 else 0
 
     def batch(self, step: int) -> Batch | None:
         """See `Data`."""
@@ -153,6 +172,12 @@ class Samples(Data):
             start = DataPosition(start.batches, epoch, place, place * self._rows)
         self.position = replace(start, rows=self._rows)
         self._order_of = -1, list[int]()
+
+    def left(self, epochs: int) -> int:
+        """See `Data`."""
+        here, rest = divmod(len(self._samples) - self.position.samples, self._rows)
+        more = epochs - (self.position.epoch or 0) - 1
+        return here + self._takes(rest) + more * self._batches if more >= 0 else 0
 
     def batch(self, step: int) -> Batch:
         """See `Data`."""

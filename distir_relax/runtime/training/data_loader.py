@@ -69,6 +69,15 @@ class LoaderEpochs:
         loaded = count()
         return skip_batches(at, self._rows, lambda: self._next(loaded), samples_in)
 
+    def batches_after(self, at: DataPosition) -> int | None:
+        """Return how many batches the epoch of a position has after it; None for a stream without a length."""
+        if self._indices is not None:
+            return self._indices.batches_after(at)
+        try:
+            return len(self._loader) - at.place
+        except TypeError:
+            return None
+
     def _next(self, first: int | Iterator[int]) -> Iterator[Any]:
         """Return the batches of the next epoch."""
         self._epochs += 1
@@ -137,6 +146,15 @@ class _Indices:
         samples_of: Callable[[Any], int] = len if is_batch else lambda index: self._rows
         self._rest, at = skip_in_epoch(at, self._rows, self._epoch(at.epoch, self._own), samples_of)
         return at
+
+    def batches_after(self, at: DataPosition) -> int:
+        """See `LoaderEpochs.batches_after`."""
+        from torch.utils.data import BatchSampler
+
+        if type(self._source) is not BatchSampler:
+            return _length(self._source) - at.place
+        whole, rest = divmod(_length(self._source.sampler) - at.samples, self._source.batch_size)
+        return whole + (rest > 0 and not self._source.drop_last)
 
     def _locate(self, at: DataPosition) -> DataPosition:
         """Return the position after a number of batches."""

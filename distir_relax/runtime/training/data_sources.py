@@ -118,10 +118,12 @@ def _open(
             items, at = guard(lambda: epochs.begin(at), "was iterated over")
             return _iterate(items, guard), at
 
-        return Stream(manifest, begin, start)
+        return Stream(manifest, begin, start, epochs.batches_after)
     if _has_samples(data):
         return Samples(manifest, _GuardedSamples(data, guard), seed, start)
-    return Stream(manifest, _Epochs(data, again, guard, samples_of(manifest)).begin, start)
+    count = len(data) if hasattr(data, "__len__") and not isinstance(data, dict) else None
+    after = lambda at: None if count is None else count - at.place  # noqa: E731
+    return Stream(manifest, _Epochs(data, again, guard, samples_of(manifest)).begin, start, after)
 
 
 def _is_source(data: Any) -> bool:

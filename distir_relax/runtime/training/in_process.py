@@ -54,9 +54,10 @@ def train(
     step: CompiledStep | str | Path,
     data: Any,
     *,
-    steps: int,
+    steps: int = 0,
+    epochs: int = 0,
     checkpoint: str | Path | None = None,
-    every: int = 100,
+    every: int | str = 100,
     keep: int = 3,
     resume: str = "",
     best: str = "",
@@ -64,7 +65,7 @@ def train(
     seed: int | None = None,
     evaluation: Any = None,
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
-    evaluate_every: int = 100,
+    evaluate_every: int | str = 100,
     averaged: bool = False,
     backend: str = "torch",
     device: str = "cpu",
@@ -77,7 +78,8 @@ def train(
     `start` and `seed` if it likes (``docs/training.md``). A list, loader or data set is read again for each epoch.
 
     `steps` is the total number of steps of the weights: those before a resume, of earlier runs and of calls of the step
-    included, with as many batches of the data, and with their samples if the batch size has changed.
+    included, with as many batches of the data, and with their samples if the batch size has changed. Instead, `epochs`
+    is the total number of epochs of data that have a length. `every` and `evaluate_every` may be "epoch".
     Checkpoints are written to the folder `checkpoint` each `every` steps and at the end; the last `keep` stay, and with
     `best`, such as ``"loss"`` or ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A
     `TrainingStep` has the trained parameters afterwards, and its `steps` are those of the run. `callbacks` observe the
@@ -92,7 +94,7 @@ def train(
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
     """
     folder = None if checkpoint is None else Path(checkpoint)
-    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every)
+    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every, epochs)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise RunError(
@@ -131,8 +133,9 @@ def train(
     start = known[1] if known is not None and known[0] == training_of(executor.bundle.manifest).done else None
     training = Training(executor, opened, options, observers, evaluate=evaluate, start=start)
     ended = training.run()
-    if ended.step >= steps and math.isnan(ended.loss):
-        warnings.warn(f"no step is left: {ended.step} of {steps} are done; `steps` counts all of them", stacklevel=2)
+    if ended.step >= ended.steps and math.isnan(ended.loss):
+        left = f"no step is left: {ended.step} of {ended.steps} are done; `steps` and `epochs` count all of them"
+        warnings.warn(left, stacklevel=2)
     return ended
 
 

@@ -20,7 +20,7 @@ from distir_relax.runtime.training.callbacks.states import load_states, states_o
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.equal_batches import difference
 from distir_relax.runtime.training.executor import Batch, Executor
-from distir_relax.runtime.training.options import Metric, TrainOptions
+from distir_relax.runtime.training.options import EPOCH, Metric, TrainOptions
 from distir_relax.support.learning_rate import schedule_to_json
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -51,6 +51,7 @@ class Training:
     ended: Ended = field(init=False)
     _best: BestValue | None = field(init=False, default=None)
     _resumed: int | None = field(init=False, default=None)
+    _ends_epoch: bool = field(init=False, default=False)
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -69,7 +70,8 @@ class Training:
         training_of(self.executor.bundle.manifest)
         position = self._begin()
         source = self.data(position.seed, position.data)
-        self.ended = Ended(position.step, saved=self._resumed, data=position.data)
+        self._set_steps(source, position.step)
+        self.ended = Ended(position.step, saved=self._resumed, data=position.data, steps=self.options.steps)
         self._read_best(position.step)
         self._apply_signals(self.executor.exchange(self.stop()))
         if self.ended.reason:
@@ -91,6 +93,7 @@ class Training:
             last = now
             begun = time.perf_counter()
             batch, sums, data_error = self._next(source, step + 1)
+            self._ends_epoch = batch is None or source.position.epoch != self.ended.data.epoch
             waited = time.perf_counter() - begun
             self._synchronize(step, loss, error or data_error, sums, batch is None)
             paused = time.perf_counter()
@@ -107,6 +110,21 @@ class Training:
                 break
         self._notify(lambda callback: callback.ended(self.ended))
         return self.ended
+
+    def _set_steps(self, source: Data, done: int) -> None:
+        """Set the total number of steps of a run of epochs. Raises RunError for data whose epochs are not known."""
+        if not self.options.epochs:
+            return
+        with self.executor.agreed():
+            left = source.left(self.options.epochs)
+            if left is None:
+                raise RunError(
+                    "expected data with a number of batches in an epoch, found none", "the data",
+                    "give a list, a DataLoader or a data set, which have a length, or the number of steps",
+                )  # fmt: skip
+            if not done + left:
+                raise RunError("expected batches, found none", "the data")
+            self.options = replace(self.options, steps=done + left, epochs=0)
 
     def _begin(self) -> Position:
         options, manifest = self.options, self.executor.bundle.manifest
@@ -156,6 +174,11 @@ class Training:
         with self.executor.agreed():
             batch = source.batch(step) if step < self.options.steps else None
             sums = self.executor.checksums(batch)
+            if source.position.epoch is None and EPOCH in (self.options.every, self.options.evaluate_every):
+                raise RunError(
+                    "expected data of epochs, found a function of the number of the first batch", "the data",
+                    "give the number of steps for every and evaluate_every",
+                )  # fmt: skip
         everyone = self.executor.exchange([sums, batch is None])
         self._check_batches([theirs[0] for theirs in everyone], [theirs[1] for theirs in everyone], step)
         return batch
@@ -229,7 +252,7 @@ class Training:
 
     def _evaluate(self, step: int) -> bool:
         """Evaluate after a step, if one is due; return whether the metric of the best checkpoint has improved."""
-        if self.evaluate is None or (step % self.options.evaluate_every and step < self.options.steps):
+        if self.evaluate is None or not (self._is_due(self.options.evaluate_every, step) or step == self.options.steps):
             return False
         metrics = self.executor.exchange(dict(self.evaluate(step)))[0]
         self._notify(lambda callback: callback.evaluated(step, metrics))
@@ -254,7 +277,11 @@ class Training:
     def _is_saved(self, step: int) -> bool:
         """Return whether a checkpoint is due after a step: each `every`, the last one, and one that ends the run."""
         ends = self.ended.reason != "" and self.ended.signal in (0, *CHECKPOINT_SIGNALS)
-        return step % self.options.every == 0 or step == self.options.steps or ends
+        return self._is_due(self.options.every, step) or step == self.options.steps or ends
+
+    def _is_due(self, every: int | str, step: int) -> bool:
+        """Return whether a step is the last one of an interval, of steps or of an epoch."""
+        return self._ends_epoch if isinstance(every, str) else step % every == 0
 
     def _apply_signals(self, signals: Sequence[int]) -> None:
         """End the run if any process received a signal."""

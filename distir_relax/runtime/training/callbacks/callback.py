@@ -71,6 +71,8 @@ class Ended:
     """Seconds of all evaluations."""
     checkpoint_seconds: float = 0.0
     """Seconds in which checkpoints were written."""
+    steps: int = 0
+    """Total number of steps of the run, those before a resume included."""
     data: DataPosition = START
     """Position in the data, after the batch of the last step."""
 
