@@ -14,11 +14,18 @@ from distir_relax.checkpoints.folder import (
 )
 from distir_relax.checkpoints.parameters import common_prefix, read_parameters
 from distir_relax.checkpoints.position import START, DataPosition, Position
-from distir_relax.checkpoints.resumption import Resumption, check_frozen, compare, frozen_weights
+from distir_relax.checkpoints.resumption import (
+    Renamed,
+    Resumption,
+    by_names_of,
+    check_frozen,
+    compare,
+    frozen_weights,
+)
 from distir_relax.checkpoints.state_file import StateFile
 
 __all__ = [
-    "START", "STATE_FILE", "DataPosition", "Position", "Resumption", "Saved", "StateFile", "begin", "best",
-    "check_frozen", "checkpoint_names", "common_prefix", "compare", "export_pretrained", "export_weights", "finish",
-    "frozen_weights", "latest", "read_parameters", "remove", "saved_steps",
+    "START", "STATE_FILE", "DataPosition", "Position", "Renamed", "Resumption", "Saved", "StateFile", "begin", "best",
+    "by_names_of", "check_frozen", "checkpoint_names", "common_prefix", "compare", "export_pretrained",
+    "export_weights", "finish", "frozen_weights", "latest", "read_parameters", "remove", "saved_steps",
 ]  # fmt: skip

@@ -76,6 +76,7 @@ class Position:
         metrics = {k: value for k, value in table.fields("metrics").table.items() if isinstance(value, (int, float))}
         step, samples, seed = map(table.whole, ("step", "samples", "seed"))
         data, frozen = DataPosition.from_json(table.fields("data")), table.by_name("frozen")
-        callbacks = [{"name": row.text("name"), "state": row.fields("state").table} for row in table.rows("callbacks")]
+        rows = table.rows("callbacks")
+        callbacks = tuple({"name": row.text("name"), "state": row.fields("state").table} for row in rows)
         program, held = table.text("program"), table.texts("held")
         return cls(step, samples, seed, program, rates, metrics, data, frozen, held, callbacks)

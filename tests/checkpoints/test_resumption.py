@@ -106,6 +106,67 @@ def test_state_without_a_count_of_steps_continues_beside_new_state(tmp_path: Pat
     check(step, expected)
 
 
+class Adapter(nn.Module):
+    """A low-rank adapter of a layer, with the names of peft."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer.requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(layer.in_features, 2, bias=False), nn.Linear(2, layer.out_features, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+class Wrapped(nn.Module):
+    """The model within two others, as peft wraps it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = nn.Module()
+        self.base_model.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_model.model(x)
+
+
+def adapted(wraps: bool, model: Staged) -> nn.Module:
+    """Adapters on the first layer; all else is frozen."""
+    freeze(model, frozen=True).requires_grad_(False)
+    torch.manual_seed(3)
+    model.up = Adapter(model.up)  # type: ignore[assignment]
+    return Wrapped(model) if wraps else model
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_adapters_are_trained_after_all_parameters(wraps: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path, "keep": 1, "resume": "auto"}
+    full = compiled(False, "1/2/1/1")
+    dr.train(full, data.batches, steps=3, **options)
+    base = Staged(4)
+    full.copy_to_model(base)
+    expected = adapted(wraps, base)
+    for last, strategy in ((5, "2/1/1/1"), (7, "1/2/1/1")):
+        step = dr.compile_training(
+            adapted(wraps, Staged()), mse_loss, optimizer=dr.AdamW(0.02), example_batch=drawn(0), strategy=strategy
+        )
+        if last == 5:
+            with pytest.warns(UserWarning, match=r"does not have .*lora_A\.weight, .*; .* begins anew, .*, is dropped"):
+                dr.train(step, data.batches, steps=last, **options)
+            trained = [parameter for parameter in expected.parameters() if parameter.requires_grad]
+            steps = torch.optim.AdamW(trained, 0.02)
+        else:
+            dr.train(step, data.batches, steps=last, **options)
+        by_torch(expected, steps, last - 2, last)  # type: ignore[arg-type]
+        found = adapted(wraps, Staged(5))
+        step.copy_to_model(found)
+        for name, value in expected.named_parameters():
+            torch.testing.assert_close(found.get_parameter(name), value, rtol=2e-4, atol=1e-5)
+    # Adapters have no place in the model without them.
+    with pytest.raises(CheckpointError, match=r"has .*lora_A\.weight, .*, which the program does not have"):
+        dr.train(compiled(False, "1/1/1/1"), data.batches, steps=9, **options)
+
+
 def test_other_frozen_weights_are_refused_by_name(tmp_path: Path) -> None:
     dr.train(compiled(True, "2/1/1/1"), data.batches, steps=2, checkpoint=tmp_path)
     for frozen in (True, False):

@@ -64,7 +64,7 @@ def test_states_are_those_of_the_checkpoint_that_is_resumed(tmp_path: Path) -> N
     late = observers.Counter()
     dr.train(perceptron.step("1/1/1/1"), data.batches, steps=3, callbacks=[second, late], **options)
     assert (second.seen, late.seen) == (3, 1)
-    assert latest(tmp_path).position.callbacks == [{"name": "Counter", "state": {"seen": n}} for n in (3, 1)]
+    assert [*latest(tmp_path).position.callbacks] == [{"name": "Counter", "state": {"seen": n}} for n in (3, 1)]
     (tmp_path / "latest").write_text("step-00000002\n")
     with pytest.warns(UserWarning, match="has the state of a callback Counter, which the run does not have"):
         dr.train(perceptron.step("1/1/1/1"), data.batches, steps=3, callbacks=[Stopping(patience=9)], **options)

@@ -12,10 +12,12 @@ from distir_relax.bundle.weights import SharedWeights
 from distir_relax.checkpoints import (
     STATE_FILE,
     Position,
+    Renamed,
     Saved,
     StateFile,
     begin,
     best,
+    by_names_of,
     check_frozen,
     checkpoint_names,
     compare,
@@ -83,18 +85,19 @@ def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | Non
             raise CheckpointError(
                 "there is no best checkpoint in this folder", str(folder), "--best METRIC keeps one; --resume continues"
             )
-        resumption = compare(saved, executor.bundle.manifest)
+        renamed = by_names_of(saved, executor.bundle.manifest)
+        resumption = compare(renamed, executor.bundle.manifest)
     identities = executor.exchange([saved.path.name, *saved.tensors.identity[2:]])
     with executor.agreed():
         if any(theirs != identities[0] for theirs in identities):
             raise CheckpointError("the ranks see different checkpoints", str(folder), "put it on a shared file system")
-    digests = _digests(executor, _frozen_in_either(executor, saved))
+    digests = _digests(executor, _frozen_in_either(executor, renamed))
     with executor.agreed():
-        check_frozen(saved, digests, [tensor.name for tensor in resumption.held])
+        check_frozen(renamed, digests, [tensor.name for tensor in resumption.held])
     if resumption.held:
-        executor.hold(resumption.held, saved.tensors)
+        executor.hold(resumption.held, renamed.tensors)
     with executor.agreed():
-        executor.load_state(SharedWeights(executor.initial_weights, saved.tensors, resumption.stored))
+        executor.load_state(SharedWeights(executor.initial_weights, renamed.tensors, resumption.stored))
     if resumption.note and executor.first:
         warnings.warn(f"resumed after step {saved.position.step}: {resumption.note}", stacklevel=2)
     return saved
@@ -109,11 +112,11 @@ def _digests(executor: Executor, tensors: Sequence[Tensor]) -> dict[str, str]:
     return {name: digest for theirs in executor.exchange(mine) for name, digest in theirs.items()}
 
 
-def _frozen_in_either(executor: Executor, saved: Saved) -> list[Tensor]:
+def _frozen_in_either(executor: Executor, saved: Renamed) -> list[Tensor]:
     """Return the weights that the program, or the checkpoint's run, does not change."""
     manifest = executor.bundle.manifest
     frozen = {tensor.name: tensor for tensor in frozen_weights(manifest)}
-    return [t for t in manifest.weights if t.name in frozen or t.name in saved.position.frozen]
+    return [t for t in manifest.weights if t.name in frozen or t.name in saved.frozen]
 
 
 def _newest_complete(folder: Path) -> str:
