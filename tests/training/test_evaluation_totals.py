@@ -72,12 +72,26 @@ def by_elements(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.mean()
 
 
+def rmse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.square().mean().sqrt()
+
+
+def several(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As the loss of a mixture of experts: a mean over labels, and a product of means over all rows."""
+    shares = output.softmax(-1).mean(0)
+    return F.cross_entropy(output, target) + 0.1 * (shares * (output > 0).double().mean(0)).sum()
+
+
+def by_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.sum() / target.shape[0]
+
+
 def weighted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     weight = torch.tensor([0.5, 2.0, 1.0], dtype=output.dtype)
     return F.cross_entropy(output, target, weight, label_smoothing=0.1)
 
 
-FUNCTIONS = [masked, f1, perplexity, total, by_elements, weighted]
+FUNCTIONS = [masked, f1, perplexity, total, by_elements, weighted, rmse, several, by_rows]
 
 
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/3/1/1", "2/1/1/3", "1/1/2/2"])
