@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from distir_relax.strategy_search.generation import search_generation
     from distir_relax.strategy_search.search import search
     from distir_relax.support.learning_rate import (
+        ByEpoch,
         Constant,
         Cosine,
         CosineRestarts,
@@ -81,6 +82,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Bisection",
+    "ByEpoch",
     "Callback",
     "Constant",
     "Cosine",
@@ -155,7 +157,8 @@ _HOMES = {
     ),
     **dict.fromkeys(
         (
-            *("Constant", "Cosine", "CosineRestarts", "Exponential", "InverseSqrt", "Linear", "MultiStep", "OneCycle"),
+            *("ByEpoch", "Constant", "Cosine", "CosineRestarts", "Exponential", "InverseSqrt", "Linear", "MultiStep"),
+            "OneCycle",
             *("Polynomial", "Schedule", "StepDecay", "Tabulated", "WarmupStableDecay"),
         ),
         "distir_relax.support.learning_rate",

@@ -82,14 +82,16 @@ class Bundle:
         (taken,) = encoder.manifest.inputs
         return replace(self, manifest=replace(self.manifest, encoder=Encoder(taken, start)), encoder=encoder)
 
-    def with_evaluation(self, evaluation: Bundle, outputs: Sequence[str]) -> Bundle:
+    def with_evaluation(self, evaluation: Bundle, outputs: Sequence[str], accumulated: Sequence[str] = ()) -> Bundle:
         """Return the bundle of a training step with that of its evaluation, which has these `outputs`.
+
+        Those `accumulated` are of all batches so far.
 
         Raises BundleError if they do not fit.
         """
         if self.manifest.training is None:
             raise BundleError("expected a training step", self.manifest.name)
-        training = replace(self.manifest.training, evaluated=tuple(outputs))
+        training = replace(self.manifest.training, evaluated=tuple(outputs), accumulated=tuple(accumulated))
         return replace(self, manifest=replace(self.manifest, training=training), evaluation=evaluation)
 
     def stage(self, name: str) -> str:
@@ -127,7 +129,8 @@ def _check_evaluation(step: Manifest, evaluation: Manifest, outputs: Sequence[st
             raise BundleError(
                 f"expected the weight {tensor.name} as {other.dtype} {other.placement} in the evaluation, "
                 f"found {tensor.dtype} {tensor.placement}", step.name)  # fmt: skip
-    if unknown := sorted(set(evaluation.updates) - set(step.updates)):
+    # Weights that the step lacks are totals over batches.
+    if unknown := sorted((evaluation.updates.keys() & theirs.keys()) - set(step.updates)):
         raise BundleError(f"the evaluation has the weight {unknown[0]}, which the step does not change", step.name)
     scalars = {tensor.name for tensor in evaluation.outputs if tensor.shape == ()}
     if evaluation.mesh != step.mesh or not scalars.issuperset(outputs):

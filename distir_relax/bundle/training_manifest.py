@@ -11,6 +11,8 @@ from distir_relax.support.learning_rate import Schedule, schedule_from_json, sch
 
 AVERAGED = ".averaged"
 """Suffix of a weight of a training step that is the average of another one."""
+STEP_COUNT = "optimizer.step"
+"""The weight of a training step, an int64 scalar, that counts the steps of its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class TrainingManifest:
     input, if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of
     steps made before the bundle was written. `evaluated` are the outputs of the evaluation, scalars, if the bundle has
     one. `names` maps the model's names of its parameters, and of the buffers that training changes, to weights.
-    `gradient_norm` is the output, if any, with the norm of the gradients before clipping.
+    `gradient_norm` is the output, if any, with the norm of the gradients before clipping. `buffers` are those of
+    the model that training does not change, whether the program has them or not.
     """
 
     loss: str
@@ -30,8 +33,11 @@ class TrainingManifest:
     first_seed: int = 0
     done: int = 0
     evaluated: tuple[str, ...] = ()
+    accumulated: tuple[str, ...] = ()
+    """Those of the outputs `evaluated` that are of all batches so far; others are means over a batch."""
     names: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
+    buffers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
@@ -42,8 +48,10 @@ class TrainingManifest:
             **numbers,
             "rates": rates,
             "evaluated": list(self.evaluated),
+            "accumulated": list(self.accumulated),
             "names": dict(self.names),
             "gradient_norm": self.gradient_norm,
+            "buffers": list(self.buffers),
         }
 
     @classmethod
@@ -52,7 +60,8 @@ class TrainingManifest:
         rates = table.fields("rates")
         schedules = {name: schedule_from_json(rates.fields(name)) for name in rates.table}
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
-        evaluated = table.texts("evaluated", [])
-        names = table.by_name("names")
-        norm = table.text_or_none("gradient_norm")
-        return cls(table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, names, norm)
+        evaluated, accumulated = table.texts("evaluated", []), table.texts("accumulated", [])
+        return cls(
+            table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, accumulated,
+            table.by_name("names"), table.text_or_none("gradient_norm"), table.texts("buffers", []),
+        )  # fmt: skip

@@ -3,7 +3,6 @@
 from distir_relax.checkpoints.export import export_pretrained, export_weights
 from distir_relax.checkpoints.folder import (
     STATE_FILE,
-    Position,
     Saved,
     begin,
     best,
@@ -14,9 +13,19 @@ from distir_relax.checkpoints.folder import (
     saved_steps,
 )
 from distir_relax.checkpoints.parameters import common_prefix, read_parameters
+from distir_relax.checkpoints.position import START, DataPosition, Position
+from distir_relax.checkpoints.resumption import (
+    Renamed,
+    Resumption,
+    by_names_of,
+    check_frozen,
+    compare,
+    frozen_weights,
+)
 from distir_relax.checkpoints.state_file import StateFile
 
 __all__ = [
-    "STATE_FILE", "Position", "Saved", "StateFile", "begin", "best", "checkpoint_names", "common_prefix",
-    "export_pretrained", "export_weights", "finish", "latest", "read_parameters", "remove", "saved_steps",
+    "START", "STATE_FILE", "DataPosition", "Position", "Renamed", "Resumption", "Saved", "StateFile", "begin", "best",
+    "by_names_of", "check_frozen", "checkpoint_names", "common_prefix", "compare", "export_pretrained",
+    "export_weights", "finish", "frozen_weights", "latest", "read_parameters", "remove", "saved_steps",
 ]  # fmt: skip

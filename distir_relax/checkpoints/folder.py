@@ -19,40 +19,22 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from distir_relax.bundle import FileWeights, Tensor
+from distir_relax.bundle import FileWeights
+from distir_relax.checkpoints.position import Position
 from distir_relax.errors import BundleError, CheckpointError
 from distir_relax.support import Fields, parse_json, read_bytes
-from distir_relax.support.units import listed
 
 STATE_FILE = "state.safetensors"
 _POSITION_FILE = "position.json"
 _LATEST_FILE = "latest"
 _BEST_FILE = "best"
 _NAME = re.compile(r"step-(\d{8,18})")
-_FORMAT = 2
+_FORMAT = 3
 _AGAIN = "choose an older checkpoint of the folder, or begin anew"
-
-
-@dataclass(frozen=True)
-class Position:
-    """Position of a run: steps done, samples seen, random seed, and the program's identity.
-
-    `done` is the number of steps that the weights had been trained for before the run, from which learning rates and
-    random seeds count. `rates` are its learning rates as JSON, for display; a run uses those of its bundle. `metrics`
-    are those by which the run keeps its best checkpoint.
-    """
-
-    step: int
-    samples: int
-    seed: int
-    program: str
-    rates: Mapping[str, object] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,24 +46,6 @@ class Saved:
     tensors: FileWeights
     names: Mapping[str, str] = field(default_factory=dict)
     """The model's names of its parameters and buffers, and their names in the program, of which some may be frozen."""
-
-    def check_fits(self, expected: Sequence[Tensor]) -> None:
-        """Raise CheckpointError unless it has each tensor that a program updates, of its shape and dtype."""
-        stored = self.tensors.kinds
-        missing = [tensor.name for tensor in expected if tensor.name not in stored]
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint lacks {listed(missing, 4)}", str(self.path),
-                f"it is of the program {self.position.program!r}; compile with the optimizer that it was trained with",
-            )  # fmt: skip
-        for tensor in expected:
-            dtype, shape = stored[tensor.name]
-            if (dtype, shape) != (tensor.dtype, tensor.shape):
-                raise CheckpointError(
-                    f"expected {tensor.dtype} {tensor.shape} for {tensor.name!r}, found {dtype} {shape}",
-                    str(self.path),
-                    f"it is of the program {self.position.program!r}; was another model compiled?",
-                )
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -115,7 +79,7 @@ def finish(
     folder = draft.parent
     target = folder / _name(position.step)
     try:
-        text = json.dumps({"format": _FORMAT, **asdict(position), "names": dict(names or {})}, indent=1) + "\n"
+        text = json.dumps({"format": _FORMAT, **position.to_json(), "names": dict(names or {})}, indent=1) + "\n"
         _write(draft / _POSITION_FILE, text)
         _sync(draft)
         if target.exists():
@@ -199,10 +163,7 @@ def _read(path: Path) -> Saved:
     )
     if (version := table.whole("format")) != _FORMAT:
         raise CheckpointError(f"the checkpoint has format {version}, this version reads format {_FORMAT}", str(file))
-    rates = table.fields("rates").table
-    metrics = {key: value for key, value in table.fields("metrics").table.items() if isinstance(value, (int, float))}
-    step, samples, seed, done = (table.whole(name) for name in ("step", "samples", "seed", "done"))
-    position = Position(step, samples, seed, table.text("program"), rates, metrics, done)
+    position = Position.from_json(table)
     try:
         return Saved(path, position, FileWeights(path / STATE_FILE, ()), table.by_name("names"))
     except BundleError as wrong:

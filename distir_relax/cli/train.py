@@ -57,9 +57,12 @@ def train(
     data: Annotated[
         str, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches, or a data set of single samples.")
     ],
-    steps: Annotated[int, typer.Option(min=1, help="Total number of steps, including those before a resume.")],
+    steps: Annotated[int, typer.Option(min=0, help="Total number of steps, those before a resume included.")] = 0,
+    epochs: Annotated[int, typer.Option(min=0, help="Total number of epochs, instead of steps.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Write checkpoints to this folder.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints; the last step is always saved.")] = 100,
+    every: Annotated[
+        str, typer.Option(metavar="STEPS", help="Steps between checkpoints, or epoch; the last step is always saved.")
+    ] = "100",
     keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
     resume: Annotated[
         Resume | None,
@@ -71,7 +74,9 @@ def train(
     evaluation: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches or samples to evaluate.")
     ] = None,
-    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations; the last is evaluated.")] = 100,
+    evaluate_every: Annotated[
+        str, typer.Option(metavar="STEPS", help="Steps between evaluations, or epoch; the last is evaluated.")
+    ] = "100",
     averaged: Annotated[bool, typer.Option("--averaged", help="Evaluate the averages of parameters.")] = False,
     log: Annotated[
         list[str] | None,
@@ -106,7 +111,8 @@ def train(
 
     def build(first: bool) -> tuple[TrainOptions, list[Callback]]:
         which = resume.value if resume else ""
-        options = TrainOptions(steps, checkpoint, every, keep, which, seed, best, evaluate_every)
+        intervals = [int(text) if text.isdecimal() else text for text in (every, evaluate_every)]
+        options = TrainOptions(steps, checkpoint, intervals[0], keep, which, seed, best, intervals[1], epochs=epochs)
         return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first)]
 
     def build_run() -> Run:
@@ -117,7 +123,9 @@ def train(
         return Run(bundle, load_data(data), options, observers, evaluated, *where)
 
     if n is not None and detect() is None:
-        flags = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
+        flags: dict[str, object] = {"data": data, "steps": steps or None, "epochs": epochs or None}
+        flags |= {"checkpoint": checkpoint}
+        flags |= {"every": every, "keep": keep, "resume": resume}
         flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every, "averaged": averaged}
         flags |= {"best": best or None, "log": log, "callbacks": callbacks}
         flags |= {"report": report, "profile": profile}
@@ -195,13 +203,13 @@ def _print_summary(run: Run, ended: Ended) -> None:
     if ended.signal:
         _print_resume_hint(run.options.checkpoints, ended.step, ended.reason)
         return
-    if ended.step >= run.options.steps and math.isnan(ended.loss):
-        typer.echo(f"no step is left: the checkpoint is of step {ended.step} of {run.options.steps}; give more --steps")
+    if ended.step >= ended.steps and math.isnan(ended.loss):
+        typer.echo(f"no step is left: {ended.step} of {ended.steps} steps are done; give more --steps or --epochs")
         return
     why = f" ({ended.reason})" if ended.reason else ""
     wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""
     wrote += f", the best of step {ended.best}" if ended.best is not None else ""
-    typer.echo(f"trained to step {ended.step} of {run.options.steps}{why}, loss {ended.loss:.6g}{wrote}")
+    typer.echo(f"trained to step {ended.step} of {ended.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
 def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | None, key: Path | None) -> NoReturn:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import ImportModelError
 from distir_relax.runtime.training.batches import Data
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.callbacks.states import load_states, states_of
 from distir_relax.runtime.training.data_sources import open_evaluation, open_function
 from distir_relax.runtime.training.executor import Batch
 from distir_relax.support.user_function import call_function, find_function, users_code
@@ -21,22 +23,23 @@ if TYPE_CHECKING:
     import torch
 
 
-def load_data(target: str) -> Callable[[Manifest, int], Data]:
-    """Return a function from a program's manifest and a seed to the data of ``FILE.py:FUNCTION``.
+def load_data(target: str) -> Callable[[Manifest, int, DataPosition], Data]:
+    """Return a function from a program's manifest, a seed and a position to the data of ``FILE.py:FUNCTION``.
 
     FUNCTION returns an object that `open_data` takes. If it has the parameters `start` and `seed`, it receives the
-    number of the first step, and the seed. Raises `ImportModelError` if it is missing or raises, and RunError if it
+    number of the first batch, and the seed. Raises `ImportModelError` if it is missing or raises, and RunError if it
     returns something else.
     """
     function = find_function(target)
     takes_start = "start" in inspect.signature(function).parameters
     file = target.rpartition(":")[0]
 
-    def open_target(manifest: Manifest, seed: int) -> Data:
+    def open_target(manifest: Manifest, seed: int, position: DataPosition) -> Data:
         def call(start: int | None) -> Any:
             return call_function(function, target, {"seed": seed, "start": start})
 
-        return open_function(call, takes_start, manifest, seed, lambda action, when: users_code(action, file, when))
+        guard = lambda action, when: users_code(action, file, when)  # noqa: E731
+        return open_function(call, takes_start, manifest, seed, position, guard)
 
     return open_target
 
@@ -103,6 +106,15 @@ class UserCallbacks(Callback):
         """See `Callback`."""
         self._call("ended", ended)
 
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        states = self._guarded(lambda: states_of(self._callbacks), "asked for its state")
+        return {"callbacks": states} if states else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`."""
+        self._guarded(lambda: load_states(self._callbacks, state.get("callbacks", [])), "given its state")
+
     def close(self) -> None:
         """See `Callback`."""
         self._call("close")
@@ -115,5 +127,7 @@ class UserCallbacks(Callback):
 
     def _called(self, callback: Callback, method: str, *arguments: Any) -> Any:
         function = partial(getattr(callback, method), *arguments)
-        file = self._target.rpartition(":")[0]
-        return users_code(function, file, f"was called ({type(callback).__name__}.{method})")
+        return self._guarded(function, f"called ({type(callback).__name__}.{method})")
+
+    def _guarded(self, action: Callable[[], Any], moment: str) -> Any:
+        return users_code(action, self._target.rpartition(":")[0], f"was {moment}")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, write_bundle
-from distir_relax.checkpoints import read_parameters
+from distir_relax.checkpoints import DataPosition, read_parameters
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
+from distir_relax.compiler.evaluation_totals import accumulated, evaluated_names, keep_totals
 from distir_relax.compiler.lightning_hooks import BatchEndHook
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
 from distir_relax.compiler.options import CompileOptions, check_names, complete, documents
@@ -38,16 +39,17 @@ from distir_relax.frontends.torch.lightning_module import (
     with_training_step,
     with_validation_step,
 )
-from distir_relax.frontends.torch.loss_module import LOSS, Loss, call_arguments, with_loss
+from distir_relax.frontends.torch.loss_module import LOSS, TOTALS, Loss, call_arguments, with_loss
 from distir_relax.frontends.torch.module_modes import in_mode, warn_of_evaluation_mode
 from distir_relax.frontends.torch.trainer_arguments import read_arguments
 from distir_relax.frontends.torch.trainer_settings import TrainerSettings
 from distir_relax.frontends.torch.transformers_options import noisy_embeddings
-from distir_relax.layout import print_placements
+from distir_relax.layout import print_placements, typical_value
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import (
     GRADIENT_NORM,
     LOSS_SCALE,
+    NEW,
     OPTIMIZERS,
     AdamW,
     Averaging,
@@ -87,6 +89,8 @@ class TrainingStep:
         self.plan = plan
         self.optimizer = optimizer
         self.steps = 0
+        self.data_position: tuple[int, DataPosition] | None = None
+        """The last step of a run (`dr.train`), and its position in the data; None before it."""
         self.gradient_norm: float | None = None
         """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
         self.callbacks = tuple(callbacks)
@@ -132,14 +136,17 @@ class TrainingStep:
     ) -> dict[str, float]:
         """Return the loss and the metrics of `compile_training` with the parameters at present, in evaluation mode.
 
-        Each is the mean over the batches, which weigh by their samples. A batch is ``(inputs, targets)``, or `inputs`
-        alone if the model returns its loss, as the example is. With `averaged`, parameters are their averages. Raises
-        `RunError` for no batches, for averages of a step that keeps none, and as a step does.
+        They do not depend on the cut into batches, if they are computed from sums over samples, returned as pairs, or
+        objects with a state; others are means over batches, which weigh by their samples (docs/training.md). A batch is
+        ``(inputs, targets)``, or `inputs` alone if the model returns its loss, as the example is. With `averaged`,
+        parameters are their averages. Raises `RunError` for no batches, for averages of a step that keeps none, and as
+        a step does.
         """
         if averaged and not any(name.endswith(AVERAGED) for name in self.plan.state_names):
             raise _no_averages()
         plan = self.evaluation
-        names = [output.name for output in plan.imported.module.main.outputs]
+        main = plan.imported.module.main
+        names, last = evaluated_names(main), accumulated(main)
         totals, count = dict.fromkeys(names, 0.0), 0
         with self._exclusive:
             session = plan.session(backend)
@@ -150,10 +157,10 @@ class TrainingStep:
                 rows = next((len(x) for x in tensors.values() if x.dim()), 1)
                 count += rows
                 for name in names:
-                    totals[name] += rows * float(outputs[name])
+                    totals[name] = float(outputs[name]) if name in last else totals[name] + rows * float(outputs[name])
         if not count:
             raise RunError("expected batches to evaluate, found none")
-        return {name: total / count for name, total in totals.items()}
+        return {name: total if name in last else total / count for name, total in totals.items()}
 
     def _flatten(self, plan: Plan, inputs: Any, targets: Any) -> dict[str, torch.Tensor]:
         """Return the tensors of a batch by the input names of a plan, in the dtypes that it computes in."""
@@ -242,6 +249,13 @@ class TrainingStep:
                 self.evaluation = _with_tensors(self.evaluation, values)
             self._model_tensors = self._model_tensors.with_unused(unused)
 
+    def replace_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace weights, by the program's names; `plan` is a new one, whose state is as before the first step."""
+        with self._exclusive:
+            self.plan = _with_tensors(self.plan, tensors)
+            if "evaluation" in vars(self):
+                self.evaluation = _with_tensors(self.evaluation, tensors)
+
     def _tensors(self, backend: str, averaged: bool) -> dict[str, torch.Tensor]:
         """Return the program's weights at present; if `averaged`, averages in place of trained ones."""
         state = self.plan.session(backend).state()
@@ -276,14 +290,18 @@ class TrainingStep:
             self.evaluation.imported, tensors={**self.evaluation.imported.tensors, **state}, origin=current.origin
         )
         evaluation = replace(self.evaluation, imported=evaluated).bundle(backends)
-        return bundle.with_evaluation(evaluation, [o.name for o in evaluated.module.main.outputs])
+        main = evaluated.module.main
+        return bundle.with_evaluation(evaluation, evaluated_names(main), accumulated(main))
 
     def _manifest(self) -> TrainingManifest:
         """Return the part of the manifest for `distir train`."""
         seed = SEED if takes_seed(self.plan.modules["global"].main) else None
         names = self._model_tensors.saved_values
         rates, norm = rates_of(self.optimizer), next(iter(self._measured), None)
-        return TrainingManifest(self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm)
+        buffers = tuple(self._model_tensors.constants)
+        return TrainingManifest(
+            self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm, buffers=buffers
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -579,12 +597,15 @@ class Training:
             shapes: Any = {"dynamic_shapes": dynamic_shapes, "dims": self.dims, "autocast": self._autocast}
             imported = _without_updates(import_torch(computed, args, kwargs, changing=changed, **shapes))
             imported = snapshot(fix_dims(imported, self.dims or {}))
-        for output in imported.module.main.outputs:
-            if output.value.tensor.shape:
+        main = imported.module.main
+        for output in main.outputs:
+            if output.value.tensor.shape and not output.name.endswith(NEW):
                 raise ImportModelError(
                     f"expected a scalar for {output.name!r}, found {output.value.tensor}", hint="take the mean"
                 )
-        return imported
+        shapes = [i.value.tensor.shape for i in main.inputs if i.role == "input"]
+        rows = next((typical_value(shape[0]) for shape in shapes if shape), 1)
+        return keep_totals(imported, (*metrics, *evaluated_names(main)), rows)
 
     def compile(self, **options: Any) -> TrainingStep:
         """Compile the training step, with more options of `compile_training`; raises what that raises."""
@@ -629,10 +650,11 @@ def compile_training(
     has other options of scaling than the default ones, for any precision. `seed` is that of dropout. `dynamic_shapes`
     names dims of inputs and ``targets`` that differ from batch to batch, as for `compile`, and `dims` gives bounds of
     them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of the trained parameters
-    (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that return the mean of
-    something over a batch: `TrainingStep.evaluate` computes them. With `deterministic` the batch is cut into so many
-    pieces, whose gradients are added in order: steps have the same bits on each number of data-parallel ranks that
-    divides it. The other options are those of `compile`; without any sharding the model runs on one device.
+    (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that return a scalar, or a
+    pair (sum, count), and objects with `update`, `compute` and `reset`, such as those of torchmetrics:
+    `TrainingStep.evaluate` computes them. With `deterministic` the batch is cut into so many pieces, whose gradients
+    are added in order: steps have the same bits on each number of data-parallel ranks that divides it. The other
+    options are those of `compile`; without any sharding the model runs on one device.
 
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
     `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,
@@ -653,9 +675,14 @@ def compile_training(
 
 
 def _without_updates(imported: Imported) -> Imported:
-    """Return an imported model without the new values of state, which an evaluation leaves as it is."""
+    """Return an imported model without the new values of its state, which an evaluation leaves as it is.
+
+    The state of metrics is not its own.
+    """
     main, *others = imported.module.functions
-    main = eliminate_dead_ops(replace(main, outputs=main.outputs[: len(imported.results)]))
+    count = len(imported.results)
+    kept = [output for output in main.outputs[count:] if output.name.startswith(f"{TOTALS}.")]
+    main = eliminate_dead_ops(replace(main, outputs=(*main.outputs[:count], *kept)))
     values = {item.value.name for item in main.inputs}
     return replace(
         imported, module=replace(imported.module, functions=(main, *others)), written={},

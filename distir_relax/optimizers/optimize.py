@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar
 
+from distir_relax.bundle import STEP_COUNT
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, UpdateProgram, Value, live_ops, print_module
 from distir_relax.ops import Builder, cast, lookup
@@ -19,7 +20,7 @@ from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale, ScaledStep
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
 from distir_relax.support.learning_rate import as_schedule
 
-STEP = "optimizer.step"
+STEP = STEP_COUNT
 """The state that counts steps, an int64 scalar."""
 GRADIENT_NORM = "gradient_norm"
 """The output with the norm of all gradients before clipping, a scalar of float32 or float64."""

@@ -104,7 +104,8 @@ class RankSession:
 
     def copy_state(self, other: RankSession, suffix: str = "") -> None:
         """Copy the weights that this program updates from those of another one; see `state.copy_state`."""
-        copy_state(self.bundle.manifest, self._loaded(), other.bundle.manifest, other.program, suffix)
+        rank = self.communicator.rank
+        copy_state(self.bundle, self._loaded(), rank, other.bundle.manifest, other.program, suffix)
 
     @property
     def program(self) -> RankProgram:

@@ -141,8 +141,8 @@ class Session:
         """Copy the weights that this program updates from those of another one; see `state.copy_state`."""
         with self._exclusive:
             self._check_open()
-            for mine, theirs in zip(self._programs, other.programs, strict=True):
-                copy_state(self.bundle.manifest, mine, other.bundle.manifest, theirs, suffix)
+            for rank, (mine, theirs) in enumerate(zip(self._programs, other.programs, strict=True)):
+                copy_state(self.bundle, mine, rank, other.bundle.manifest, theirs, suffix)
 
     @property
     def programs(self) -> Sequence[RankProgram]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distir_relax.bundle import Manifest, Tensor, TensorWeights, WeightSource, local_intervals
+from distir_relax.bundle import Bundle, Manifest, Tensor, TensorWeights, WeightSource, local_intervals
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
@@ -41,18 +41,23 @@ def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, t
 
 
 def copy_state(
-    manifest: Manifest, program: RankProgram, other: Manifest, source: RankProgram, suffix: str = ""
+    bundle: Bundle, program: RankProgram, rank: int, other: Manifest, source: RankProgram, suffix: str = ""
 ) -> None:
     """Copy a rank's shards of the state of `program` from those of another program, which has the same layouts.
 
-    Those that the other has under their name and `suffix`, too, are copied from there. Raises RunError for a weight
-    that the other does not have, or has in another layout.
+    Those that the other has under their name and `suffix`, too, are copied from there. Those that it does not have are
+    as in the program's bundle. Raises RunError for a weight that the other has in another layout.
     """
     theirs = {tensor.name: tensor for tensor in other.weights}
-    for tensor in changing(manifest):
+    for tensor in changing(bundle.manifest):
         name = tensor.name + suffix if tensor.name + suffix in source.state else tensor.name
-        if name not in theirs or replace(theirs[name], name=tensor.name) != tensor:
-            found = f"{theirs[name].dtype} {theirs[name].placement}" if name in theirs else "none"
+        if name not in theirs:
+            if tensor.is_on(rank):
+                shard = bundle.weights.read(name, local_intervals(tensor, bundle.manifest.mesh, rank))
+                program.state[name].copy_(shard)
+            continue
+        if replace(theirs[name], name=tensor.name) != tensor:
+            found = f"{theirs[name].dtype} {theirs[name].placement}"
             raise RunError(f"expected {name} as {tensor.dtype} {tensor.placement}, found {found}", other.name)
         if tensor.name in program.state:
             program.state[tensor.name].copy_(source.state[name])

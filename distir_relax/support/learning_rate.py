@@ -306,6 +306,27 @@ class Tabulated(Schedule):
         return self.rates[min(step, len(self.rates) - 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class ByEpoch(Schedule):
+    """The rate of a schedule that counts epochs, each of which has `steps` steps: ``ByEpoch(StepDecay(0.1, 30), 500)``.
+
+    Raises `DistIRError` for a number of steps below 1, and for a schedule that is none.
+    """
+
+    schedule: Schedule
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_count(self.steps, "steps")
+        if not isinstance(self.schedule, Schedule) or isinstance(self.schedule, ByEpoch):
+            found = type(self.schedule).__name__
+            raise DistIRError(f"expected a schedule of steps to count epochs, such as StepDecay, found {found}")
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        return self.schedule(step // self.steps)
+
+
 def as_schedule(lr: float | Schedule) -> Schedule:
     """Return a schedule unchanged, and a number as a constant one. Raises `DistIRError` for a number below 0."""
     return lr if isinstance(lr, Schedule) else Constant(float(lr))
@@ -345,8 +366,8 @@ def _check_fall(lr: float, steps: int, warmup: int, least: float) -> None:
 
 
 SCHEDULES: tuple[type[Schedule], ...] = (
-    *(Constant, Cosine, CosineRestarts, Exponential, InverseSqrt, Linear, MultiStep, OneCycle, Polynomial, StepDecay),
-    *(Tabulated, WarmupStableDecay),
+    *(ByEpoch, Constant, Cosine, CosineRestarts, Exponential, InverseSqrt, Linear, MultiStep, OneCycle, Polynomial),
+    *(StepDecay, Tabulated, WarmupStableDecay),
 )
 """The schedules that a bundle may hold."""
 _KINDS: dict[str, type[Schedule]] = {kind.__name__: kind for kind in SCHEDULES}
@@ -360,7 +381,11 @@ def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
             hint="give one of these, or train with a Session and a learning rate of your own at each step",
         )
     assert is_dataclass(schedule)
-    return {"kind": type(schedule).__name__, **{f.name: getattr(schedule, f.name) for f in fields(schedule)}}
+    values = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
+    return {
+        "kind": type(schedule).__name__,
+        **{name: schedule_to_json(value) if isinstance(value, Schedule) else value for name, value in values.items()},
+    }
 
 
 def schedule_from_json(table: Fields) -> Schedule:
@@ -373,6 +398,8 @@ def schedule_from_json(table: Fields) -> Schedule:
     for item in fields(kind):
         if item.type == "int":
             values[item.name] = table.whole(item.name)
+        elif item.type == "Schedule":
+            values[item.name] = schedule_from_json(table.fields(item.name))
         elif item.type == "tuple[int, ...]":
             values[item.name] = table.wholes(item.name)
         elif item.type == "tuple[float, ...]":

@@ -181,6 +181,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     (path / STATE_FILE).write_bytes(content[:-3])
     with pytest.raises(CheckpointError, match="damaged or half-written"):
         resume(executor, tmp_path)
-    (path / "position.json").write_text('{"format": 3}')
-    with pytest.raises(CheckpointError, match="format 3"):
+    (path / "position.json").write_text('{"format": 4}')
+    with pytest.raises(CheckpointError, match="format 4"):
         resume(executor, tmp_path)

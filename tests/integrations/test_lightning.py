@@ -192,7 +192,7 @@ def test_overfitting_reads_in_order() -> None:
     options = training.run_options()
     assert options == {"steps": 4, "limit_batches": 2, "limit_evaluation_batches": 2, "in_order": True}
     dr.train(step, shuffled, callbacks=[ours], **options)
-    dr.train(step, list(data)[:2], steps=4, callbacks=[expected])
+    dr.train(training.compile(), list(data)[:2], steps=4, callbacks=[expected])
     assert ours.losses == expected.losses
 
 

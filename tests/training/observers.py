@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,6 +90,33 @@ class Clamp(dr.Callback):
 def clamp() -> Clamp:
     """A callback that clamps."""
     return Clamp()
+
+
+class Counter(dr.Callback):
+    """Asks for the end of the run after five steps, whatever number of runs makes them."""
+
+    def begun(self, run: dr.callbacks.RunInfo) -> None:
+        """See `Callback`."""
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`."""
+        self.seen = state["seen"]
+
+    def done(self, result: dr.callbacks.StepResult) -> None:
+        """See `Callback`."""
+        self.seen += 1
+        if self.seen == 5:
+            self.stop("five steps were seen")
+
+
+def counting() -> list[dr.Callback]:
+    """Callbacks with a state, and without."""
+    return [Stop(), Counter()]
 
 
 def stopping() -> Stop:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 import distir_relax as dr
+from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import RunError
 from distir_relax.runtime.training.data_loader import LoaderEpochs
 from distir_relax.runtime.training.epoch_order import LengthGroups, arrange
@@ -34,19 +35,23 @@ def test_order_is_that_of_transformers(batch_size: int) -> None:
         assert list(LengthGroups(sizes, batch_size)) == expected
 
 
+def after(epochs: LoaderEpochs, batches: int) -> list[Any]:
+    """The batches after a number of them, to the end of the epoch."""
+    return list(epochs.begin(DataPosition(batches))[0])
+
+
 @pytest.mark.parametrize("key", ["input_ids", "length"])
 def test_batches_have_samples_of_similar_length(key: str) -> None:
     loader = DataLoader(SAMPLES, batch_size=4, shuffle=True, collate_fn=lengths)  # type: ignore[arg-type]
-    grouped = LoaderEpochs(arrange(loader, grouped_by=key), seed=5)
-    epochs = [list(grouped.begin(0)), list(grouped.begin(32))]
+    grouped = LoaderEpochs(arrange(loader, grouped_by=key), 5, 4)
+    epochs = [after(grouped, 0), after(grouped, 32)]
     expected = sorted(len(sample["input_ids"]) for sample in SAMPLES)
     assert [sorted(itertools.chain(*epoch)) for epoch in epochs] == [expected] * 2
     assert epochs[0] != epochs[1]
     padded = sum(max(batch) * len(batch) - sum(batch) for batch in epochs[0])
-    assert padded < 0.25 * sum(max(batch) * len(batch) - sum(batch) for batch in LoaderEpochs(loader, 5).begin(0))
+    assert padded < 0.25 * sum(max(batch) * len(batch) - sum(batch) for batch in after(LoaderEpochs(loader, 5, 4), 0))
     # A run that resumes has the order of the one that was interrupted.
-    resumed = LoaderEpochs(arrange(loader, grouped_by=key), seed=5)
-    assert list(resumed.begin(7)) == epochs[0][7:]
+    assert after(LoaderEpochs(arrange(loader, grouped_by=key), 5, 4), 7) == epochs[0][7:]
 
 
 class Lines(IterableDataset[int]):
@@ -70,8 +75,8 @@ def test_first_batches_of_each_epoch(source: Any, limit: float, expected: list[l
     for _ in range(2):
         assert [torch.as_tensor(batch).reshape(-1).tolist() for batch in limited] == expected
     if isinstance(limited, DataLoader):
-        epochs = LoaderEpochs(limited, seed=0)
-        found = [list(epochs.begin(0)), list(epochs.begin(len(expected)))]
+        epochs = LoaderEpochs(limited, 0, limited.batch_size or 1)
+        found = [after(epochs, 0), after(epochs, len(expected))]
         assert [[torch.as_tensor(b).reshape(-1).tolist() for b in epoch] for epoch in found] == [expected] * 2
 
 

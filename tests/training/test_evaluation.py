@@ -121,10 +121,10 @@ def test_every_sample_is_evaluated(strategy: str) -> None:
     for done, count in enumerate((31, 25, 8), 1):
         x, t = (torch.cat(tensors)[:count] for tensors in zip(*drawn(3), strict=True))
         calls = observers.Calls()
-        dr.train(step, drawn(1), steps=1, callbacks=[calls], evaluation=TensorDataset(x, t))
+        dr.train(step, drawn(1), steps=done, callbacks=[calls], evaluation=TensorDataset(x, t))
         expected = by_torch(step, copy.deepcopy(model), [(x, t)])
         assert step.steps == done
-        assert calls.metrics[1] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert calls.metrics[done] == pytest.approx(expected, rel=1e-12, abs=1e-12)
         assert step.evaluate([(x, t)]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 

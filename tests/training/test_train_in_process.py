@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import DataPosition
 from distir_relax.cli.app import app
 from distir_relax.cli.training_data import load_data
 from distir_relax.errors import CheckpointError, RunError
@@ -77,9 +78,14 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 
 def batches(loader: DataLoader[Any], start: int, number: int, seed: int = 7) -> list[torch.Tensor]:
     """Inputs of batches of a run that starts with one of them."""
-    epochs, found = LoaderEpochs(loader, seed), []
+    epochs, found = LoaderEpochs(loader, seed, ROWS), []
+    at = DataPosition(start)
     while len(found) < number:
-        found += [item[0] for item in itertools.islice(epochs.begin(start + len(found)), number - len(found))]
+        items, at = epochs.begin(at)
+        for item in itertools.islice(items, number - len(found)):
+            found.append(item[0])
+            at = at.after(len(item[0]))
+        at = at.next_epoch()
     return found
 
 
@@ -94,7 +100,8 @@ def test_a_loader_continues_with_the_batches_of_the_step(name: str) -> None:
         # Random numbers of workers start again with the run.
         tolerance = 2**-6 if name == "workers" else 0
         torch.testing.assert_close(torch.stack(found), torch.stack(whole[start:]), rtol=0, atol=tolerance)
-    if name not in ("in order", "a stream"):
+    # A generator of the user's decides alone.
+    if name not in ("in order", "a stream", "a generator"):
         other = batches(LOADERS[name](), 0, 5, seed=8)
         assert not torch.allclose(torch.stack(other), torch.stack(whole[:5]), atol=2**-5)
 
@@ -118,13 +125,13 @@ def test_a_training_step_is_trained_as_by_calls(tmp_path: Path) -> None:
     items = [drawn(number) for number in range(9)]
     step(*items[0])
     options: dict[str, Any] = {"checkpoint": tmp_path, "callbacks": [calls]}
-    ended = dr.train(step, items[1:], steps=4, **options)
-    assert (ended.step, step.steps) == (4, 5)
-    ended = dr.train(step, items[1:], steps=6, resume="last", **options)
-    assert (ended.step, step.steps) == (6, 7)
+    ended = dr.train(step, items, steps=5, **options)
+    assert (ended.step, step.steps) == (5, 5)
+    ended = dr.train(step, items, steps=7, resume="last", **options)
+    assert (ended.step, step.steps) == (7, 7)
     # Another object continues the run: the learning rates, too, are those of the steps.
     other = perceptron.step("2/1/1/1")
-    dr.train(other, items[1:], steps=8, resume="last", **options)
+    dr.train(other, items, steps=9, resume="last", **options)
     assert other.steps == 9
     assert [result.loss for result in calls.results] == pytest.approx(losses[1:], rel=1e-5)
     for name, value in by_calls.parameters().items():
@@ -139,12 +146,12 @@ def test_a_run_is_evaluated_on_data() -> None:
     samples = TensorDataset(*map(torch.cat, zip(*held_out, strict=True)))
     sources: list[Any] = [held_out, data.held_out, lambda: iter(held_out)]
     for source in (*sources, DataLoader(samples, batch_size=ROWS, shuffle=True), samples):
-        calls = observers.Calls()
-        done = dr.train(step, data.batches, steps=3, callbacks=[calls], evaluation=source, evaluate_every=2)
-        assert done.step == 3
-        for number in range(3):
+        calls, last = observers.Calls(), step.steps + 3
+        done = dr.train(step, data.batches, steps=last, callbacks=[calls], evaluation=source, evaluate_every=2)
+        assert done.step == last
+        for number in range(last - 3, last):
             by_calls(*drawn(number))
-            if number > 0:
+            if (number + 1) % 2 == 0 or number + 1 == last:
                 expected = by_calls.evaluate(held_out)
                 assert calls.metrics[number + 1] == pytest.approx(expected, rel=1e-4)
     calls, averages = observers.Calls(), perceptron.step("2/1/1/1", evaluates=True, averaging=dr.EMA(0.5))
@@ -223,7 +230,7 @@ def test_a_data_set_of_columns_of_lists(tmp_path: Path) -> None:
 def test_a_loader_trains_on_the_command_line(tmp_path: Path) -> None:
     manifest = perceptron.saved_manifest("3/1/1/1", tmp_path)
     here = open_data(data.loader(), manifest, 5)
-    there = load_data(f"{data.__file__}:loader")(manifest, 5)
+    there = load_data(f"{data.__file__}:loader")(manifest, 5, DataPosition())
     for step in range(2, 9):
         mine, theirs = here.batch(step), there.batch(step)
         assert mine is not None
@@ -251,7 +258,8 @@ def test_ranks_without_a_part_of_a_state_write_checkpoints(tmp_path: Path) -> No
     dr.train(step, batches, steps=2, checkpoint=tmp_path, resume="last")
     expected = {name: value.clone() for name, value in step.parameters().items()}
     step.load_parameters(begin)
-    dr.train(step, batches, steps=2, checkpoint=tmp_path, resume="last")
+    with pytest.warns(UserWarning, match="no step is left: 2 of 2 are done"):
+        dr.train(step, batches, steps=2, checkpoint=tmp_path, resume="last")
     assert all(torch.equal(expected[name], value) for name, value in step.parameters().items())
 
 

@@ -22,6 +22,7 @@ from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
+from distir_relax.runtime.training.data_sources import open_data
 from distir_relax.runtime.training.executor import ThreadExecutor
 from distir_relax.runtime.training.options import TrainOptions
 from distir_relax.runtime.training.train import Run, train_threads
@@ -134,7 +135,8 @@ def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
     manifest = read_bundle(bundles[3]).manifest
     x, target = data.drawn(0)
     names = [tensor.name for tensor in data_inputs(manifest)]
-    good = Stream(manifest, lambda step: [{names[1]: target, names[0]: x}, ({names[0]: x}, target)])
+    items = [{names[1]: target, names[0]: x}, ({names[0]: x}, target)]
+    good = Stream(manifest, lambda at: (iter(items), at))
     for step in range(2):
         batch = good.batch(step)
         assert batch is not None
@@ -147,7 +149,7 @@ def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
         ((x.double(), target), "found float64"),
     ):
         with pytest.raises(RunError, match=words):
-            Stream(manifest, lambda step, wrong=wrong: [wrong]).batch(0)
+            Stream(manifest, lambda at, wrong=wrong: (iter([wrong]), at)).batch(0)
     for samples, words in (
         ([(x[0], target[0])] * 5, "expected samples for a batch of 11, found 5"),
         ([(x[0], target[0].long())] * 11, r"expected float32 \(3,\), found int64"),
@@ -163,11 +165,12 @@ def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
     source = Samples(manifest, table, 7)
     seen: list[int] = []
     for step in (0, 1, 2, 3):
-        whole = source.batch(step).global_arrays()
+        batch = source.batch(step)
+        whole = batch.global_arrays()
         rows, table.read = table.read, []
         assert len(set(rows)) == data.ROWS
         for rank in range(manifest.mesh.size):
-            found = source.batch(step).local(rank, "cpu")
+            found = batch.local(rank, "cpu")
             expected = local_inputs(manifest, in_parts(manifest, whole), rank, "cpu")
             for mine, theirs in zip(found, expected, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
@@ -185,17 +188,22 @@ def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
 class DivergingExecutor(ThreadExecutor):
     """An executor in which another process has other values."""
 
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.processes = 2
+
     def exchange(self, value: Any) -> list[Any]:
         if isinstance(value, list):
-            return [value, [f"{item} elsewhere" if isinstance(item, str) else item for item in value]]
+            other = [{key: n + 1 for key, n in item.items()} if isinstance(item, dict) else item for item in value]
+            return [value, other]
         return [value, value]
 
 
 def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> None:
     bundle = read_bundle(bundles[3])
-    source = Stream(bundle.manifest, data.batches)
-    training = Training(DivergingExecutor(Session(bundle)), lambda seed: source, TrainOptions(2), [Heard()])
-    with pytest.raises(RunError, match="the ranks get different batches"):
+    source = open_data(data.batches, bundle.manifest, 0)
+    training = Training(DivergingExecutor(Session(bundle)), lambda seed, start: source, TrainOptions(2), [Heard()])
+    with pytest.raises(RunError, match="in step 1 rank 1 has other numbers for the input 'x'"):
         training.run()
 
 
@@ -213,8 +221,8 @@ class EndingExecutor(ThreadExecutor):
 
 def test_data_that_end_early_on_a_rank_are_told_at_once(bundles: dict[int, Path]) -> None:
     bundle = read_bundle(bundles[3])
-    source = Stream(bundle.manifest, data.batches)
-    training = Training(EndingExecutor(Session(bundle)), lambda seed: source, TrainOptions(9), [Heard()])
+    source = open_data(data.batches, bundle.manifest, 0)
+    training = Training(EndingExecutor(Session(bundle)), lambda seed, start: source, TrainOptions(9), [Heard()])
     with pytest.raises(RunError, match="after 3 steps the data have ended on rank 1, but not on all"):
         training.run()
 
@@ -329,7 +337,7 @@ def test_auto_goes_on_from_the_newest_whole_checkpoint(bundles: dict[int, Path],
     assert saved_steps(folder) == [2, 3, 4]
     # A checkpoint of another program is not left out: the run would begin anew without a word.
     other = perceptron.step("1/1/1/1", torch.nn.Linear(5, 3)).save(tmp_path / "other.dist", backends=("torch",))
-    with pytest.raises(CheckpointError, match="the checkpoint lacks weight"):
+    with pytest.raises(CheckpointError, match=r"the checkpoint has up\.weight, .*, which the program does not have"):
         train(other, "batches", 5, checkpoints=folder, resume="auto")
 
 

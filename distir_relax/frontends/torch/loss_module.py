@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.torch.loss_call import loss_call
@@ -20,6 +20,8 @@ TARGETS = "targets"
 Loss = Callable[[Any, Any], Any]
 LOSS = "loss"
 """The name of the loss among the results of a model with metrics."""
+TOTALS = "evaluation_totals"
+"""The name under which a model has the states of metrics; those of an evaluation's own states begin with it."""
 
 
 @contextmanager
@@ -32,13 +34,19 @@ def with_loss(
     """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
 
     With `metrics` it returns a dict of the loss, as `LOSS`, and of each metric: ``metric(output, targets)``, or
-    ``metric(output, inputs)`` if the model returns its own loss, where `inputs` are its arguments by keyword.
+    ``metric(output, inputs)`` if the model returns its own loss, where `inputs` are its arguments by keyword. A pair is
+    under ``NAME.sum`` and ``NAME.count``; an object with `update` and `compute` is a `StatefulMetric`.
 
     The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
     scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
     parameters becomes a submodule of the model, so that its parameters are trained too. With `smoothing` the loss of a
     transformers model is that of smoothed labels. Raises `ImportModelError` without any loss.
     """
+    import torch
+
+    from distir_relax.frontends.torch.stateful_metric import StatefulMetric, is_stateful
+
+    measures = {name: StatefulMetric(name, m) if is_stateful(m) else m for name, m in (metrics or {}).items()}
     original, has_own_forward = model.forward, "forward" in vars(model)
     parameters = list(inspect.signature(original).parameters.values())
     if loss is not None and any(p.name == TARGETS for p in parameters):
@@ -50,24 +58,34 @@ def with_loss(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if loss is None:
             labels = kwargs.pop("labels", None) if smoothing else None
-            output = original(*args, **kwargs)
+            output = alone(*args, **kwargs)
             if smoothing:
                 return results(smoothed_loss(model, output, labels, smoothing), output, {**kwargs, "labels": labels})
             return results(_model_loss(model, output), output, kwargs)
         targets = kwargs.pop(TARGETS)
-        # A model may call all of its submodules, as `torch.nn.Sequential` does.
-        model._modules.pop(attached, None)
-        try:
-            output = original(*args, **kwargs)
-        finally:
-            if attached:
-                model._modules[attached] = cast("torch.nn.Module", loss)
+        output = alone(*args, **kwargs)
         return results(loss_call(loss)(output, targets), output, targets)
+
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        # A model may call all of its submodules, as `torch.nn.Sequential` does.
+        for name in attached:
+            del model._modules[name]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            model._modules.update(attached)
 
     def results(value: Any, output: Any, targets: Any) -> Any:
         if metrics is None:
             return value
-        return {LOSS: value, **{name: metric(output, targets) for name, metric in metrics.items()}}
+        found = {LOSS: value}
+        for name, metric in measures.items():
+            measured = metric(output, targets)
+            if isinstance(measured, (tuple, list)) and len(measured) == 2:
+                found |= {f"{name}.sum": _scalar(measured[0]), f"{name}.count": _scalar(measured[1])}
+            else:
+                found[name] = measured
+        return found
 
     if loss is not None:
         keyword = inspect.Parameter(TARGETS, inspect.Parameter.KEYWORD_ONLY)
@@ -75,29 +93,36 @@ def with_loss(
         parameters.insert(len(parameters) - last, keyword)
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     model.forward = forward
-    attached = _attach(model, loss)
+    attached: dict[str, Any] = _attach(model, loss)
+    if states := [m for m in measures.values() if isinstance(m, StatefulMetric)]:
+        attached[TOTALS] = torch.nn.ModuleList(states)
+    model._modules.update(attached)
     try:
         yield
     finally:
-        if attached:
-            del model._modules[attached]
+        for name in attached:
+            del model._modules[name]
         if has_own_forward:
             model.forward = original
         else:
             del model.forward
 
 
-def _attach(model: torch.nn.Module, loss: Loss | None) -> str:
-    """Make a loss with parameters a submodule of `model`; return its name, or "" without parameters or if it is one."""
+def _scalar(value: Any) -> Any:
+    import torch
+
+    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.float32)
+
+
+def _attach(model: torch.nn.Module, loss: Loss | None) -> dict[str, Any]:
+    """Return a loss with parameters that `model` does not have, by a name for a submodule; empty for another loss."""
     import torch
 
     if not isinstance(loss, torch.nn.Module) or not any(True for _ in loss.parameters()):
-        return ""
+        return {}
     if any(module is loss for module in model.modules()):
-        return ""
-    name = next(name for name in ("loss", "loss_module", "training_loss") if not hasattr(model, name))
-    model._modules[name] = loss
-    return name
+        return {}
+    return {next(name for name in ("loss", "loss_module", "training_loss") if not hasattr(model, name)): loss}
 
 
 def call_arguments(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_intervals
 from distir_relax.bundle.weights import cut_out
+from distir_relax.checkpoints import START, DataPosition
 from distir_relax.errors import RunError
 from distir_relax.layout import is_symbolic, typical_value
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
@@ -17,6 +18,8 @@ from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts, user_inputs
 from distir_relax.runtime.training.executor import Batch
+from distir_relax.support.tensor_bytes import tensor_checksum
+from distir_relax.support.units import consecutive
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 _NARROW = ("bfloat16", "float16")
 """Dtypes of inputs for which data may be float32."""
+_CHECKED = 1 << 20
+"""Bytes of the samples of an input, about, whose checksum is compared with those of other ranks."""
 
 
 class DataSet(Protocol):
@@ -39,12 +44,16 @@ class DataSet(Protocol):
 class Data(ABC):
     """Source of batches, equal on all processes of a launch, each of which requests the same steps in order."""
 
-    streams: bool
-    """Whether each process gets global batches, which must be equal."""
+    position: DataPosition
+    """The position after the last batch."""
+
+    @abstractmethod
+    def left(self, epochs: int) -> int | None:
+        """Return the number of batches that are left of the first `epochs` epochs; None if it is not known."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch | None:
-        """Return the batch of a step, counted from 0; None at the end of the data.
+        """Return the next batch, which is that of a step, counted from 0; None at the end of the data.
 
         Raises RunError for data that do not match the program's inputs.
         """
@@ -67,29 +76,49 @@ def training_of(manifest: Manifest) -> TrainingManifest:
     return manifest.training
 
 
-class Stream(Data):
-    """Consecutive batches from the iterables of `begin(step)`, whose first batch is that of the step.
+Begin = Callable[[DataPosition], "tuple[Iterator[Any], DataPosition]"]
+"""Function of a position that returns the batches from there to the end of the epoch, and the position, complete."""
 
-    At the end of an iterable the next one is requested; an empty one ends the data.
+
+class Stream(Data):
+    """Consecutive batches from the iterators of `begin`, the first of which is at the position `start`.
+
+    At the end of an iterator the next one is requested; one of an epoch without batches ends the data.
+    `batches_after(position)` returns how many batches the epoch of a position has after it, or None.
     """
 
-    streams = True
-
-    def __init__(self, manifest: Manifest, begin: Callable[[int], Iterable[Any]]) -> None:
-        self._manifest = manifest
+    def __init__(
+        self, manifest: Manifest, begin: Begin, start: DataPosition = START,
+        batches_after: Callable[[DataPosition], int | None] = lambda at: None,
+    ) -> None:  # fmt: skip
+        self._manifest, self.position = manifest, start
+        self._batches_after = batches_after
         self._calls = CallShapes(manifest)
         self._begin = begin
         self._items: Iterator[Any] | None = None
 
+    def left(self, epochs: int) -> int | None:
+        """See `Data`."""
+        if self._items is None:
+            self._items, self.position = self._begin(self.position)
+        here, whole = self._batches_after(self.position), self._batches_after(START)
+        if self.position.epoch is None or here is None or whole is None:
+            return None
+        more = epochs - self.position.epoch - 1
+        return here + more * whole if more >= 0 else 0
+
     def batch(self, step: int) -> Batch | None:
         """See `Data`."""
-        if self._items is not None:
+        while True:
+            if self._items is None:
+                self._items, self.position = self._begin(self.position)
             for item in self._items:
-                return self.to_batch(item, step)
-        self._items = iter(self._begin(step))
-        for item in self._items:
-            return self.to_batch(item, step)
-        return None
+                batch = self.to_batch(item, step)
+                self.position = self.position.after(samples_of(batch.call.manifest))
+                return batch
+            if not self.position.samples:
+                return None
+            self._items, self.position = None, self.position.next_epoch()
 
     def to_batch(self, item: Any, step: int) -> Batch:
         """Return a user's batch as that of a step. Raises RunError if it does not match the program's inputs."""
@@ -103,7 +132,7 @@ class Stream(Data):
 
 def batches_of(manifest: Manifest, items: Iterable[Any]) -> Iterator[Batch]:
     """Yield the batches of an iterable, once. Raises RunError for one that does not match the program's inputs."""
-    stream = Stream(manifest, lambda _: items)
+    stream = Stream(manifest, lambda at: (iter(items), at))
     for item in items:
         yield stream.to_batch(item, 0)
 
@@ -118,9 +147,7 @@ class Samples(Data):
     for a set with fewer samples than a batch, and for a program whose inputs are not all batches of one size.
     """
 
-    streams = False
-
-    def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None) -> None:
+    def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None, start: DataPosition = START) -> None:
         self._manifest, self._samples, self._seed = manifest, samples, seed
         inputs = data_inputs(manifest)
         sizes = {tensor.shape[:1] for tensor in inputs}
@@ -140,26 +167,48 @@ class Samples(Data):
         """The number of samples of an epoch that are in no batch."""
         if self._batches == 0:
             raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
-        self._epoch = -1
-        self._order: list[int] = []
+        if start.epoch is None:
+            epoch, place = divmod(start.batches, self._batches)
+            start = DataPosition(start.batches, epoch, place, place * self._rows)
+        self.position = replace(start, rows=self._rows)
+        self._order_of = -1, list[int]()
+
+    def left(self, epochs: int) -> int:
+        """See `Data`."""
+        here, rest = divmod(len(self._samples) - self.position.samples, self._rows)
+        more = epochs - (self.position.epoch or 0) - 1
+        return here + self._takes(rest) + more * self._batches if more >= 0 else 0
 
     def batch(self, step: int) -> Batch:
         """See `Data`."""
-        import torch
-
-        epoch, place = divmod(step, self._batches)
-        if self._seed is None:
-            self._order = self._order or list(range(len(self._samples)))
-        elif epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
-            self._order = torch.randperm(len(self._samples), generator=generator).tolist()
-            self._epoch = epoch
-        rows = self._order[place * self._rows : (place + 1) * self._rows]
-        return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
+        left = len(self._samples) - self.position.samples
+        if left < self._rows and not self._takes(left):
+            self.position = self.position.next_epoch()
+        first = self.position.samples
+        rows = self._order(self.position.epoch or 0)[first : first + self._rows]
+        self.position = self.position.after(len(rows))
+        return self._batch(rows, step)
 
     def epoch(self) -> Iterator[Batch]:
         """Yield the batches of the first epoch."""
-        return map(self.batch, range(self._batches))
+        order = self._order(0)
+        for place in range(self._batches):
+            yield self._batch(order[place * self._rows : (place + 1) * self._rows], 0)
+
+    def _batch(self, rows: Sequence[int], step: int) -> Batch:
+        return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
+
+    def _order(self, epoch: int) -> list[int]:
+        """Return the indices of an epoch."""
+        import torch
+
+        if self._order_of[0] != epoch:
+            order = list(range(len(self._samples)))
+            if self._seed is not None:
+                generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+                order = torch.randperm(len(order), generator=generator).tolist()
+            self._order_of = epoch, order
+        return self._order_of[1]
 
     def _takes(self, rows: int) -> bool:
         """Return whether the program takes a batch of fewer rows than typical ones."""
@@ -188,12 +237,28 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
     training = manifest.training
     if training is None:
         return {}
-    step += training.done
     dtypes = {tensor.name: torch_dtype(tensor.dtype) for tensor in manifest.inputs}
     inputs = {name: torch.tensor(schedule(step), dtype=dtypes[name]) for name, schedule in training.rates.items()}
     if training.seed is not None:
         inputs[training.seed] = torch.tensor(training.first_seed + step, dtype=torch.int64)
     return inputs
+
+
+def samples_of(manifest: Manifest) -> int:
+    """Return the samples of a batch, all microbatches together: the first dim of its first input that has any."""
+    shapes = (tensor.shape for tensor in data_inputs(manifest))
+    return next((typical_value(shape[0]) for shape in shapes if shape), 1)
+
+
+def samples_in(item: Any) -> int:
+    """Return the samples of a user's batch: the first dim of its first value that has any."""
+    by_name, rest = _leaves(item)
+    shapes = (getattr(leaf, "shape", None) or [len(leaf)] for leaf in (*by_name.values(), *rest) if _has_rows(leaf))
+    return next((int(shape[0]) for shape in shapes), 1)
+
+
+def _has_rows(leaf: Any) -> bool:
+    return bool(leaf.shape) if hasattr(leaf, "shape") else hasattr(leaf, "__len__")
 
 
 def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -239,6 +304,11 @@ class _GlobalBatch:
         """See `Batch`."""
         return self.inputs
 
+    def checksums(self, rank: int) -> dict[str, int]:
+        """See `Batch`: every rank has the whole batch."""
+        names = [tensor.name for tensor in data_inputs(self.call.manifest)]
+        return {name: tensor_checksum(as_torch(self.inputs[name])) for name in names}
+
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
         manifest = self.call.manifest
@@ -247,12 +317,13 @@ class _GlobalBatch:
 
 @dataclass(frozen=True)
 class _SampledBatch:
-    """A batch of samples, each read only if a rank holds some of its rows."""
+    """A batch of samples, each read only if a rank holds some of its rows, and once."""
 
     call: Call
     samples: DataSet
     rows: Sequence[int]
     numbers: Mapping[str, torch.Tensor]
+    _samples_read: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def global_arrays(self) -> dict[str, Array]:
         """See `Batch`."""
@@ -261,20 +332,17 @@ class _SampledBatch:
         stacked: dict[str, Array] = {
             tensor.name: _stacked([read[row][tensor.name] for row in everything], tensor) for tensor in self._inputs
         }
+        self._samples_read.clear()
         return {**stacked, **self.numbers}
 
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
-        tensors = [tensor for tensor in self.manifest.inputs if tensor.is_on(rank)]
-        first = self._first_rows()
-        rows_of: dict[str, list[int]] = {}
-        for tensor in tensors:
-            if tensor.name not in self.numbers:
-                pieces = local_intervals(tensor, self.manifest.mesh, rank)[0]
-                rows_of[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
-        read = self._read(sorted({row for rows in rows_of.values() for row in rows}))
+        first, rows_of = self._first_rows(), self._rows_of(rank)
+        read = self._read(row for rows in rows_of.values() for row in rows)
         shards = []
-        for tensor in tensors:
+        for tensor in self.manifest.inputs:
+            if not tensor.is_on(rank):
+                continue
             if tensor.name in self.numbers:
                 shards.append(self.numbers[tensor.name].to(device))
                 continue
@@ -282,7 +350,33 @@ class _SampledBatch:
             intervals = local_intervals(tensor, self.manifest.mesh, rank)
             stacked = _stacked(rows, tensor)
             shards.append(cut_out(stacked, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
+        self._samples_read.clear()
         return shards
+
+    def checksums(self, rank: int) -> dict[str, int]:
+        """See `Batch`: ranks that read the same rows of an input have the same numbers."""
+        first = self._first_rows()
+        rows_of: dict[str, set[int]] = {}
+        for name, part_rows in self._rows_of(rank).items():
+            rows_of.setdefault(first[name][0], set()).update(part_rows)
+        read = self._read(row for rows in rows_of.values() for row in rows)
+        sums: dict[str, int] = {}
+        for name, rows in rows_of.items():
+            places = ",".join(f"{start}:{stop}" for start, stop in consecutive(sorted(rows)))
+            crc = 0
+            for row in sorted(rows):
+                crc = tensor_checksum(read[row][name], crc, _CHECKED // len(rows))
+            sums[f"{name} {places}"] = crc
+        return sums
+
+    def _rows_of(self, rank: int) -> dict[str, list[int]]:
+        """Return the rows of the batch that a rank reads, for each program input with data."""
+        first, rows_of = self._first_rows(), dict[str, list[int]]()
+        for tensor in self.manifest.inputs:
+            if tensor.is_on(rank) and tensor.name not in self.numbers:
+                pieces = local_intervals(tensor, self.manifest.mesh, rank)[0]
+                rows_of[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
+        return rows_of
 
     @property
     def manifest(self) -> Manifest:
@@ -307,7 +401,9 @@ class _SampledBatch:
         return first
 
     def _read(self, rows: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
-        return {row: self._sample(self.rows[row]) for row in rows}
+        for row in sorted({*rows} - self._samples_read.keys()):
+            self._samples_read[row] = self._sample(self.rows[row])
+        return self._samples_read
 
     def _sample(self, index: int) -> dict[str, torch.Tensor]:
         """Return a sample by input name, each leaf checked against the program's shape and dtype."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from distir_relax.bundle import Tensor
+from distir_relax.bundle.weights import SharedWeights
 from distir_relax.checkpoints import (
     STATE_FILE,
     Position,
+    Renamed,
     Saved,
     StateFile,
     begin,
     best,
+    by_names_of,
+    check_frozen,
     checkpoint_names,
+    compare,
     finish,
+    frozen_weights,
     latest,
     remove,
 )
 from distir_relax.errors import CheckpointError
 from distir_relax.runtime.state import changing
-from distir_relax.runtime.training.executor import Executor
+from distir_relax.runtime.training.executor import Executor, whole
+from distir_relax.support.tensor_bytes import tensor_digest
 
 
 def save(executor: Executor, folder: Path, position: Position, keep: int, is_best: bool = False) -> Path | None:
@@ -28,7 +38,12 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
     All processes call it, and must see the folder. The newest `keep - 1` older checkpoints stay, and the best. Raises
     CheckpointError on all processes if one of them cannot write.
     """
-    tensors = changing(executor.bundle.manifest)
+    tensors = [*changing(executor.bundle.manifest), *executor.held]
+    if executor.frozen is None:
+        executor.frozen = _digests(executor, frozen_weights(executor.bundle.manifest))
+    held = tuple(tensor.name for tensor in executor.held)
+    frozen = {name: digest for name, digest in executor.frozen.items() if name not in held}
+    position = replace(position, frozen=frozen, held=held)
     training = executor.bundle.manifest.training
     names = {} if training is None else training.names
     mine: list[Path] = []
@@ -38,6 +53,8 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
                 mine.append(begin(folder, position.step))
                 with StateFile(mine[0] / STATE_FILE, tensors, make=True) as file:
                     executor.save_pieces(file)
+                    for tensor in executor.held:
+                        file.write(tensor.name, whole(tensor), executor.held_values.read(tensor.name, whole(tensor)))
         draft = Path(executor.exchange(str(mine[0].resolve()) if executor.first else "")[0])
         with executor.agreed():
             if not executor.first:
@@ -55,7 +72,7 @@ def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | Non
     """Load the "last" or the "best" checkpoint of a folder into the ranks, whatever number of ranks has written it.
 
     With "auto" it is the newest complete one, and None if there is none. Raises CheckpointError on all processes
-    if it is missing, damaged, or does not fit the program.
+    if it is missing, damaged, or does not fit the program (`compare`, `check_frozen`).
     """
     if which == "auto":
         chosen = executor.exchange(_newest_complete(folder) if executor.first else "")[0]
@@ -68,13 +85,38 @@ def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | Non
             raise CheckpointError(
                 "there is no best checkpoint in this folder", str(folder), "--best METRIC keeps one; --resume continues"
             )
-        saved.check_fits(changing(executor.bundle.manifest))
+        renamed = by_names_of(saved, executor.bundle.manifest)
+        resumption = compare(renamed, executor.bundle.manifest)
     identities = executor.exchange([saved.path.name, *saved.tensors.identity[2:]])
     with executor.agreed():
         if any(theirs != identities[0] for theirs in identities):
             raise CheckpointError("the ranks see different checkpoints", str(folder), "put it on a shared file system")
-        executor.load_state(saved.tensors)
+    digests = _digests(executor, _frozen_in_either(executor, renamed))
+    with executor.agreed():
+        check_frozen(renamed, digests, [tensor.name for tensor in resumption.held])
+    if resumption.held:
+        executor.hold(resumption.held, renamed.tensors)
+    with executor.agreed():
+        executor.load_state(SharedWeights(executor.initial_weights, renamed.tensors, resumption.stored))
+    if resumption.note and executor.first:
+        warnings.warn(f"resumed after step {saved.position.step}: {resumption.note}", stacklevel=2)
     return saved
+
+
+def _digests(executor: Executor, tensors: Sequence[Tensor]) -> dict[str, str]:
+    """Return the hashes of weights as the program was loaded with them; each process computes some."""
+    mine: dict[str, str] = {}
+    with executor.agreed():
+        for tensor in tensors[executor.index :: executor.processes]:
+            mine[tensor.name] = tensor_digest(executor.initial_weights.read(tensor.name, whole(tensor)))
+    return {name: digest for theirs in executor.exchange(mine) for name, digest in theirs.items()}
+
+
+def _frozen_in_either(executor: Executor, saved: Renamed) -> list[Tensor]:
+    """Return the weights that the program, or the checkpoint's run, does not change."""
+    manifest = executor.bundle.manifest
+    frozen = {tensor.name: tensor for tensor in frozen_weights(manifest)}
+    return [t for t in manifest.weights if t.name in frozen or t.name in saved.frozen]
 
 
 def _newest_complete(folder: Path) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import RunError
 from distir_relax.layout import is_symbolic
-from distir_relax.runtime.training.batches import data_inputs
+from distir_relax.runtime.training.batches import data_inputs, samples_in
+from distir_relax.runtime.training.skip_batches import skip_batches, skip_in_epoch
 
 if TYPE_CHECKING:
     import torch
@@ -48,96 +50,202 @@ def check_loader(loader: DataLoader[Any], manifest: Manifest) -> None:
 class LoaderEpochs:
     """Batches of a loader by epoch, each in an order that follows from a seed.
 
-    Samplers draw from torch's generator, or one of their own, seeded anew for each epoch. Loading in this process draws
-    from torch's generator, seeded anew for each batch. Batches before the first step are skipped in the sampler, if the
-    data set has samples by index; otherwise they are loaded.
+    Samplers draw from torch's generator, seeded anew for each epoch, or from one of their own, which goes on from epoch
+    to epoch as in torch. Loading in this process draws from torch's generator, seeded anew for each batch. Generators
+    of the user are left as they were. Batches before the first step are skipped in the sampler, if the data set has
+    samples by index; otherwise they are loaded. A batch has typically `rows` samples.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        self._loader, self._seed = loader, seed
-        self._epoch = -1
-        self._indices = _Indices(loader, seed) if _is_map_style(loader) else None
+    def __init__(self, loader: DataLoader[Any], seed: int, rows: int) -> None:
+        self._loader, self._seed, self._rows = loader, seed, rows
+        noise = getattr(loader.dataset, "generator", None)
+        self._noise = noise if hasattr(noise, "manual_seed") else None
+        self._noise_seed = self._noise.initial_seed() if self._noise is not None else 0
+        self._indices = _Indices(loader, seed, rows) if _is_map_style(loader) else None
         if self._indices is not None:
             self._loader = _with_indices(loader, self._indices)
+        self._epochs = 0
 
-    def begin(self, step: int) -> Iterator[Any]:
-        """Return the batches from a step on, or those of the next epoch."""
-        if self._epoch >= 0:
-            self._epoch += 1
-            return self._batches(step)
-        self._epoch = 0
-        if self._indices is None:
-            return self._load_up_to(step)
-        self._epoch, skipped = self._indices.find(step)
-        return self._batches(step, skipped)
+    def begin(self, at: DataPosition) -> tuple[Iterator[Any], DataPosition]:
+        """Return the batches from a position on to the end of its epoch, and the position."""
+        if self._indices is not None:
+            at = self._indices.begin(at)
+            assert at.epoch is not None, "indices have epochs"
+            return self._load(at.epoch, at.batches), at
+        if self._epochs:
+            return self._next(at.batches), at
+        loaded = count()
+        return skip_batches(at, self._rows, lambda: self._next(loaded), samples_in)
 
-    def _batches(self, step: int, skipped: int = 0) -> Iterator[Any]:
-        """Return the batches of this epoch after those `skipped`; the first is that of `step`."""
+    def batches_after(self, at: DataPosition) -> int | None:
+        """Return how many batches the epoch of a position has after it; None for a stream without a length."""
+        if self._indices is not None:
+            return self._indices.batches_after(at)
+        try:
+            return len(self._loader) - at.place
+        except TypeError:
+            return None
+
+    def _next(self, first: int | Iterator[int]) -> Iterator[Any]:
+        """Return the batches of the next epoch."""
+        self._epochs += 1
+        if hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(self._epochs - 1)
+        return self._load(self._epochs - 1, first)
+
+    def _load(self, epoch: int, first: int | Iterator[int]) -> Iterator[Any]:
+        """Return the batches of an epoch, of numbers from `first` on, or those of an iterator."""
         import torch
 
-        if self._indices is None:
-            _seed_epoch(self._loader, self._seed, self._epoch)
-        else:
-            self._indices.epoch, self._indices.skipped = self._epoch, skipped
-        with _drawing(torch.Generator().manual_seed(_mixed(self._seed, self._epoch))):
+        draws = _Draws({torch.default_generator: _mixed(self._seed, epoch)})
+        if self._noise is not None:
+            draws.seed(self._noise, _mixed(self._seed + self._noise_seed, epoch))
+        with draws():
             batches = iter(self._loader)
-        for number in count(step):
-            with _drawing(torch.Generator().manual_seed(_mixed(self._seed + 1, number))):
+        for number in count(first) if isinstance(first, int) else first:
+            draws.seed(torch.default_generator, _mixed(self._seed + 1, number))
+            with draws():
                 batch = next(batches, _END)
             if batch is _END:
                 return
             yield batch
 
-    def _load_up_to(self, step: int) -> Iterator[Any]:
-        """Return the batches of the epoch that has the batch of `step`, from it on; load those before."""
-        number = 0
-        while True:
-            first = number
-            for batch in self._batches(number):
-                number += 1
-                if number > step:
-                    yield batch
-            if number > step or number == first:
-                return
-            self._epoch += 1
-
 
 class _Indices:
-    """Indices of the samples of each batch in an epoch, after the first batches that are `skipped`."""
+    """Indices of the samples of each batch, from the position of `begin` on to the end of its epoch."""
 
-    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        self._loader, self._seed = loader, seed
+    def __init__(self, loader: DataLoader[Any], seed: int, rows: int) -> None:
+        self._loader, self._seed, self._rows = loader, seed, rows
         self._source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self.epoch = 0
-        self.skipped = 0
+        own: list[Any] = [getattr(part, "generator", None) for part in _parts(loader)]
+        self._own = _Draws({generator: None for generator in own if hasattr(generator, "manual_seed")})
+        self._drawn = 0
+        self._rest: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
         return _length(self._source)
 
     def __iter__(self) -> Iterator[Any]:
+        return self._rest
+
+    def begin(self, at: DataPosition) -> DataPosition:
+        """Begin with the batch after a position; return the position."""
+        from torch.utils.data import BatchSampler
+
+        if at.epoch is None:
+            at = self._locate(at)
+        assert at.epoch is not None, "it was located"
+        while self._own and self._drawn < at.epoch:
+            for _ in self._epoch(self._drawn, self._own):
+                pass
+            self._drawn += 1
+        self._drawn = at.epoch + 1
+        if type(self._source) is BatchSampler:
+            source = self._source
+            indices = islice(self._epoch(at.epoch, self._own, source.sampler), at.samples, None)
+            self._rest = _cut(indices, source.batch_size, source.drop_last)
+            return DataPosition(at.batches, at.epoch, at.samples // self._rows, at.samples, self._rows)
+        is_batch = self._loader.batch_sampler is not None
+        if not is_batch and at.samples and at.rows not in (0, self._rows):
+            raise RunError(
+                f"expected whole batches of {at.rows} samples, as before the resume, found {self._rows}",
+                "the DataLoader", "a DataLoader with batch_size can continue with batches of another size",
+            )  # fmt: skip
+        samples_of: Callable[[Any], int] = len if is_batch else lambda index: self._rows
+        self._rest, at = skip_in_epoch(at, self._rows, self._epoch(at.epoch, self._own), samples_of)
+        return at
+
+    def batches_after(self, at: DataPosition) -> int:
+        """See `LoaderEpochs.batches_after`."""
+        from torch.utils.data import BatchSampler
+
+        if type(self._source) is not BatchSampler:
+            return _length(self._source) - at.place
+        whole, rest = divmod(_length(self._source.sampler) - at.samples, self._source.batch_size)
+        return whole + (rest > 0 and not self._source.drop_last)
+
+    def _locate(self, at: DataPosition) -> DataPosition:
+        """Return the position after a number of batches."""
+        epoch, left, scratch = 0, at.batches, self._own.copy()
+        while True:
+            try:
+                size = len(self._source)  # type: ignore[arg-type]
+            except TypeError:
+                size = sum(1 for _ in self._epoch(epoch, scratch))
+            if left < size or size == 0:
+                return DataPosition(at.batches, epoch, left, left * self._rows, self._rows)
+            epoch, left = epoch + 1, left - size
+
+    def _epoch(self, epoch: int, own: _Draws, source: Any = None) -> Iterator[Any]:
+        """Return the items of a sampler in an epoch, by default the batches."""
         import torch
 
-        _seed_epoch(self._loader, self._seed, self.epoch)
-        generator = torch.Generator().manual_seed(_mixed(self._seed, self.epoch))
-        with _drawing(generator):
-            indices = iter(self._source)
-        for number in count():
-            with _drawing(generator):
-                batch = next(indices, _END)
-            if batch is _END:
-                return
-            if number >= self.skipped:
-                yield batch
-
-    def find(self, step: int) -> tuple[int, int]:
-        """Return the epoch of a step, counted from 0, and the number of batches before it in the epoch."""
-        epoch = 0
+        for part in (*_parts(self._loader), self._loader.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        draws = _Draws({torch.default_generator: _mixed(self._seed, epoch)})
+        with draws(), own():
+            items = iter(self._source) if source is None else None
+            if (generator := self._loader.generator) is not None:
+                # Torch's loader draws the seed of its workers.
+                torch.empty((), dtype=torch.int64).random_(generator=generator)
+            items = iter(source) if items is None else items
         while True:
-            _seed_epoch(self._loader, self._seed, epoch)
-            size = _length(self._source)
-            if step < size or size == 0:
-                return epoch, step
-            epoch, step = epoch + 1, step - size
+            with draws(), own():
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item
+
+
+class _Draws:
+    """States of generators, which are theirs while a block draws from them, and restored to what they were after it.
+
+    A generator begins with the state of its seed, or with its own if that is None.
+    """
+
+    def __init__(self, seeds: dict[torch.Generator, int | None]) -> None:
+        self._states: dict[torch.Generator, torch.Tensor] = {}
+        for generator, seed in seeds.items():
+            if seed is None:
+                self._states[generator] = generator.get_state()
+            else:
+                self.seed(generator, seed)
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def seed(self, generator: torch.Generator, seed: int) -> None:
+        """Give a generator the state of a seed."""
+        import torch
+
+        self._states[generator] = torch.Generator().manual_seed(seed).get_state()
+
+    def copy(self) -> _Draws:
+        """Return the same states."""
+        other = _Draws({})
+        other._states = dict(self._states)
+        return other
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Return a context in which the generators continue these states."""
+        before = {generator: generator.get_state() for generator in self._states}
+        for generator, state in self._states.items():
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            for generator, state in before.items():
+                self._states[generator] = generator.get_state()
+                generator.set_state(state)
+
+
+def _cut(indices: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    """Return lists of `size` indices; the last one may be shorter."""
+    while batch := list(islice(indices, size)):
+        if len(batch) == size or not drop_last:
+            yield batch
 
 
 def _with_indices(loader: DataLoader[Any], indices: _Indices) -> DataLoader[Any]:
@@ -163,29 +271,9 @@ def _is_map_style(loader: DataLoader[Any]) -> bool:
     return type(loader).__iter__ is DataLoader.__iter__ and not isinstance(loader.dataset, IterableDataset)
 
 
-def _seed_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> None:
-    """Seed the generators of a loader and its samplers for an epoch, and set the epoch of those that have one."""
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    part: Any
-    for part in (loader, loader.batch_sampler, sampler, loader.dataset):
-        if (generator := getattr(part, "generator", None)) is not None and hasattr(generator, "manual_seed"):
-            generator.manual_seed(_mixed(seed, epoch))
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
-
-
-@contextmanager
-def _drawing(generator: torch.Generator) -> Iterator[None]:
-    """Let torch's default generator continue that one; its own state is restored afterwards."""
-    import torch
-
-    before = torch.get_rng_state()
-    torch.set_rng_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(torch.get_rng_state())
-        torch.set_rng_state(before)
+def _parts(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """Return the objects that choose the samples."""
+    return loader, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def _length(sampler: Any) -> int:

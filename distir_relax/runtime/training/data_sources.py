@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import START, DataPosition
 from distir_relax.errors import RunError
-from distir_relax.runtime.training.batches import Data, Samples, Stream, batches_of
+from distir_relax.runtime.training.batches import Data, Samples, Stream, batches_of, samples_in, samples_of
 from distir_relax.runtime.training.data_loader import LoaderEpochs, check_loader, is_loader
 from distir_relax.runtime.training.executor import Batch
+from distir_relax.runtime.training.skip_batches import skip_batches
 
 _Result = TypeVar("_Result")
 Guard = Callable[[Callable[[], Any], str], Any]
@@ -24,8 +25,10 @@ def call_directly(action: Callable[[], _Result], moment: str) -> _Result:
     return action()
 
 
-def open_data(data: Any, manifest: Manifest, seed: int, guard: Guard = call_directly) -> Data:
-    """Return the batches of a user's object.
+def open_data(
+    data: Any, manifest: Manifest, seed: int, start: DataPosition = START, guard: Guard = call_directly
+) -> Data:
+    """Return the batches of a user's object from a position on.
 
     `data` is an iterable of batches, a `torch.utils.data.DataLoader`, a data set of single samples (``__len__`` and
     ``__getitem__``), or a function that returns one of them (`open_function`). Raises RunError for other objects.
@@ -37,21 +40,34 @@ def open_data(data: Any, manifest: Manifest, seed: int, guard: Guard = call_dire
             offered = {"seed": seed, "start": start}
             return data(**{name: value for name, value in offered.items() if name in parameters})
 
-        return open_function(call, "start" in parameters, manifest, seed, guard)
-    return _open(data, lambda: data, manifest, seed, guard)
+        return open_function(call, "start" in parameters, manifest, seed, start, guard)
+    return _open(data, lambda: data, manifest, seed, start, guard)
 
 
 def open_function(
-    call: Callable[[int | None], Any], takes_start: bool, manifest: Manifest, seed: int, guard: Guard = call_directly
-) -> Data:
-    """Return the batches of a function of the number of a run's first step, if it `takes_start`, else of None.
+    call: Callable[[int | None], Any], takes_start: bool, manifest: Manifest, seed: int,
+    start: DataPosition = START, guard: Guard = call_directly,
+) -> Data:  # fmt: skip
+    """Return the batches of a function of the number of a run's first batch, if it `takes_start`, else of None.
 
-    A function of the first step is called again, from there, when its batches end; another one when it has returned an
-    iterator that ends. Raises RunError for an unusable result.
+    A function of the first batch is called again, from there, when its batches end; another one when it has returned an
+    iterator that ends. Raises RunError for an unusable result, and if no batch begins after the samples so far.
     """
-    if takes_start:
-        return Stream(manifest, lambda step: _iterate(call(step), guard))
-    return _open(call(None), lambda: call(None), manifest, seed, guard)
+    if not takes_start:
+        return _open(call(None), lambda: call(None), manifest, seed, start, guard)
+    rows = samples_of(manifest)
+
+    def begin(at: DataPosition) -> tuple[Iterator[Any], DataPosition]:
+        batches, rest = divmod(at.batches * (at.rows or rows), rows)
+        if rest:
+            raise RunError(
+                f"expected batches of {rows} with the samples of the {at.batches} of {at.rows} before the checkpoint, "
+                f"found {batches} and {rest} samples", "the data",
+                f"resume with batches of {at.rows}, or from a checkpoint after a multiple of {rows} samples",
+            )  # fmt: skip
+        return _iterate(call(batches), guard), DataPosition(batches, rows=rows)
+
+    return Stream(manifest, begin, start)
 
 
 def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly) -> Callable[[], Iterator[Batch]]:
@@ -71,7 +87,8 @@ def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly)
         source = objects[0]
         if is_loader(source):
             check_loader(source, manifest)
-            yield from batches_of(manifest, _iterate(LoaderEpochs(source, 0).begin(0), guard))
+            batches, _ = LoaderEpochs(source, 0, samples_of(manifest)).begin(START)
+            yield from batches_of(manifest, _iterate(batches, guard))
         elif _has_samples(source):
             samples = Samples(manifest, _GuardedSamples(source, guard), None)
             if samples.dropped:
@@ -90,14 +107,23 @@ def _dropped(count: int, samples: int) -> str:
     )
 
 
-def _open(data: Any, again: Callable[[], Any], manifest: Manifest, seed: int, guard: Guard) -> Data:
+def _open(
+    data: Any, again: Callable[[], Any], manifest: Manifest, seed: int, start: DataPosition, guard: Guard
+) -> Data:
     if is_loader(data):
         check_loader(data, manifest)
-        epochs = LoaderEpochs(data, seed)
-        return Stream(manifest, lambda step: _iterate(epochs.begin(step), guard))
+        epochs = LoaderEpochs(data, seed, samples_of(manifest))
+
+        def begin(at: DataPosition) -> tuple[Iterator[Any], DataPosition]:
+            items, at = guard(lambda: epochs.begin(at), "was iterated over")
+            return _iterate(items, guard), at
+
+        return Stream(manifest, begin, start, epochs.batches_after)
     if _has_samples(data):
-        return Samples(manifest, _GuardedSamples(data, guard), seed)
-    return Stream(manifest, _Epochs(data, again, guard).begin)
+        return Samples(manifest, _GuardedSamples(data, guard), seed, start)
+    count = len(data) if hasattr(data, "__len__") and not isinstance(data, dict) else None
+    after = lambda at: None if count is None else count - at.place  # noqa: E731
+    return Stream(manifest, _Epochs(data, again, guard, samples_of(manifest)).begin, start, after)
 
 
 def _is_source(data: Any) -> bool:
@@ -110,35 +136,26 @@ def _has_samples(data: Any) -> bool:
 
 
 class _Epochs:
-    """Batches of an iterable, which is iterated again for each epoch; batches before the first step are skipped.
+    """Batches of an iterable, which is iterated again for each epoch; batches before the first one are skipped.
 
     An iterator, which has one epoch, is replaced by the result of `again`.
     """
 
-    def __init__(self, data: Any, again: Callable[[], Any], guard: Guard) -> None:
-        self._data, self._again, self._guard = data, again, guard
+    def __init__(self, data: Any, again: Callable[[], Any], guard: Guard, rows: int) -> None:
+        self._data, self._again, self._guard, self._rows = data, again, guard, rows
         self._begun = False
 
-    def begin(self, step: int) -> Iterable[Any]:
-        """Return the batches from a step on, or those of the next epoch."""
+    def begin(self, at: DataPosition) -> tuple[Iterator[Any], DataPosition]:
+        """Return the batches from a position on, or those of the next epoch, and the position."""
         if self._begun:
-            return self._next_epoch()
-        self._begun = True
-        return self._skip(step)
+            return self._next_epoch(), at
+        return skip_batches(at, self._rows, self._next_epoch, samples_in)
 
     def _next_epoch(self) -> Iterator[Any]:
-        if isinstance(self._data, Iterator):
+        if self._begun and isinstance(self._data, Iterator):
             self._data = self._again()
+        self._begun = True
         return _iterate(self._data, self._guard)
-
-    def _skip(self, count: int) -> Iterator[Any]:
-        items = _iterate(self._data, self._guard)
-        while True:
-            skipped = sum(1 for _ in islice(items, count))
-            count -= skipped
-            if not count or not skipped:
-                return items
-            items = self._next_epoch()
 
 
 class _GuardedSamples:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import AVERAGED
 from distir_relax.errors import DistIRError, RunError
-from distir_relax.runtime.training.batches import data_inputs
+from distir_relax.runtime.training.batches import samples_of, training_of
+from distir_relax.runtime.training.equal_batches import difference
 
 if TYPE_CHECKING:
     from distir_relax.bundle import Bundle
@@ -15,39 +16,48 @@ if TYPE_CHECKING:
 
 
 def evaluate(executor: Executor, batches: Callable[[], Iterable[Batch]], averaged: bool = False) -> dict[str, float]:
-    """Return the mean over batches of each output of the bundle's evaluation; not on other processes than the first.
+    """Return the outputs of the bundle's evaluation over all batches; not on other processes than the first.
 
-    Batches weigh by their samples. All processes call this with equal numbers of batches. With `averaged`, parameters
-    are the averages that the step keeps. Raises RunError as `evaluated_names`, and for no batches; an error of one
+    Those that are not of all batches by themselves are means, in which batches weigh by their samples. All processes
+    call this with equal numbers of batches. With `averaged`, parameters are the averages that the step keeps. Raises
+    RunError as `evaluated_names`, for no batches, and for batches that differ between processes; an error of one
     process's batches is raised by all.
     """
     names = evaluated_names(executor.bundle, averaged)
+    last = training_of(executor.bundle.manifest).accumulated
     executor.begin_evaluation(AVERAGED if averaged else "")
-    totals, count = dict.fromkeys(names, 0.0), 0
+    totals, count, batches_read = dict.fromkeys(names, 0.0), 0, 0
     source = iter(batches())
     while True:
         error: DistIRError | None = None
         batch: Batch | None = None
+        sums: dict[str, int] = {}
         try:
             batch = next(source, None)
+            sums = executor.checksums(batch)
         except DistIRError as failure:
             error = failure
-        everyone = executor.exchange([error is not None, batch is None])
-        if any(failed for failed, _ in everyone):
+        everyone = executor.exchange([error is not None, batch is None, sums])
+        if any(failed for failed, *_ in everyone):
             with executor.agreed():
                 if error is not None:
                     raise error
-        if batch is None or any(ended for _, ended in everyone):
+        if wrong := difference([theirs[2] for theirs in everyone], f"batch {batches_read + 1} of the evaluation"):
+            with executor.agreed():
+                raise wrong
+        if batch is None or any(ended for _, ended, _ in everyone):
             break
+        batches_read += 1
         outputs = executor.evaluate(batch, names)
-        rows = _rows(batch)
+        rows = samples_of(batch.call.manifest)
         count += rows
         for name, value in outputs.items():
-            totals[name] += rows * float(value)
+            totals[name] = float(value) if name in last else totals[name] + rows * float(value)
     if not count:
         with executor.agreed():
             raise RunError("expected batches to evaluate, found none", "the evaluation data")
-    return {name: total / count for name, total in totals.items()} if executor.first else {}
+    results = {name: total if name in last else total / count for name, total in totals.items()}
+    return results if executor.first else {}
 
 
 def evaluated_names(bundle: Bundle, averaged: bool = False) -> tuple[str, ...]:
@@ -66,9 +76,3 @@ def evaluated_names(bundle: Bundle, averaged: bool = False) -> tuple[str, ...]:
             "the step keeps no averages of parameters", bundle.manifest.name, "compile it with averaging=dr.EMA(0.999)"
         )
     return tuple(training.evaluated)
-
-
-def _rows(batch: Batch) -> int:
-    """Return the samples of a batch, all microbatches together: the first dim of its first input that has any."""
-    shapes = (tensor.shape for tensor in data_inputs(batch.call.manifest))
-    return next((shape[0] for shape in shapes if shape), 1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.bundle import Bundle, Tensor, WeightSource
+from distir_relax.bundle.weights import SharedWeights
 from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.call_shapes import Call
 from distir_relax.runtime.communicator import Communicator
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from distir_relax.runtime.arrays import Array
 
 
+def whole(tensor: Tensor) -> list[list[tuple[int, int]]]:
+    """Return the intervals of all of a tensor, for `WeightSource.read`."""
+    return [[(0, size)] for size in tensor.shape]
+
+
 class Batch(Protocol):
     """The inputs of one step."""
 
@@ -35,21 +42,60 @@ class Batch(Protocol):
         """Return the global arrays, by name."""
         ...
 
+    def checksums(self, rank: int) -> dict[str, int]:
+        """Return checksums of the data that a rank reads: the name of an input, and after a space the rows, if not all.
+
+        Ranks with equal keys must have equal checksums.
+        """
+        ...
+
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """Return a rank's shards, in the manifest's order, on its device."""
         ...
 
 
 class Executor(ABC):
-    """Interface of a training run to its ranks. Each process of a launch has an executor; all call the same methods."""
+    """Interface of a training run to its ranks. Each process of a launch has an executor; all call the same methods.
+
+    `held` are the weights that the program does not change, and that have the values of a checkpoint, not the bundle's.
+    """
 
     _session: Session | RankSession
 
-    def __init__(self, session: Session | RankSession, first: bool = True) -> None:
+    def __init__(self, session: Session | RankSession, index: int = 0, processes: int = 1) -> None:
         self.bundle: Bundle = session.bundle
-        self.first = first
-        """Whether this process is the one that writes files and prints."""
+        self.index, self.processes = index, processes
+        self.held: tuple[Tensor, ...] = ()
+        self.held_values: WeightSource = session.bundle.weights
+        self.frozen: Mapping[str, str] | None = None
+        """Hashes of the weights that the program does not change, once a checkpoint needed them."""
         self._session = session
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and prints."""
+        return self.index == 0
+
+    @property
+    def initial_weights(self) -> WeightSource:
+        """The weights that the program was loaded with."""
+        return self._session.bundle.weights
+
+    def hold(self, tensors: Sequence[Tensor], source: WeightSource) -> None:
+        """Load the program again, with the values that a source has of weights that it does not change."""
+        self.held, self.held_values = tuple(tensors), source
+        names = {tensor.name for tensor in tensors} & {tensor.name for tensor in self.bundle.manifest.weights}
+
+        def holding(bundle: Bundle) -> Bundle:
+            return replace(bundle, weights=SharedWeights(bundle.weights, source, names))
+
+        evaluation = None if self.bundle.evaluation is None else holding(self.bundle.evaluation)
+        self.bundle = replace(holding(self.bundle), evaluation=evaluation)
+        self._reload({t.name: source.read(t.name, whole(t)) for t in tensors if t.name in names})
+
+    @abstractmethod
+    def _reload(self, held: Mapping[str, torch.Tensor]) -> None:
+        """Load the programs of the bundle, in which the weights `held` were replaced."""
 
     @property
     @abstractmethod
@@ -69,6 +115,10 @@ class Executor(ABC):
 
             return torch.cuda.max_memory_allocated(self.communicator.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+
+    def checksums(self, batch: Batch | None) -> dict[str, int]:
+        """Return checksums of a batch, which other processes compare with theirs (`difference`)."""
+        return {} if batch is None or self.processes == 1 else batch.checksums(self.index)
 
     @abstractmethod
     def begin_evaluation(self, suffix: str = "") -> None:
@@ -112,22 +162,30 @@ class Executor(ABC):
 
 
 class ThreadExecutor(Executor):
-    """All ranks as threads of this process. `bundle` is the training step's, if that of the session lacks its part."""
+    """All ranks as threads of this process. `bundle` is the training step's, if that of the session lacks its part.
+
+    `with_weights` returns the session of a program in memory with other weights, in place of `load`.
+    """
 
     _session: Session
 
     def __init__(
-        self, session: Session, load: Callable[[Bundle], Session] = Session, bundle: Bundle | None = None
-    ) -> None:
+        self, session: Session, load: Callable[[Bundle], Session] = Session, bundle: Bundle | None = None,
+        with_weights: Callable[[Mapping[str, torch.Tensor]], Session] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(session)
         self.bundle = bundle or session.bundle
-        self._load = load
+        self._load, self._with_weights = load, with_weights
         self._evaluation: Session | None = None
 
     @property
     def communicator(self) -> Communicator:
         """See `Executor`."""
         return self._session.communicators[0]
+
+    def _reload(self, held: Mapping[str, torch.Tensor]) -> None:
+        self._session = self._load(self.bundle) if self._with_weights is None else self._with_weights(held)
+        self._evaluation = None
 
     def begin_evaluation(self, suffix: str = "") -> None:
         """See `Executor`."""
@@ -161,7 +219,7 @@ class RankExecutor(Executor):
     _session: RankSession
 
     def __init__(self, world: World, session: RankSession, load: Callable[[Bundle], RankSession] | None = None) -> None:
-        super().__init__(session, world.rank == 0)
+        super().__init__(session, world.rank, world.size)
         self._world = world
         self._load = load or (lambda bundle: RankSession(world, bundle, verified=True))
         self._evaluation: RankSession | None = None
@@ -184,6 +242,11 @@ class RankExecutor(Executor):
     def communicator(self) -> Communicator:
         """See `Executor`."""
         return self._session.communicator
+
+    def _reload(self, held: Mapping[str, torch.Tensor]) -> None:
+        self._session = self._load(self.bundle)
+        self._session.load()
+        self._evaluation = None
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.checkpoints import DataPosition
 from distir_relax.errors import RunError
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import training_of
@@ -20,16 +23,20 @@ from distir_relax.runtime.training.train import evaluator
 from distir_relax.runtime.training.training_loop import Training
 
 if TYPE_CHECKING:
+    import torch
+
     from distir_relax.runtime.training.batches import Data
 
 
 class CompiledStep(Protocol):
-    """The part of a `TrainingStep` that a training loop needs. `steps` is the number of steps so far.
+    """The part of a `TrainingStep` that a training loop needs.
 
-    Its `callbacks` are called before those of a run.
+    `steps` is the number of steps so far, `data_position` a run's last step and its position in the data, if any. Its
+    `callbacks` are called before those of a run.
     """
 
     steps: int
+    data_position: tuple[int, DataPosition] | None
     callbacks: tuple[Callback, ...]
 
     @property
@@ -41,14 +48,19 @@ class CompiledStep(Protocol):
         """Return its bundle, whose manifest describes the step."""
         ...
 
+    def replace_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace weights that the program does not change; it is loaded again."""
+        ...
+
 
 def train(
     step: CompiledStep | str | Path,
     data: Any,
     *,
-    steps: int,
+    steps: int = 0,
+    epochs: int = 0,
     checkpoint: str | Path | None = None,
-    every: int = 100,
+    every: int | str = 100,
     keep: int = 3,
     resume: str = "",
     best: str = "",
@@ -56,7 +68,7 @@ def train(
     seed: int | None = None,
     evaluation: Any = None,
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
-    evaluate_every: int = 100,
+    evaluate_every: int | str = 100,
     averaged: bool = False,
     load_best: bool = False,
     limit_batches: float | None = None,
@@ -73,11 +85,13 @@ def train(
     `torch.utils.data.DataLoader`, a data set of single samples, or a function that returns one of them, with parameters
     `start` and `seed` if it likes (``docs/training.md``). A list, loader or data set is read again for each epoch.
 
-    `steps` is the total number of steps, those before a resume included. Checkpoints are written to the folder
-    `checkpoint` each `every` steps and at the end; the last `keep` stay, and with `best`, such as ``"loss"`` or
-    ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A `TrainingStep` has the trained
-    parameters afterwards, and its `steps` are those of the run. `callbacks` observe the run; nothing is shown
-    without ``dr.callbacks.Progress()``.
+    `steps` is the total number of steps of the weights: those before a resume, of earlier runs and of calls of the step
+    included, with as many batches of the data, and with their samples if the batch size has changed. Instead, `epochs`
+    is the total number of epochs of data that have a length. `every` and `evaluate_every` may be "epoch".
+    Checkpoints are written to the folder `checkpoint` each `every` steps and at the end; the last `keep` stay, and with
+    `best`, such as ``"loss"`` or ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A
+    `TrainingStep` has the trained parameters afterwards, and its `steps` are those of the run. `callbacks` observe the
+    run; nothing is shown without ``dr.callbacks.Progress()``.
 
     The run is evaluated after each `evaluate_every` steps and the last one, on `evaluation`, which is data like `data`,
     for a step compiled with `metrics`, with the averages of parameters if they are `averaged`; or by `evaluate`, a
@@ -93,7 +107,7 @@ def train(
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
     """
     folder = None if checkpoint is None else Path(checkpoint)
-    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every, load_best)
+    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every, load_best, epochs)
     data = arrange(data, limit_batches, in_order, grouped_by)
     for callback in callbacks:
         if not isinstance(callback, Callback):
@@ -110,7 +124,14 @@ def train(
             raise RunError("expected the path of a signed bundle, found a TrainingStep", "require_signature")
         if device != "cpu":
             raise RunError(f"a TrainingStep runs on the CPU, found {device!r}", "device", "save it, and pass its path")
-        executor = ThreadExecutor(step.plan.session(backend), lambda part: Session(part, backend), step.bundle(()))
+
+        def with_weights(tensors: Mapping[str, torch.Tensor]) -> Session:
+            step.replace_weights(tensors)
+            session: Session = step.plan.session(backend)
+            return session
+
+        load = lambda part: Session(part, backend)  # noqa: E731
+        executor = ThreadExecutor(step.plan.session(backend), load, step.bundle(()), with_weights)
         observers = (_StepCount(step), *step.callbacks, *callbacks)
     training_of(executor.bundle.manifest)
     names: tuple[str, ...] = ()
@@ -121,31 +142,37 @@ def train(
         names = evaluated_names(executor.bundle, averaged)
         evaluate = evaluator(executor, lambda manifest: open_evaluation(limited, manifest), averaged)
 
-    def opened(seed: int) -> Data:
-        return open_data(data, executor.bundle.manifest, seed)
+    def opened(seed: int, start: DataPosition) -> Data:
+        return open_data(data, executor.bundle.manifest, seed, start)
 
-    return Training(executor, opened, options, observers, evaluate=evaluate, metrics=names).run()
+    known = None if isinstance(step, (str, Path)) else step.data_position
+    start = known[1] if known is not None and known[0] == training_of(executor.bundle.manifest).done else None
+    training = Training(executor, opened, options, observers, evaluate=evaluate, metrics=names, start=start)
+    ended = training.run()
+    if ended.step >= ended.steps and math.isnan(ended.loss):
+        left = f"no step is left: {ended.step} of {ended.steps} are done; `steps` and `epochs` count all of them"
+        warnings.warn(left, stacklevel=2)
+    return ended
 
 
 class _StepCount(Callback):
-    """Keeps the number of steps of a `TrainingStep`."""
+    """Keeps the number of steps of a `TrainingStep`, and the position of its data."""
 
     def __init__(self, step: CompiledStep) -> None:
         self._step = step
-        self._before = 0
         self._loads_best = False
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
-        self._before = training_of(run.manifest).done
-        self._step.steps = self._before + run.step
+        self._step.steps = run.step
         self._loads_best = run.options.load_best
 
     def done(self, result: StepResult) -> None:
         """See `Callback`."""
-        self._step.steps = self._before + result.step
+        self._step.steps = result.step
 
     def ended(self, ended: Ended) -> None:
         """See `Callback`."""
+        self._step.data_position = ended.step, ended.data
         if self._loads_best and ended.best is not None:
-            self._step.steps = self._before + ended.best
+            self._step.steps = ended.best

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from distir_relax.errors import RunError
 
+EPOCH = "epoch"
+"""The interval between the ends of two epochs."""
 RESUME = ("last", "auto", "best")
 """Checkpoints from which a run resumes."""
 
@@ -60,7 +62,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of a training run: total steps, and the folder of checkpoints, written each `every` steps.
+    """Options of a training run: total steps or epochs, and the folder of checkpoints, written each `every` steps.
+
+    One of `steps` and `epochs` is above 0; a run sets the steps of its epochs. `every` and `evaluate_every` may be
+    "epoch".
 
     `resume` is "last" to resume from the newest checkpoint, which must exist and be complete, "auto" to resume from the
     newest complete one, or start if there is none, "best" to resume from the best one, or empty. `seed` is that of the
@@ -73,20 +78,29 @@ class TrainOptions:
     `load_best` without `best`.
     """
 
-    steps: int
+    steps: int = 0
     checkpoints: Path | None = None
-    every: int = 100
+    every: int | str = 100
     keep: int = 3
     resume: str = ""
     seed: int | None = None
     best: str = ""
-    evaluate_every: int = 100
+    evaluate_every: int | str = 100
     load_best: bool = False
+    epochs: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "every", "keep", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise RunError(f"expected 1 or more, found {getattr(self, name)}", name)
+        for name in ("every", "keep", "evaluate_every"):
+            value = getattr(self, name)
+            if value == EPOCH and name != "keep":
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise RunError(f"expected 1 or more{', or epoch' * (name != 'keep')}, found {value!r}", name)
+        if min(self.steps, self.epochs) < 0 or bool(self.steps) == bool(self.epochs):
+            raise RunError(
+                f"expected 1 or more steps, or epochs, found {self.steps} steps and {self.epochs} epochs",
+                "steps, epochs",
+            )
         if self.resume not in ("", *RESUME):
             raise RunError(
                 f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume",

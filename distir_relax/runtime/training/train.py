@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.bundle import Bundle, Manifest, read_bundle
+from distir_relax.checkpoints import DataPosition
 from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
@@ -20,8 +21,8 @@ from distir_relax.runtime.training.training_loop import Training
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
 
-DataOf = Callable[[Manifest, int], Data]
-"""Constructor of a run's data, from the manifest and the seed of the order."""
+DataOf = Callable[[Manifest, int, DataPosition], Data]
+"""Constructor of a run's data, from the manifest, the seed of the order, and the position of the first batch."""
 EvaluationOf = Callable[[Manifest], Callable[[], Iterable[Batch]]]
 """Constructor of the data of a run's evaluations, from the manifest of the evaluation."""
 
@@ -49,7 +50,7 @@ class Run:
 
     def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
-        data = lambda seed: self.data(executor.bundle.manifest, seed)  # noqa: E731
+        data = lambda seed, start: self.data(executor.bundle.manifest, seed, start)  # noqa: E731
         evaluate = evaluator(executor, self.evaluation, self.averaged)
         names = () if evaluate is None else evaluated_names(executor.bundle, self.averaged)
         return Training(executor, data, self.options, self.callbacks, self.stop, evaluate, names)

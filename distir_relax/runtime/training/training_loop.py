@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import time
@@ -10,22 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from distir_relax.bundle import Manifest
-from distir_relax.checkpoints import Position, best, saved_steps
+from distir_relax.checkpoints import DataPosition, Position, best, saved_steps
 from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.layout import typical_value
-from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.handshake import Agreed
-from distir_relax.runtime.training.batches import Data, data_inputs, training_of
+from distir_relax.runtime.training.batches import Data, data_inputs, samples_of, training_of
 from distir_relax.runtime.training.best_value import BestValue
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult, call_with_weights
+from distir_relax.runtime.training.callbacks.states import load_states, states_of
 from distir_relax.runtime.training.checkpointing import resume, save
+from distir_relax.runtime.training.equal_batches import difference
 from distir_relax.runtime.training.executor import Batch, Executor
-from distir_relax.runtime.training.options import Metric, TrainOptions
+from distir_relax.runtime.training.options import EPOCH, Metric, TrainOptions
 from distir_relax.support.learning_rate import schedule_to_json
-from distir_relax.support.tensor_bytes import tensor_bytes
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills after SIGTERM."""
@@ -33,7 +31,10 @@ CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass
 class Training:
-    """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
+    """A run of an executor. `data(seed, start)` returns the batches from a position on.
+
+    It begins at `start`, unless it resumes: by default with the batch of the program's next step. `stop()` returns the
+    signal that this process received, or 0.
 
     `evaluate` returns the metrics after a step, by name; all processes call it, each `options.evaluate_every` steps and
     after the last one. The metrics of the first process count; `metrics` are their names, if they are known before.
@@ -43,17 +44,20 @@ class Training:
     """
 
     executor: Executor
-    data: Callable[[int], Data]
+    data: Callable[[int, DataPosition], Data]
     options: TrainOptions
     callbacks: Sequence[Callback] = ()
     stop: Callable[[], int] = lambda: 0
     evaluate: Callable[[int], Mapping[str, float]] | None = None
     metrics: tuple[str, ...] = ()
+    start: DataPosition | None = None
     ended: Ended = field(init=False)
     _reached: Position = field(init=False)
     """The position after the last step, also without a checkpoint of it."""
     _best: BestValue | None = field(init=False, default=None)
     _weights_every: int = field(init=False, default=0)
+    _resumed: int | None = field(init=False, default=None)
+    _ends_epoch: bool = field(init=False, default=False)
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -71,8 +75,9 @@ class Training:
     def _run(self) -> Ended:
         training_of(self.executor.bundle.manifest)
         position = self._begin()
-        source = self.data(position.seed)
-        self.ended = Ended(position.step, saved=position.step or None)
+        source = self.data(position.seed, position.data)
+        self._set_steps(source, position.step)
+        self.ended = Ended(position.step, saved=self._resumed, data=position.data, steps=self.options.steps)
         self._read_best(position.step)
         self._apply_signals(self.executor.exchange(self.stop()))
         if self.ended.reason:
@@ -80,22 +85,24 @@ class Training:
         begun = time.perf_counter()
         batch = self._first(source, position.step)
         waited = time.perf_counter() - begun
-        self._start(position.step)
+        self._start(position)
         last, samples = time.perf_counter() - waited, position.samples
         for step in range(position.step, self.options.steps):
             if batch is None:
                 self.ended.reason = "the data has ended"
                 break
             loss, norm = self._step(batch)
-            (work, _), samples = per_step(batch.call.manifest), samples + _rows(batch.call.manifest)[0]
-            self._reached = replace(position, step=step + 1, samples=samples)
+            (work, _), samples = per_step(batch.call.manifest), samples + samples_of(batch.call.manifest)
+            self.ended.data = source.position
+            self._reached = replace(position, step=step + 1, samples=samples, data=source.position)
             now = time.perf_counter()
             error = self._done(step, loss, norm, now - last, work, waited)
             last = now
             begun = time.perf_counter()
-            batch, data_error = self._next(source, step + 1)
+            batch, sums, data_error = self._next(source, step + 1)
+            self._ends_epoch = batch is None or source.position.epoch != self.ended.data.epoch
             waited = time.perf_counter() - begun
-            self._synchronize(step, loss, error or data_error, batch is None)
+            self._synchronize(step, loss, error or data_error, sums, batch is None)
             self._call_with_weights(step + 1)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
@@ -113,15 +120,28 @@ class Training:
         self._notify(lambda callback: callback.ended(self.ended))
         return self.ended
 
+    def _set_steps(self, source: Data, done: int) -> None:
+        """Set the total number of steps of a run of epochs. Raises RunError for data whose epochs are not known."""
+        if not self.options.epochs:
+            return
+        with self.executor.agreed():
+            left = source.left(self.options.epochs)
+            if left is None:
+                raise RunError(
+                    "expected data with a number of batches in an epoch, found none", "the data",
+                    "give a list, a DataLoader or a data set, which have a length, or the number of steps",
+                )  # fmt: skip
+            if not done + left:
+                raise RunError("expected batches, found none", "the data")
+            self.options = replace(self.options, steps=done + left, epochs=0)
+
     def _begin(self) -> Position:
         options, manifest = self.options, self.executor.bundle.manifest
         saved = None
         if options.resume and options.checkpoints is not None:
             saved = resume(self.executor, options.checkpoints, options.resume)
         if saved is not None:
-            # Schedules continue those of the resumed run, also if the bundle was saved after some steps.
-            training = replace(training_of(manifest), done=saved.position.done)
-            self.executor.bundle = self.executor.bundle.for_training(training)
+            self._resumed = saved.position.step
             if options.seed not in (None, saved.position.seed):
                 raise CheckpointError(
                     f"the run that is resumed has the seed {saved.position.seed}, found --seed {options.seed}",
@@ -134,7 +154,8 @@ class Training:
                     f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
                     "go on from it with --resume, or --resume auto, or choose another folder",
                 )  # fmt: skip
-        return Position(0, 0, options.seed or 0, manifest.name, done=training_of(manifest).done)
+        done = training_of(manifest).done
+        return Position(done, 0, options.seed or 0, manifest.name, data=self.start or DataPosition(done))
 
     def _read_best(self, step: int) -> None:
         """Begin with the best checkpoint of the run that is resumed after `step`, if it keeps one."""
@@ -147,45 +168,47 @@ class Training:
                 self.ended.best, value = saved.position.step, saved.position.metrics.get(metric.name)
             self._best = BestValue(metric, self.evaluate is not None, value)
 
-    def _start(self, step: int) -> None:
-        """Call `begun` of the callbacks."""
+    def _start(self, position: Position) -> None:
+        """Call `begun` of the callbacks, and give them their states of the checkpoint."""
         work, unit = per_step(self.executor.bundle.manifest)
-        run = RunInfo(
-            step, self.options, self.executor.bundle.manifest, work, unit, self.evaluate is not None, self.metrics
-        )
+        evaluates = self.evaluate is not None
+        run = RunInfo(position.step, self.options, self.executor.bundle.manifest, work, unit, evaluates, self.metrics)
         for callback in self.callbacks:
             callback.stop_reason = ""
         self._notify(lambda callback: callback.begun(run))
+        with self.executor.agreed():
+            if self.executor.first:
+                load_states(self.callbacks, position.callbacks)
         every = math.gcd(*(callback.weights_every for callback in self.callbacks))
         self._weights_every = self.executor.exchange(every)[0]
 
     def _first(self, source: Data, step: int) -> Batch | None:
-        """Return the first batch, which must be the same on all processes."""
+        """Return the first batch."""
         with self.executor.agreed():
             batch = source.batch(step) if step < self.options.steps else None
-        mine = _digest(batch.global_arrays()) if batch is not None and source.streams else ""
-        everyone = self.executor.exchange([mine, batch is None])
+            sums = self.executor.checksums(batch)
+            if source.position.epoch is None and EPOCH in (self.options.every, self.options.evaluate_every):
+                raise RunError(
+                    "expected data of epochs, found a function of the number of the first batch", "the data",
+                    "give the number of steps for every and evaluate_every",
+                )  # fmt: skip
+        everyone = self.executor.exchange([sums, batch is None])
         ends = [theirs[1] for theirs in everyone]
-        self._check_ends(ends, step)
+        self._check_batches([theirs[0] for theirs in everyone], ends, step)
         if all(ends) and step == 0:
             with self.executor.agreed():
                 raise RunError(
                     "expected batches, found none", "the data",
                     "it is empty, or an iterator that was read before: return a new one from a function",
                 )  # fmt: skip
-        if len({theirs[0] for theirs in everyone}) > 1:
-            with self.executor.agreed():
-                raise RunError(
-                    "the ranks get different batches", "the data",
-                    "seed the function's random numbers: every rank takes its rows of the same batch",
-                )  # fmt: skip
         return batch
 
-    def _next(self, source: Data, step: int) -> tuple[Batch | None, DistIRError | None]:
+    def _next(self, source: Data, step: int) -> tuple[Batch | None, dict[str, int], DistIRError | None]:
         try:
-            return (source.batch(step) if step < self.options.steps else None), None
+            batch = source.batch(step) if step < self.options.steps else None
+            return batch, self.executor.checksums(batch), None
         except DistIRError as failure:
-            return None, failure
+            return None, {}, failure
 
     def _step(self, batch: Batch) -> tuple[float, float | None]:
         """Return the loss and the gradient norm, if the step measures it; not on other processes than the first."""
@@ -213,10 +236,12 @@ class Training:
             return failure
         return None
 
-    def _synchronize(self, step: int, loss: float, error: DistIRError | None, ends: bool) -> None:
-        """Exchange errors, signals, the end of data and requests of callbacks between two steps."""
+    def _synchronize(
+        self, step: int, loss: float, error: DistIRError | None, sums: Mapping[str, int], ends: bool
+    ) -> None:
+        """Exchange errors, signals, checksums of the next batch, its absence, and requests of callbacks."""
         number = math.isfinite(loss) or not self.executor.first
-        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason, ends])
+        everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason, sums, ends])
         self.ended.step, self.ended.loss = step + 1, loss
         if not all(theirs[0] for theirs in everyone):
             shown = self.executor.exchange(str(loss))[0]
@@ -228,7 +253,7 @@ class Training:
             with self._saving(), self.executor.agreed():
                 if error is not None:
                     raise error
-        self._check_ends([theirs[4] for theirs in everyone], step + 1)
+        self._check_batches([theirs[4] for theirs in everyone], [theirs[5] for theirs in everyone], step + 1)
         self.ended.reason = everyone[0][3]
         self._apply_signals([theirs[1] for theirs in everyone])
 
@@ -257,8 +282,11 @@ class Training:
                     self._save(self.options.checkpoints, self._reached, improves=False)
             raise
 
-    def _check_ends(self, ends: Sequence[bool], steps: int) -> None:
-        """Raise RunError if the data of some processes have ended, and those of others have not."""
+    def _check_batches(self, sums: Sequence[Mapping[str, int]], ends: Sequence[bool], steps: int) -> None:
+        """Raise RunError if the batch after `steps` steps is not the same on all processes, or is not on all."""
+        if error := difference(sums, f"step {steps + 1}"):
+            with self.executor.agreed():
+                raise error
         if len(set(ends)) > 1:
             ended = [str(rank) for rank, ends_here in enumerate(ends) if ends_here]
             with self.executor.agreed():
@@ -269,7 +297,7 @@ class Training:
 
     def _evaluate(self, step: int) -> bool:
         """Evaluate after a step, if one is due; return whether the metric of the best checkpoint has improved."""
-        if self.evaluate is None or (step % self.options.evaluate_every and step < self.options.steps):
+        if self.evaluate is None or not (self._is_due(self.options.evaluate_every, step) or step == self.options.steps):
             return False
         metrics = self.executor.exchange(dict(self.evaluate(step)))[0]
         with self._saving():
@@ -295,7 +323,11 @@ class Training:
     def _is_saved(self, step: int) -> bool:
         """Return whether a checkpoint is due after a step: each `every`, the last one, and one that ends the run."""
         ends = self.ended.reason != "" and self.ended.signal in (0, *CHECKPOINT_SIGNALS)
-        return step % self.options.every == 0 or step == self.options.steps or ends
+        return self._is_due(self.options.every, step) or step == self.options.steps or ends
+
+    def _is_due(self, every: int | str, step: int) -> bool:
+        """Return whether a step is the last one of an interval, of steps or of an epoch."""
+        return self._ends_epoch if isinstance(every, str) else step % every == 0
 
     def _apply_signals(self, signals: Sequence[int]) -> None:
         """End the run if any process received a signal."""
@@ -315,7 +347,9 @@ class Training:
             if self.evaluate is None:
                 improves = bool(self.executor.exchange(self._best.add_mean_loss())[0])
             metrics = self._best.metrics
-        position = replace(position, program=manifest.name, rates=rates, metrics=metrics)
+        with self.executor.agreed():
+            states = states_of(self.callbacks) if self.executor.first else []
+        position = replace(position, program=manifest.name, rates=rates, metrics=metrics, callbacks=states)
         path = save(self.executor, folder, position, self.options.keep, improves)
         self.ended.saved = position.step
         self.ended.best = position.step if improves else self.ended.best
@@ -324,29 +358,14 @@ class Training:
 
 def per_step(manifest: Manifest) -> tuple[int, str]:
     """Return the typical work of a step and its unit: tokens if the first input is an integer matrix, else samples."""
-    rows, tokens = _rows(manifest)
-    return (tokens, "tokens") if tokens else (rows, "samples")
+    inputs = data_inputs(manifest)
+    shape = tuple(map(typical_value, inputs[0].shape)) if inputs else ()
+    if len(shape) == 2 and "int" in inputs[0].dtype:
+        return shape[0] * shape[1], "tokens"
+    return samples_of(manifest), "samples"
 
 
 def learning_rates(manifest: Manifest, step: int) -> dict[str, float]:
     """Return the learning rates of a step, counted from 0, by the names of their inputs."""
     training = training_of(manifest)
-    return {name: schedule(step + training.done) for name, schedule in training.rates.items()}
-
-
-def _rows(manifest: Manifest) -> tuple[int, int]:
-    """Return the typical number of samples of a step, and that of tokens; 0 if there are none."""
-    inputs = data_inputs(manifest)
-    if not inputs or not inputs[0].shape:
-        return 1, 0
-    shape = tuple(map(typical_value, inputs[0].shape))
-    return shape[0], shape[0] * shape[1] if len(shape) == 2 and "int" in inputs[0].dtype else 0
-
-
-def _digest(inputs: Any) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(inputs.items()):
-        tensor = as_torch(value)
-        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        digest.update(tensor_bytes(tensor).numpy().tobytes())
-    return digest.hexdigest()
+    return {name: schedule(step) for name, schedule in training.rates.items()}

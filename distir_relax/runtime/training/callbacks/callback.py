@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Manifest
+from distir_relax.checkpoints import START, DataPosition
 from distir_relax.errors import RunError
 from distir_relax.runtime.training.options import TrainOptions
 
@@ -76,6 +77,10 @@ class Ended:
     """Seconds of all evaluations."""
     checkpoint_seconds: float = 0.0
     """Seconds in which checkpoints were written."""
+    steps: int = 0
+    """Total number of steps of the run, those before a resume included."""
+    data: DataPosition = START
+    """Position in the data, after the batch of the last step."""
 
 
 class Callback:
@@ -114,6 +119,13 @@ class Callback:
 
     def ended(self, ended: Ended) -> None:
         """Called when the run has ended without an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the callback for a resumed run: numbers, texts, lists and dicts by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called after `begun` of a resumed run, with the state in its checkpoint, if there is one."""
 
     def close(self) -> None:
         """Called last, also after an error and if the run has not begun: release files and connections."""

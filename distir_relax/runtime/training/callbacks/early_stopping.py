@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
@@ -13,7 +16,8 @@ class EarlyStopping(Callback):
     """End the run after `patience` evaluations in a row that do not improve a metric by more than `min_delta`.
 
     In a run without evaluations the metric is ``loss``, the training loss, and `patience` counts steps. A resumed run
-    counts anew. Raises RunError for a mode other than "min" and "max", and for a metric that evaluations do not have.
+    continues the count of its checkpoint. Raises RunError for a mode other than "min" and "max", and for a metric that
+    evaluations do not have.
     """
 
     def __init__(self, metric: str = "loss", patience: int = 3, min_delta: float = 0.0, mode: str = "min") -> None:
@@ -45,6 +49,25 @@ class EarlyStopping(Callback):
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Callback`."""
         self._observe(self.metric.of(metrics, "EarlyStopping"), "evaluations")
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        best = self._best if self._best is not None and math.isfinite(self._best) else None
+        return {"metric": self._observed, "best": best, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`. Raises RunError for a state that is not one of this class."""
+        metric, best, count = (state.get(name) for name in ("metric", "best", "count"))
+        if len(state) != 3 or not isinstance(count, int) or not isinstance(best, (int, float, type(None))):
+            raise RunError(f"expected metric, best and count, found {state}", "EarlyStopping.load_state_dict")
+        if metric != self._observed:
+            warnings.warn(f"EarlyStopping begins anew: it observed {metric}, now {self._observed}", stacklevel=2)
+            return
+        self._best, self._count = best, count
+
+    @property
+    def _observed(self) -> str:
+        return f"{self.metric.name}:{self.metric.mode} of {'evaluations' if self._evaluates else 'steps'}"
 
     def _observe(self, value: float, unit: str) -> None:
         if self.metric.improves(value, self._best, self.min_delta):

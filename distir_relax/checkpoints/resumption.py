@@ -1,0 +1,197 @@
+"""Comparison of a checkpoint with the program that resumes from it.
+
+A parameter that both train continues with its state. One that either of them freezes has the checkpoint's value, if the
+checkpoint has one, and else the bundle's, which must be that of the run that wrote the checkpoint. A trained parameter
+that the checkpoint does not know, such as an adapter, begins as in the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import STEP_COUNT, FileWeights, Manifest, Tensor
+from distir_relax.checkpoints.folder import Saved
+from distir_relax.errors import CheckpointError
+from distir_relax.layout import Interval
+from distir_relax.support.units import listed
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Sources of a program's tensors when it resumes: `stored` are read from the checkpoint.
+
+    `held` are those of them that the program does not change. All others are as in the bundle. `note` says in one line
+    what begins anew or is dropped; it is empty if the program trains what the checkpoint's did.
+    """
+
+    stored: frozenset[str]
+    held: tuple[Tensor, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class RenamedTensors:
+    """The tensors of a checkpoint by the names of a program: `names` maps these to those in the file."""
+
+    file: FileWeights
+    names: Mapping[str, str]
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    @property
+    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of each tensor, by name."""
+        return {name: self.file.kinds[key] for name, key in self.names.items()}
+
+    def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+        """See `WeightSource.read`."""
+        return self.file.read(self.names.get(name, name), intervals)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A checkpoint by the names of a program: its folder, its tensors, and the program that it is of.
+
+    `frozen` are the hashes of weights that its run did not change, `held` those of them that it has.
+    """
+
+    path: Path
+    program: str
+    tensors: RenamedTensors
+    frozen: Mapping[str, str]
+    held: frozenset[str]
+
+
+def by_names_of(saved: Saved, manifest: Manifest) -> Renamed:
+    """Return a checkpoint by the names of a program.
+
+    A layer that peft has wrapped since, or no longer wraps, has the same tensors under other names.
+    """
+    known = {*(tensor.name for tensor in manifest.weights), *_buffers(manifest)}
+    unwrapped = {_unwrapped(name): name for name in known}
+
+    def renamed(name: str) -> str:
+        head = name
+        while head and name not in known:
+            if (other := unwrapped.get(_unwrapped(head))) is not None:
+                return other + name[len(head) :]
+            head = head.rpartition(".")[0]
+        return name
+
+    tensors = RenamedTensors(saved.tensors, {renamed(name): name for name in saved.tensors.kinds})
+    frozen = {renamed(name): digest for name, digest in saved.position.frozen.items()}
+    held = frozenset(map(renamed, saved.position.held))
+    return Renamed(saved.path, saved.position.program, tensors, frozen, held)
+
+
+def _unwrapped(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def parameter_of(name: str, parameters: Collection[str]) -> str:
+    """Return the parameter whose optimizer state is called `name`: ``h.weight`` of ``h.weight.exp_avg``; else ""."""
+    owner = name if name not in parameters else ""
+    while owner and owner not in parameters:
+        owner = owner.rpartition(".")[0]
+    return owner
+
+
+def frozen_weights(manifest: Manifest) -> list[Tensor]:
+    """Return the weights that are the model's parameters and buffers, and that a training step does not change."""
+    names = {*manifest.parameters, *_buffers(manifest)} - manifest.updates.keys()
+    return [tensor for tensor in manifest.weights if tensor.name in names]
+
+
+def compare(saved: Renamed, manifest: Manifest) -> Resumption:
+    """Compare the tensors of a checkpoint with those of a program.
+
+    Raises CheckpointError for a tensor in another shape or dtype, for one of the checkpoint that the program does not
+    have, and for state of a parameter that both train which one of them does not keep.
+    """
+    kinds, weights = saved.tensors.kinds, {tensor.name: tensor for tensor in manifest.weights}
+    for name, (dtype, shape) in kinds.items():
+        if name in weights and (dtype, shape) != (weights[name].dtype, weights[name].shape):
+            raise CheckpointError(
+                f"expected {weights[name].dtype} {weights[name].shape} for {name!r}, found {dtype} {shape}",
+                str(saved.path), f"it is of the program {saved.program!r}; was another model compiled?",
+            )  # fmt: skip
+    trained = kinds.keys() - saved.held
+    missing = [name for name in manifest.updates if name not in kinds]
+    owners = {name: parameter_of(name, manifest.parameters) for name in missing}
+    fresh = [name for name in missing if owners[name] and owners[name] not in trained]
+    begins_as_compiled = {*manifest.parameters, *_buffers(manifest), *fresh}
+    if lacking := [name for name in missing if name not in begins_as_compiled]:
+        raise CheckpointError(
+            f"the checkpoint lacks {listed(lacking, 4)}", str(saved.path),
+            f"it is of the program {saved.program!r}; compile with the optimizer that it was trained with",
+        )  # fmt: skip
+    frozen = {*manifest.parameters, *_buffers(manifest)} - manifest.updates.keys()
+    others = [name for name in kinds if name not in manifest.updates and name not in frozen]
+    dropped = [name for name in others if parameter_of(name, manifest.parameters) in frozen]
+    if unknown := [name for name in others if name not in dropped]:
+        raise CheckpointError(
+            f"the checkpoint has {listed(unknown, 4)}, which the program does not have", str(saved.path),
+            f"it is of the program {saved.program!r}; compile with the model, the optimizer and the averaging "
+            "that it was trained with, or begin a new run with its weights: step.load_parameters(FOLDER)",
+        )  # fmt: skip
+    # One count of steps corrects the bias of all averages: with new ones it begins anew, and the others with it.
+    restarts, added = bool(fresh) and STEP_COUNT in manifest.updates, fresh
+    if restarts:
+        fresh = [name for name in manifest.updates if parameter_of(name, manifest.parameters)] + [STEP_COUNT]
+    stored = frozenset(kinds) - set(dropped) - set(fresh)
+    held = tuple(Tensor(name, *kinds[name]) for name in kinds if name in frozen)
+    unknown_before = [name for name in missing if name in manifest.parameters and name not in saved.frozen]
+    return Resumption(stored, held, _note(manifest, unknown_before, added, dropped, restarts))
+
+
+def check_frozen(saved: Renamed, digests: Mapping[str, str], held: Collection[str]) -> None:
+    """Compare the weights that the checkpoint's run did not change with those of a bundle, by their digests.
+
+    Those `held` have the checkpoint's values. Raises CheckpointError, with the name, for one that differs.
+    """
+    where = str(saved.path)
+    for name, digest in saved.frozen.items():
+        if digests.get(name) != digest:
+            found = "other numbers" if name in digests else "none"
+            raise CheckpointError(
+                f"expected the frozen weight {name!r} of the run that wrote the checkpoint, found {found}", where,
+                "compile with the weights that the run began with: the same pretrained files, and the same seed",
+            )  # fmt: skip
+    if unknown := [name for name in digests if name not in (*saved.frozen, *held, *saved.tensors.kinds)]:
+        raise CheckpointError(
+            f"the checkpoint has neither a value nor a hash of {listed(unknown, 4)}", where,
+            f"it is of the program {saved.program!r}; was another model compiled?",
+        )  # fmt: skip
+
+
+def _buffers(manifest: Manifest) -> set[str]:
+    """Return the model's buffers, which a program has as weights, or does not need in the mode of the model."""
+    training = manifest.training
+    return set() if training is None else {*training.buffers, *training.names.values()} - manifest.parameters.keys()
+
+
+def _note(
+    manifest: Manifest, new: Sequence[str], fresh: Collection[str], dropped: Collection[str], restarts: bool
+) -> str:
+    def owners(names: Collection[str]) -> str:
+        return listed(list(dict.fromkeys(filter(None, (parameter_of(n, manifest.parameters) for n in names)))), 3)
+
+    parts = []
+    if new:
+        parts.append(f"the checkpoint does not have {listed(new, 3)}: as compiled")
+    if restarts:
+        parts.append(f"the optimizer's state begins anew, as {owners(fresh)} had none")
+    elif fresh:
+        parts.append(f"the optimizer's state of {owners(fresh)} begins anew")
+    if dropped:
+        parts.append(f"the optimizer's state of {owners(dropped)}, now frozen, is dropped")
+    return "; ".join(parts)
