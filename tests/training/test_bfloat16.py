@@ -59,6 +59,18 @@ def test_steps_are_those_of_autocast(strategy: str) -> None:
     assert {value.dtype for value in step.parameters().values()} == {torch.float32}
 
 
+def test_models_without_data_are_cast_too() -> None:
+    """Torch has no autocast of the meta device."""
+    found = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model, batch = Net(), (torch.zeros(13, 5), torch.zeros(13, 3))
+        module = dr.Training(model, F.mse_loss, dr.AdamW(), batch, precision="bf16").read().imported.module
+        found.append([(op.name, [str(v.type) for v in op.results]) for op in module.main.ops])
+    assert found[0] == found[1]
+    assert ("linear", ["bf16[13,127]"]) in found[0]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "bf16-true"])
 def test_gradients_of_microbatches_are_summed_in_float32(precision: str) -> None:
     """A sum of 512 gradients of about one, of bfloat16, would stay at 256."""

@@ -27,7 +27,7 @@ from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
 from distir_relax.frontends.torch.inner_gradients import captured_gradients, computes_gradients
-from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data
+from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data, with_placeholders
 from distir_relax.frontends.torch.module_modes import reject_active_dropout
 from distir_relax.frontends.torch.module_state import (
     AttributesReplaced,
@@ -148,6 +148,9 @@ class _Call:
     def export(self, model: torch.nn.Module) -> ExportedProgram:
         """Export the model. Raises `ImportModelError` if torch cannot."""
         args, kwargs = copy_aliases(model, tuple(self.args), self.kwargs)
+        if self.autocast:
+            # Of the meta device torch has no autocast.
+            args, kwargs = with_placeholders((args, kwargs))
         arguments = self.signature.bound(args, kwargs)
         spec = torch_specification(arguments, self.signature.leaf_names(arguments), self.symbols)
         with under_autocast(self.autocast):

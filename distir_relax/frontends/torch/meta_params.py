@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.support.torch_compat import tree_leaves
+from distir_relax.support.torch_compat import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,13 @@ def placeholder_data(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
     finally:
         for container, name, tensor in meta_tensors:
             container[name] = tensor
+
+
+def with_placeholders(inputs: Any) -> Any:
+    """Return inputs in which zeros that take no memory stand for tensors on the meta device."""
+    import torch
+
+    return tree_map(lambda x: _mapped_zeros(x) if isinstance(x, torch.Tensor) and x.is_meta else x, inputs)
 
 
 def deferred_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
