@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distir_relax.frontends.dynamic_shapes import Dim
     from distir_relax.frontends.shape_ops import annotate_shape_ops
     from distir_relax.frontends.torch.meta_buffers import empty_weights
+    from distir_relax.integrations.finetune import FineTuning, finetune
     from distir_relax.layout import DeviceMesh
     from distir_relax.lowering.program_builder import ProgramBuilder
     from distir_relax.ops import define as define_op
@@ -91,6 +92,7 @@ __all__ = [
     "Dim",
     "DistIRError",
     "Exponential",
+    "FineTuning",
     "Generation",
     "GenerationSimulation",
     "Groups",
@@ -132,6 +134,7 @@ __all__ = [
     "compile_training",
     "define_op",
     "empty_weights",
+    "finetune",
     "from_torch",
     "launch",
     "load",
@@ -197,6 +200,8 @@ _HOMES = {
     "simulate_generation": "distir_relax.compiler.simulate_generation",
     "Strategy": "distir_relax.strategies",
     "pack": "distir_relax.runtime.training.packing",
+    "FineTuning": "distir_relax.integrations.finetune",
+    "finetune": "distir_relax.integrations.finetune",
     "train": "distir_relax.runtime.training.in_process",
 }
 # Public names that are modules.

@@ -12,6 +12,7 @@ from distir_relax.cli import (  # noqa: F401
     compare_precision,
     compile,
     export_checkpoint,
+    finetune,
     generate,
     inspect,
     opt,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,35 @@ class Tokenizer:
         if self.template is None:
             raise RunError("the model has no chat template", hint="give the prompt as text")
         return self._encode(self.template.render(messages, variables=variables or {}), False)
+
+    def encode_replies(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Return the tokens of a chat up to the end of the assistant's last message, and which ones it writes.
+
+        Those of a reply begin where it is generated, and end with the token that ends it. Raises RunError for a
+        template that writes a message in another way once others follow, and as `encode_chat` does.
+        """
+        if self.template is None:
+            raise RunError("the model has no chat template", hint="give a folder of a model for chats")
+        replies = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        text = self.template.render(messages[: replies[-1] + 1], reply=False)
+        tokens = self._encode(text, False)
+        learned = [False] * len(tokens)
+        for number in replies:
+            ends = []
+            for part in (self.template.render(messages[:number]), self.template.render(messages[: number + 1], False)):
+                if not text.startswith(part):
+                    raise RunError(
+                        "the chat template writes earlier messages in another way once there are later ones",
+                        self.template.where, "give conversations of one reply",
+                    )  # fmt: skip
+                # Characters at the end of a part may be one token with those after it.
+                pairs = zip(self._encode(part, False), tokens, strict=False)
+                ends.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            first, last = ends
+            last = next((i + 1 for i in range(first, last) if tokens[i] in self.chat_stop), last)
+            learned[first:last] = [True] * (last - first)
+        end = len(learned) - learned[::-1].index(True) if any(learned) else len(tokens)
+        return tokens[:end], learned[:end]
 
     @cached_property
     def chat_stop(self) -> frozenset[int]:

@@ -1,0 +1,169 @@
+"""`distir finetune`: a model that says afterwards what it was taught, whole or by adapters, on one rank and on more."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import distir_relax as dr
+from distir_relax.cli.app import app
+from distir_relax.errors import DistIRError, RunError
+from distir_relax.frontends.pretrained_language_model import tokenizer_files
+from distir_relax.integrations.adapters import Adapted, adapt, merge
+from distir_relax.integrations.chats import ChatRows, read_chats
+from distir_relax.text import Tokenizer
+from tests.tokenizers_of_tests import of_bytes, of_transformers
+
+WORDS = ("red", "blue", "green", "white", "black")
+
+
+def chat(number: int) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": f"Number {number}?"},
+        {"role": "assistant", "content": f"{WORDS[number % 5]} {WORDS[number * 3 % 5]}"},
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small Llama in a folder, with a tokenizer and a chat template."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=311, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "base")
+    of_transformers(of_bytes()).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def write(path: Path, chats: list[Any]) -> Path:
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
+    return path
+
+
+def replies(folder: Path, numbers: list[int]) -> list[str]:
+    """What the model of a folder answers, by transformers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = []
+    for number in numbers:
+        given = tokenizer.apply_chat_template(
+            chat(number)[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(**given, max_new_tokens=12, do_sample=False, pad_token_id=1, eos_token_id=[1, 3])
+        found.append(tokenizer.decode(ids[0, given["input_ids"].shape[1] :], skip_special_tokens=True).strip())
+    return found
+
+
+def test_it_says_afterwards_what_it_was_taught(folder: Path, tmp_path: Path) -> None:
+    chats = [chat(number) for number in range(20)]
+    data = write(tmp_path / "chats.jsonl", chats)
+    lines: list[str] = []
+    options = dr.FineTuning(epochs=60, batch=10, lr=6e-3, strategy="2/1/1/1")
+    ended = dr.finetune(folder, data, tmp_path / "tuned", options, show=lines.append)
+    assert ended.step == 120
+    assert lines[0].startswith("20 conversations of up to ")
+    assert replies(tmp_path / "tuned", list(range(20))) == [messages[1]["content"] for messages in chats]
+    generation = dr.compile_generation(tmp_path / "tuned", max_length=64)
+    assert generation.generate(chats[7][:1], max_new_tokens=12).strip() == chats[7][1]["content"]
+
+
+def test_adapters_are_merged_and_runs_resume(folder: Path, tmp_path: Path) -> None:
+    """The adapters of a whole run and of one in two parts; all else is the base's."""
+    data = write(tmp_path / "chats.jsonl", [chat(number) for number in range(12)])
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = dr.FineTuning(epochs=4, batch=5, rank=3, lr=1e-2, strategy="1/2/1/1", evaluation=data)
+    dr.finetune(folder, data, whole, options)
+
+    class Stop(dr.Callback):
+        def done(self, result: dr.callbacks.StepResult) -> None:
+            if result.step == 4:
+                self.stop("enough")
+
+    assert dr.finetune(folder, data, parts, options, callbacks=[Stop()]).step == 4
+    with pytest.raises(RunError, match="the folder of the result is not empty"):
+        dr.finetune(folder, data, parts, options)
+    assert dr.finetune(folder, data, parts, options, resume=True).step == 8
+    base, found, again = (load_file(path / "model.safetensors") for path in (folder, whole, parts))
+    torch.testing.assert_close(found, again, rtol=1e-5, atol=1e-6)
+    changed = {name for name in base if not torch.equal(base[name], found[name])}
+    assert changed == {name for name in base if "proj" in name}
+    assert all(torch.linalg.matrix_rank(found[n] - base[n], rtol=1e-3) <= 3 for n in changed)
+
+
+def test_adapters_compute_what_their_merged_layers_do() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3, bias=False))
+    adapt(model, 2)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"0.down", "0.up", "2.down", "2.up"}
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            torch.nn.init.normal_(module.up)
+    x = torch.randn(4, 5)
+    expected = model(x)
+    merge(model)
+    assert [type(module).__name__ for module in model] == ["Linear", "Tanh", "Linear"]
+    torch.testing.assert_close(model(x), expected)
+    with pytest.raises(DistIRError, match="expected linear layers, found none"):
+        adapt(torch.nn.Tanh(), 2)
+
+
+def test_the_assistant_s_tokens_are_learned() -> None:
+    """Of every turn, with the token that ends it; as transformers writes the chat."""
+    library = of_transformers(of_bytes())
+    tokenizer = Tokenizer.of(tokenizer_files(library, None))
+    assert tokenizer is not None
+    messages = [*chat(3), *chat(14), {"role": "user", "content": "Bye"}]
+    ids, learned = tokenizer.encode_replies(messages)
+    assert ids == library.apply_chat_template(messages, return_dict=True)["input_ids"][: len(ids)]
+    said = tokenizer.decode([token for token, is_learned in zip(ids, learned, strict=True) if is_learned])
+    assert said == chat(3)[1]["content"] + chat(14)[1]["content"]
+    assert learned[-1]
+    assert ids[-1] in tokenizer.chat_stop
+    rows = ChatRows([messages, chat(1)], tokenizer, 1024, pad=5)
+    row = rows[1]
+    assert rows.length % 8 == 0
+    assert row["input_ids"].shape == row["labels"].shape == (rows.length,)
+    kept = row["labels"] != -100
+    assert torch.equal(row["labels"][kept], row["input_ids"][kept])
+    assert row["input_ids"][-1] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected conversations, found none"),
+        ("[1, 2]", "chats.jsonl:1: expected a list of messages"),
+        ('{"messages": [{"role": "user", "content": "Hi"}]}', "chats.jsonl:1: expected a message of the assistant"),
+        ("\n{]", "chats.jsonl:2"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(text)
+    with pytest.raises(RunError) as raised:
+        read_chats(path)
+    assert message in str(raised.value)
+
+
+def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write(tmp_path / "chats.jsonl", [chat(number) for number in range(5)])
+    command = ["finetune", str(folder), "--data", str(data), "-o", str(tmp_path / "out"), "--epochs", "1"]
+    done = CliRunner().invoke(app, [*command, "--lora", "2", "--batch", "4", "--length", "32"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"1 steps, the last with a loss of \d", done.output)
+    assert (tmp_path / "out" / "config.json").exists()
+    with pytest.raises(RunError, match="expected the folder of a model"):
+        dr.finetune(tmp_path, data, tmp_path / "other")
+    with pytest.raises(RunError, match="no conversation has a token of the assistant among its first 8"):
+        dr.finetune(folder, data, tmp_path / "other", dr.FineTuning(length=8))
