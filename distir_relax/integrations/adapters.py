@@ -19,8 +19,10 @@ class Adapted(torch.nn.Module):
     def __init__(self, base: torch.nn.Linear, rank: int) -> None:
         super().__init__()
         self.base = base
-        self.down = torch.nn.Parameter(torch.randn(rank, base.in_features) / math.sqrt(base.in_features))
-        self.up = torch.nn.Parameter(torch.zeros(base.out_features, rank))
+        dtype = base.weight.dtype
+        drawn = torch.randn(rank, base.in_features, dtype=dtype)
+        self.down = torch.nn.Parameter(drawn / math.sqrt(base.in_features))
+        self.up = torch.nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype))
 
     def forward(self, x: torch.Tensor) -> Any:
         """Return ``x W' + b + x A' B'`` times the scale."""

@@ -68,7 +68,8 @@ def of_training(schedule: Schedule, loss: str = "loss", rate: str = "rate", seed
 def test_training_round_trip(kind: type[Schedule]) -> None:
     options = {"steps": 9, "every": 3, "at": (2, 5), "factor": 0.5, "warmup": 2, "period": 4, "decay": 3}
     names = [item.name for item in fields(kind) if item.name in options]  # type: ignore[arg-type]
-    first: Any = (0.5, 0.25, 0.125) if "rates" in kind.__slots__ else 0.5  # type: ignore[attr-defined]
+    firsts: dict[str, Any] = {"rates": (0.5, 0.25, 0.125), "schedule": Cosine(0.5, 9)}
+    first = firsts.get(fields(kind)[0].name, 0.5)  # type: ignore[arg-type]
     schedule = kind(first, **{name: options[name] for name in names})  # type: ignore[call-arg]
     made = of_training(schedule)
     read = Manifest.from_json(json.loads(json.dumps(made.to_json())))
@@ -83,7 +84,7 @@ def test_training_is_checked() -> None:
             of_training(Constant(0.5), **wrong)
     table = of_training(Cosine(0.5, 9)).to_json()
     for field, value, words in (
-        ("kind", "Sawtooth", "expected one of Constant, Cosine"),
+        ("kind", "Sawtooth", "expected one of ByEpoch, Constant, Cosine"),
         ("lr", "high", "expected a number for 'lr'"),
         ("lr", -1.0, "a learning rate of at least 0"),
         ("steps", 2.5, "a whole number"),
