@@ -330,6 +330,7 @@ CALLS: dict[str, list[Call]] = {
     "nan_to_num.default": [call(X), call(X, 1.0, 2.0, -3.0)],
     "mv.default": [call(X, "f32[4]")],
     "dot.default": [call("f32[4]", "f32[4]")],
+    "vdot.default": [call("f32[4]", "f32[4]")],
     "logsumexp.default": [call(X, [1]), call(X, [0, 1], True)],
     "var_mean.correction": [call(X, [1], correction=0, keepdim=True)],
     "var_mean.dim": [call(X, [1])],

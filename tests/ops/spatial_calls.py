@@ -96,6 +96,10 @@ CALLS: dict[str, list[Call]] = {
     "_native_batch_norm_legit_functional.default": [
         call("f32[2,3,4,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3] > 0", True, 0.3, 1e-5),
     ],
+    "_native_batch_norm_legit.no_stats": [
+        call("f32[2,3,4,5]", "f32[3]", "f32[3]", True, 0.3, 1e-5),
+        call("f32[2,3,4]", None, None, True, 0.1, 1e-3),
+    ],
     "upsample_nearest1d.vec": [call("f32[2,3,5]", None, [2.0]), call("f32[2,3,5]", None, [1.5])],
     "_upsample_nearest_exact1d.vec": [call("f32[2,3,5]", [7], None)],
     "_upsample_nearest_exact2d.vec": [call("f32[2,3,4,5]", [7, 3], None), call("f32[2,3,4,5]", None, [1.5, 2.0])],

@@ -31,8 +31,12 @@ def under_autocast(dtype: str) -> Any:
     return torch.autocast(_DEVICE, getattr(torch, dtype)) if dtype else nullcontext()
 
 
-def explicit_casts(program: ExportedProgram, dtype: str) -> None:
-    """Insert the casts of a program that was exported under autocast to `dtype`, and of parts that have their own."""
+def explicit_casts(program: ExportedProgram, dtype: str) -> bool:
+    """Insert the casts of a program that was exported under autocast to `dtype`, and of parts that have their own.
+
+    Return whether there is any autocast: ops may then have operands of several dtypes.
+    """
+    is_cast = bool(dtype)
     casts = _Casts(program.graph, set(program.graph_signature.inputs_to_parameters))
     for node in list(program.graph.nodes):
         if node.op != "call_function":
@@ -40,10 +44,12 @@ def explicit_casts(program: ExportedProgram, dtype: str) -> None:
         if is_in_place(node.target):
             casts.forget()
         if narrow := node.meta.get(AUTOCAST, dtype):
+            is_cast = True
             casts.insert(node, narrow)
     if casts.number:
         program.graph_module.recompile()
         name_outputs(program)
+    return is_cast
 
 
 @dataclass(frozen=True)

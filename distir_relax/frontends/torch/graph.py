@@ -90,12 +90,13 @@ class GraphImporter:
     `declare` or `bind` must first be called for every placeholder; then `run` returns the graph's results. `builder`
     holds the ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations,
     `scopes` the modules in which an op's first result is computed, `shape_ops` the counts of annotations. With
-    `training`, dropout is active.
+    `training`, dropout is active. With `mixes_dtypes`, ops may have operands of several dtypes, as under autocast.
     """
 
-    def __init__(self, training: bool = False) -> None:
+    def __init__(self, training: bool = False, mixes_dtypes: bool = False) -> None:
         import torch
 
+        self._mixes_dtypes = mixes_dtypes
         self.builder = Builder()
         self.builder.training = training
         self.builder.default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
@@ -354,7 +355,8 @@ class GraphImporter:
             operand = lambda x: self._operand(x, shapes, node)  # noqa: E731
             operands, options = _map(positional, operand), _map(named, operand)
             dtypes = _float_dtypes((operands, options))
-            result = self._convert_as_is(node, convert, operands, options, len(dtypes) > 1)
+            is_mixed = self._mixes_dtypes and len(dtypes) > 1
+            result = self._convert_as_is(node, convert, operands, options, is_mixed)
             if result is None:
                 result = self._convert_wide(node, convert, operands, options, max(dtypes, key=lambda d: DTYPES[d][1]))
         except DistIRError:

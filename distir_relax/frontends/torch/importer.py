@@ -162,14 +162,14 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     with custom_autograd(model, training):
         exported = call.export(model)
     inline_subgraphs(exported)
-    explicit_casts(exported, call.autocast)
+    is_cast = explicit_casts(exported, call.autocast)
     expose_writes(exported)
     promote_mutated_constants(exported, model)
     program = functionalize(exported)
     _reject_changed_parameters(program, model)
     # They were exported with placeholder data.
     program.state_dict.update(deferred_parameters(model))
-    importer = GraphImporter(training)
+    importer = GraphImporter(training, is_cast)
     with guarding(Guards()) as guards:
         names = _declare_inputs(importer, program, model, signature, call, changing)
         results = importer.run(program.graph_module)
