@@ -16,9 +16,7 @@ from distir_relax.layout import DeviceMesh
 
 
 def test_an_unknown_option_names_those_that_exist() -> None:
-    with pytest.raises(
-        TypeError, match=r"no option 'stratgy', did you mean 'strategy'\? Expected one of shardings"
-    ):
+    with pytest.raises(TypeError, match=r"no option 'stratgy', did you mean 'strategy'\? Expected one of shardings"):
         dr.compile(nn.Linear(3, 2), (torch.ones(1, 3),), stratgy="1/1/1/1")  # type: ignore[call-arg]
 
 
