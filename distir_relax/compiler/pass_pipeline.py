@@ -59,8 +59,8 @@ class TrainingConfig:
     Gradients are clipped to the norm `clip_norm`; then, and with `gradient_norm`, their norm is an output. With
     `masters`, weights below float32 have float32 master copies. With `averaging`, averages of the parameters are kept.
     With `loss_scale`, gradients are those of a scaled loss. Sums of gradients over ranks are sums of numbers of
-    `reduce_dtype`, if it is given. With `pieces`, sums over the batch are sums over so many
-    pieces of it, in order.
+    `reduce_dtype`, if it is given. With `pieces`, the batch is cut into that number
+    of pieces, and sums over it are sums over the pieces, in order.
     """
 
     optimizer: Optimizer

@@ -652,9 +652,9 @@ def compile_training(
     them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of the trained parameters
     (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that return a scalar, or a
     pair (sum, count), and objects with `update`, `compute` and `reset`, such as those of torchmetrics:
-    `TrainingStep.evaluate` computes them. With `deterministic` the batch is cut into so many pieces, whose gradients
-    are added in order: steps have the same bits on each number of data-parallel ranks that divides it. The other
-    options are those of `compile`; without any sharding the model runs on one device.
+    `TrainingStep.evaluate` computes them. With `deterministic` the batch is cut into that number of pieces, whose
+    gradients are added in order: steps have the same bits on each number of data-parallel ranks that divides it. The
+    other options are those of `compile`; without any sharding the model runs on one device.
 
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
     `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,

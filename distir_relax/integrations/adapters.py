@@ -14,7 +14,7 @@ _SCALE = 2.0
 
 
 class Adapted(torch.nn.Module):
-    """A frozen linear layer, and a product of two matrices of a rank, of which the second is zero at first."""
+    """A frozen linear layer, and a product of two matrices of a rank; the second is zero at first."""
 
     def __init__(self, base: torch.nn.Linear, rank: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Conversations as training data: tokens by the model's chat template, of which the assistant's are predicted."""
+"""Conversations as training data: tokens by the model's chat template; the assistant's are predicted."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Numbering:
     """The number of zeros of each type."""
     _sums: dict[tuple[int, ...], int] = field(default_factory=dict)
     _rounded: dict[int, tuple[TensorType, int]] = field(default_factory=dict)
-    """The type and the number of what was cast to a number, by a cast that counts as linear."""
+    """The type and the number of the operand of a number, for casts that count as linear."""
     _zeros: set[int] = field(default_factory=set)
 
     def input(self, value: Value) -> int:

@@ -93,7 +93,7 @@ def _check_arguments(trainer: Any) -> None:
 
 
 def _limited(trainer: Any, steps_per_epoch: int) -> int:
-    """Return the number of steps of an epoch of which the trainer takes the first batches."""
+    """Return the number of steps of an epoch, or of its first batches under `limit_train_batches`."""
     limit = _batches(trainer, trainer.limit_train_batches)
     if limit is None:
         return steps_per_epoch

@@ -1,4 +1,4 @@
-"""The parts of another training loop's arguments that have an equal here, and what all loops count alike."""
+"""The parts of another training loop's arguments that have an equal here, and the counts that all loops share."""
 
 from __future__ import annotations
 

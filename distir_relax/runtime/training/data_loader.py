@@ -50,10 +50,10 @@ def check_loader(loader: DataLoader[Any], manifest: Manifest) -> None:
 class LoaderEpochs:
     """Batches of a loader by epoch, each in an order that follows from a seed.
 
-    Samplers draw from torch's generator, seeded anew for each epoch, or from one of their own, which goes on from epoch
-    to epoch as in torch. Loading in this process draws from torch's generator, seeded anew for each batch. Generators
-    of the user are left as they were. Batches before the first step are skipped in the sampler, if the data set has
-    samples by index; otherwise they are loaded. A batch has typically `rows` samples.
+    Samplers draw from torch's generator, seeded anew for each epoch, or from one of their own, which continues from
+    epoch to epoch as in torch. Loading in this process draws from torch's generator, seeded anew for each batch.
+    Generators of the user are left as they were. Batches before the first step are skipped in the sampler, if the data
+    set has samples by index; otherwise they are loaded. A batch has typically `rows` samples.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, rows: int) -> None:
