@@ -28,8 +28,8 @@ RULED_OUT = (TOO_LARGE, TOO_FINE, TOO_MANY_STAGES, KEEPS_TOO_MUCH, TOO_SLOW)
 
 class WeightBytes(NamedTuple):
     """Bytes of weights, or of their shards with ZeRO, with the optimizer's state (`stored`); and with several
-    microbatches those `gathered` for use and of accumulated `gradients`, both of two bytes if weights have float32
-    master copies."""
+    microbatches those `gathered` for use, of two bytes if they are used in 16 bits, and of accumulated `gradients`, of
+    two bytes if weights have float32 master copies."""
 
     stored: float
     gathered: float
@@ -61,7 +61,7 @@ class LowerBounds:
     _weights: float = field(init=False)
     _trained: float = field(init=False)
     _narrows: bool = field(init=False)
-    """Whether weights are used, and gradients made, in 16 bits."""
+    """Whether weights are used in 16 bits."""
     _min_units: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class LowerBounds:
         gathered = gradients = 0.0
         if strategy.microbatches > 1:
             gathered = self._weights * (0.5 if self._narrows else memory.gathered) if memory.gathered else 0.0
-            gradients = self._trained * memory.gradients * (0.5 if self._narrows else 1.0)
+            gradients = self._trained * memory.gradients * (0.5 if training is not None and training.masters else 1.0)
         return WeightBytes(stored, gathered, gradients).times(1.0 / strategy.tensor)
 
     def refusal(self, strategy: Strategy) -> str:

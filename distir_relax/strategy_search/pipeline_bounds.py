@@ -103,12 +103,17 @@ class OrderBounds:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline of `chunks` stages on each rank, and a model of `blocks` to be cut into its stages."""
+    """A pipeline of `chunks` stages on each rank, and a model of `blocks` to be cut into its stages.
+
+    What the model has beside its blocks takes as long as `rest` of them, without the traffic of data parallelism: so
+    stages are cut (`balanced_cuts`).
+    """
 
     bounds: OrderBounds
     microbatches: int
     chunks: int
     blocks: int
+    rest: float
 
     def least_seconds(self, block: TaskSeconds, rest: TaskSeconds, most: Sequence[float]) -> float:
         """Return the least time of a step with at most so many blocks on each rank; infinity if they are too few.
@@ -132,7 +137,7 @@ class Pipeline:
 
     def _suffices(self, seconds: float, block: TaskSeconds, rest: TaskSeconds, most: Sequence[float]) -> bool:
         """Return whether ranks that have so many seconds can have all of the model."""
-        bounds, limit = self.bounds, self._blocks_of_stage(block, rest)
+        bounds, limit = self.bounds, self._blocks_of_stage()
         work = block.work(self.microbatches)
         before, left, spare = 0, self.blocks, 0.0
         for room, late in zip(most, bounds.late, strict=True):
@@ -149,10 +154,10 @@ class Pipeline:
                 before += max(0, count - (self.chunks - 1) * limit)
         return left == 0 and spare >= rest.work(self.microbatches)
 
-    def _blocks_of_stage(self, block: TaskSeconds, rest: TaskSeconds) -> int:
+    def _blocks_of_stage(self) -> int:
         """Return the most blocks of a stage: `balanced_cuts` makes none slower than the best by more than `SLACK`."""
         share = math.ceil(self.blocks / (len(self.bounds.in_flight) * self.chunks))
-        return max(1, math.floor((1.0 + SLACK) * (share + rest.middle / block.middle)))
+        return max(1, math.floor((1.0 + SLACK) * (share + self.rest)))
 
 
 @dataclass(slots=True)

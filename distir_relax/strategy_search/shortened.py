@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from distir_relax.compiler.source import Source
 from distir_relax.frontends.outline_blocks import Outline
-from distir_relax.ir import Function, Op, Output, Value
+from distir_relax.ir import Function, Op, Output, Value, required_ops
 
 MIN_BLOCKS = 3
 """A shorter chain is not worth cutting."""
@@ -43,7 +43,10 @@ class Chain:
         return Chain(outlined, tuple(best)) if len(best) >= MIN_BLOCKS else None
 
     def first(self, count: int) -> Source:
-        """Return the model with the first `count` blocks of the chain; what follows the last one uses theirs."""
+        """Return the model with the first `count` blocks of the chain; what follows the last one uses theirs.
+
+        Ops of the others alone, such as casts of their weights, are left out with them.
+        """
         module = self.source.imported.module
         main = module.main
         last, end = self.blocks[count - 1], self.blocks[-1]
@@ -55,6 +58,7 @@ class Chain:
         dropped = {number for block in self.blocks[count:] for number in block}
         ops = [_with_operands(op, kept) for number, op in enumerate(main.ops) if number not in dropped]
         outputs = tuple(Output(o.name, kept.get(o.value.name, o.value)) for o in main.outputs)
+        ops = [*required_ops(ops, [o.value.name for o in outputs])]
         used = {v.name for op in ops for v in op.operands} | {o.value.name for o in outputs}
         before = {v.name for op in main.ops for v in op.operands}
         inputs = tuple(item for item in main.inputs if item.value.name in used or item.value.name not in before)

@@ -56,12 +56,14 @@ class StepBounds:
         the model cannot be compiled.
         """
         s = candidate.strategy
-        if not _is_bounded(s) or (costs := self.costs.seconds(candidate, with_data)) is None:
+        if not _is_bounded(s):
             return 0.0
-        order = self._order(s)
-        return Pipeline(order, s.microbatches, s.chunks, len(self.chain)).least_seconds(
-            *costs, self._most_blocks(candidate, order)
-        )
+        costs, alone = self.costs.seconds(candidate, with_data), self.costs.seconds(candidate)
+        if costs is None or alone is None:
+            return 0.0
+        order, (block, rest) = self._order(s), alone
+        pipeline = Pipeline(order, s.microbatches, s.chunks, len(self.chain), rest.middle / block.middle)
+        return pipeline.least_seconds(*costs, self._most_blocks(candidate, order))
 
     def _most_blocks(self, candidate: Candidate, order: OrderBounds) -> list[float]:
         """Return the number of blocks for which each rank has memory."""

@@ -47,7 +47,7 @@ def cuts(blocks: int, stages: int, block: float, rest: tuple[float, float]) -> l
 def test_no_cut_is_faster(schedule: str, ranks: int, microbatches: int, chunks: int, blocks: int) -> None:
     rng = random.Random(f"{schedule} {ranks} {microbatches}")
     order = order_of(schedule, ranks, microbatches, chunks)
-    pipeline = Pipeline(OrderBounds.of(order), microbatches, chunks, blocks)
+    bounds = OrderBounds.of(order)
     # A compiled backward is two tasks, and sends after the first.
     order = Order(tuple(tuple(part for task in tasks for part in halves(task)) for tasks in order.tasks), order.rank_of)
     tightness = []
@@ -62,6 +62,7 @@ def test_no_cut_is_faster(schedule: str, ranks: int, microbatches: int, chunks: 
             times = Times(*([share * t for share in shares] for t in (f, i, w)))
             found = min(found, float(timeline(order, times).makespan))
         rest = equal(*((first + last) * t for t in (f, i, w)))
+        pipeline = Pipeline(bounds, microbatches, chunks, blocks, first + last)
         least = pipeline.least_seconds(equal(f, i, w), rest, [math.inf] * ranks)
         assert least <= found * (1 + 1e-9)
         tightness.append(least / found)
@@ -70,7 +71,7 @@ def test_no_cut_is_faster(schedule: str, ranks: int, microbatches: int, chunks: 
 
 
 def test_memory_limits_the_blocks_of_ranks() -> None:
-    pipeline = Pipeline(OrderBounds.of(order_of("1f1b", 3, 64)), 64, 1, 9)
+    pipeline = Pipeline(OrderBounds.of(order_of("1f1b", 3, 64)), 64, 1, 9, 0.0)
     block, rest = equal(1.0, 1.0, 1.0), equal(0.0, 0.0, 0.0)
     even = pipeline.least_seconds(block, rest, [3, 3, 3])
     assert even == pytest.approx(pipeline.least_seconds(block, rest, [9, 9, 9]), rel=1e-3)
