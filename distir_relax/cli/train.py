@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -23,14 +21,14 @@ from distir_relax.cli.options import (
     DeviceOption,
     SignatureOption,
     TimeoutOption,
+    arguments_of,
 )
-from distir_relax.cli.signals import Interrupted
+from distir_relax.cli.signals import Interrupted, SignalRecorder
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     from distir_relax.runtime.training.callbacks import Callback, Ended
     from distir_relax.runtime.training.train import Run
-    from distir_relax.runtime.world import World
 
 
 class Resume(StrEnum):
@@ -53,6 +51,7 @@ class ResumeCommand(TyperCommand):
 
 @app.command(cls=ResumeCommand)
 def train(
+    context: typer.Context,
     bundle: BundleArgument,
     data: Annotated[
         str, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches, or a data set of single samples.")
@@ -123,17 +122,9 @@ def train(
         return Run(bundle, load_data(data), options, observers, evaluated, *where)
 
     if n is not None and detect() is None:
-        flags: dict[str, object] = {"data": data, "steps": steps or None, "epochs": epochs or None}
-        flags |= {"checkpoint": checkpoint}
-        flags |= {"every": every, "keep": keep, "resume": resume}
-        flags |= {"evaluation": evaluation, "evaluate-every": evaluate_every, "averaged": averaged}
-        flags |= {"best": best or None, "log": log, "callbacks": callbacks}
-        flags |= {"report": report, "profile": profile}
-        flags |= {"seed": seed, "backend": backend, "device": device, "timeout": timeout}
-        flags |= {"require-signature": require_signature}
         build(first=True)  # reports errors once, without mpirun's own output around them
-        _launch(n, bundle, flags, checkpoint, require_signature)
-    with joined_world(timeout) as world, _SignalRecorder(world) as received_signal:
+        _launch(n, bundle, arguments_of(context), checkpoint, require_signature)
+    with joined_world(timeout) as world, SignalRecorder(world) as received_signal:
         try:
             if world is None:
                 run = build_run()
@@ -143,7 +134,7 @@ def train(
                     run = build_run()
                 ended = train_rank(world, run)
         except Interrupted:
-            _print_resume_hint(checkpoint)
+            print_resume_hint(checkpoint)
             raise
         except DistIRError as error:
             if world is None:
@@ -168,40 +159,9 @@ def _report(path: Path | None, bundle: Path, profile: str | None, first: bool) -
     return [RunReport(path, bundle, profile)]
 
 
-class _SignalRecorder:
-    """Record the first termination signal: calling it returns the signal, or 0. Ranks end together after their step.
-
-    If ranks are threads, SIGINT and a second signal end the process at once.
-    """
-
-    def __init__(self, world: World | None) -> None:
-        self._alone = world is None
-        self._number = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _SignalRecorder:
-        from distir_relax.runtime.training.training_loop import CHECKPOINT_SIGNALS
-
-        for number in (*CHECKPOINT_SIGNALS, *(() if self._alone else (signal.SIGINT,))):
-            self._before[number] = signal.signal(number, self._record)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> int:
-        return self._number
-
-    def _record(self, number: int, frame: FrameType | None) -> None:
-        if self._number and self._alone:
-            raise Interrupted(number)
-        self._number = self._number or number
-
-
 def _print_summary(run: Run, ended: Ended) -> None:
     if ended.signal:
-        _print_resume_hint(run.options.checkpoints, ended.step, ended.reason)
+        print_resume_hint(run.options.checkpoints, ended.step, ended.reason)
         return
     if ended.step >= ended.steps and math.isnan(ended.loss):
         typer.echo(f"no step is left: {ended.step} of {ended.steps} steps are done; give more --steps or --epochs")
@@ -212,7 +172,7 @@ def _print_summary(run: Run, ended: Ended) -> None:
     typer.echo(f"trained to step {ended.step} of {ended.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
-def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | None, key: Path | None) -> NoReturn:
+def _launch(n: int, bundle: Path, arguments: Sequence[str], folder: Path | None, key: Path | None) -> NoReturn:
     """Start the ranks with mpirun, and exit with its code; when interrupted, end them and print how to resume."""
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.launch import launch
@@ -220,21 +180,16 @@ def _launch(n: int, bundle: Path, flags: Mapping[str, object], folder: Path | No
 
     # Report errors that are known before the launch once, without mpirun's own output around them.
     check_size(read_bundle(bundle, verify_weights=False, require_signature=key).manifest.mesh, n)
-    arguments = ["train", str(bundle)]
-    for option, value in flags.items():
-        values = value if isinstance(value, list) else [value]
-        for item in values:
-            if item is not None and item is not False:
-                arguments += [f"--{option}"] if item is True else [f"--{option}", str(item)]
     try:
         code = launch(n, arguments, graceful=True)
     except Interrupted:
-        _print_resume_hint(folder)
+        print_resume_hint(folder)
         raise
     raise typer.Exit(code)
 
 
-def _print_resume_hint(folder: Path | None, step: int | None = None, reason: str = "interrupted") -> None:
+def print_resume_hint(folder: Path | None, step: int | None = None, reason: str = "interrupted") -> None:
+    """Print how to resume a run that has ended after a step, if it has checkpoints."""
     from distir_relax.checkpoints import saved_steps
 
     after = "" if step is None else f" after step {step}"

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from distir_relax.layout import DeviceMesh
@@ -42,17 +42,22 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
 
 @contextmanager
-def joined_world(timeout: float = DEFAULT_TIMEOUT) -> Iterator[World | None]:
+def joined_world(
+    timeout: float = DEFAULT_TIMEOUT, prepare: Callable[[World], None] = lambda world: None
+) -> Iterator[World | None]:
     """`join_world` with monitoring of the ranks while the block runs.
 
     A rank that waits longer than `timeout` seconds ends the launch (`StallDetector`). `LostRanks` reports killed ranks.
+    The ranks of a launch `prepare` before it, for which they may wait as long as it takes.
     """
     world = join_world(timeout)
     if world is None:
         yield None
         return
-    with Watchdog(timeout, StallDetector(world, timeout).poll), LostRanks(world):
-        yield world
+    with LostRanks(world):
+        prepare(world)
+        with Watchdog(timeout, StallDetector(world, timeout).poll):
+            yield world
 
 
 def connect(mesh: DeviceMesh, device: str = "cpu") -> Communicator | None:

@@ -20,6 +20,7 @@ from distir_relax.frontends.pretrained_language_model import tokenizer_files
 from distir_relax.integrations.adapters import Adapted, adapt, merge
 from distir_relax.integrations.chats import ChatRows, read_chats
 from distir_relax.text import Tokenizer
+from tests.runtime.processes import mpirun
 from tests.tokenizers_of_tests import of_bytes, of_transformers
 
 WORDS = ("red", "blue", "green", "white", "black")
@@ -131,12 +132,64 @@ def test_the_assistant_s_tokens_are_learned() -> None:
     assert learned[-1]
     assert ids[-1] in tokenizer.chat_stop
     rows = ChatRows([messages, chat(1)], tokenizer, 1024, pad=5)
+    assert ChatRows([chat(1)], tokenizer, 64, padded=True).length == 64
     row = rows[1]
     assert rows.length % 8 == 0
     assert row["input_ids"].shape == row["labels"].shape == (rows.length,)
     kept = row["labels"] != -100
     assert torch.equal(row["labels"][kept], row["input_ids"][kept])
     assert row["input_ids"][-1] == 5
+
+
+def test_packed_conversations_do_not_see_each_other(folder: Path) -> None:
+    """The loss of packed rows is that of the conversations one by one; a row has room for several."""
+    tokenizer = Tokenizer.of(tokenizer_files(of_transformers(of_bytes()), None))
+    assert tokenizer is not None
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    chats = [chat(number) for number in range(11)]
+
+    def loss(rows: ChatRows) -> tuple[float, int]:
+        total = torch.zeros(())
+        learned = 0
+        for number in range(len(rows)):
+            row = {name: value[None] for name, value in rows[number].items()}
+            count = int((row["labels"][:, 1:] != -100).sum())
+            with torch.no_grad():
+                total += model(**row).loss * count
+            learned += count
+        return float(total), learned
+
+    alone, packed = ChatRows(chats, tokenizer, 64), ChatRows(chats, tokenizer, 128, packed=True)
+    assert (len(alone), alone.chats, packed.chats) == (11, 11, 11)
+    assert len(packed) < 8
+    assert loss(packed) == pytest.approx(loss(alone), rel=1e-5)
+
+
+def test_packing_is_refused_for_other_attention(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "layer_types": ["sliding_attention", "full_attention"]}))
+    data = write(tmp_path / "chats.jsonl", [chat(1)])
+    with pytest.raises(RunError, match="found layers of full_attention, sliding_attention"):
+        dr.finetune(folder, data, tmp_path / "out", dr.FineTuning(packed=True))
+
+
+@pytest.mark.mpirun
+def test_ranks_train_what_threads_do(folder: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "chats.jsonl", [chat(number) for number in range(9)])
+    options = dr.FineTuning(epochs=2, batch=4, length=64, lr=1e-3, strategy="2/1/1/1", packed=True)
+    dr.finetune(folder, data, tmp_path / "threads", options)
+    command = ["-m", "distir_relax", "finetune", folder, "--data", data, "-o", tmp_path / "ranks"]
+    flags = ["--epochs", 2, "--batch", 4, "--length", 64, "--lr", 1e-3, "--strategy", "2/1/1/1", "--pack"]
+    done = mpirun(2, *command, *flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("9 conversations of up to 64 tokens in ") == 1
+    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("ranks", "threads"))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert {p.name for p in (tmp_path / "ranks").iterdir()} == {p.name for p in (tmp_path / "threads").iterdir()}
+    # All ranks have the error; one prints it.
+    done = mpirun(2, *command, *flags)
+    assert done.returncode == 2
+    assert done.stderr.count("the folder of the result is not empty") == 1
 
 
 @pytest.mark.parametrize(
@@ -163,6 +216,14 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.exit_code == 0, done.output
     assert re.search(r"1 steps, the last with a loss of \d", done.output)
     assert (tmp_path / "out" / "config.json").exists()
+    started: list[Any] = []
+    monkeypatch.setattr("distir_relax.runtime.launch.launch", lambda *given, **_: started.append(given) or 0)
+    assert CliRunner().invoke(app, [*command, "--pack", "-n", "3"]).exit_code == 0
+    [(number, arguments)] = started
+    assert number == 3
+    assert arguments[:6] == [*command[:4], "--output", command[5]]
+    assert "--pack" in arguments
+    assert "-n" not in arguments
     with pytest.raises(RunError, match="expected the folder of a model"):
         dr.finetune(tmp_path, data, tmp_path / "other")
     with pytest.raises(RunError, match="no conversation has a token of the assistant among its first 8"):

@@ -55,7 +55,20 @@ def pack(
             kept["document_ids"][row, start:end] = document
             start = end
     packed = {"input_ids": ids, "labels": labels, **kept}
-    return packed | {"attention_mask": _attention_mask(kept["document_ids"])} if mask else packed
+    return packed | {"attention_mask": attention_mask(kept["document_ids"])} if mask else packed
+
+
+def attention_mask(documents: torch.Tensor) -> torch.Tensor:
+    """Return whether a position attends to another one, bool ``(rows, 1, length, length)``.
+
+    `documents` are the numbers of the documents of each position, ``(rows, length)``. Padding attends to earlier
+    padding and itself.
+    """
+    import torch
+
+    length = documents.shape[1]
+    earlier = torch.ones(length, length, dtype=torch.bool).tril()
+    return ((documents[:, :, None] == documents[:, None, :]) & earlier)[:, None]
 
 
 def _tokens(document: Any, number: int) -> torch.Tensor:
@@ -88,12 +101,3 @@ def _fit(lengths: Sequence[int], length: int) -> list[list[int]]:
         rows[row].append(number)
         insort(free, (room - lengths[number], row))
     return rows
-
-
-def _attention_mask(documents: torch.Tensor) -> torch.Tensor:
-    """Return whether a position attends to another one; padding attends to earlier padding and itself."""
-    import torch
-
-    length = documents.shape[1]
-    earlier = torch.ones(length, length, dtype=torch.bool).tril()
-    return ((documents[:, :, None] == documents[:, None, :]) & earlier)[:, None]
