@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         RAdam,
         RMSprop,
         TorchOptimizer,
+        Update,
         from_torch,
     )
     from distir_relax.report.training_run import RunReport
@@ -122,6 +123,7 @@ __all__ = [
     "TorchOptimizer",
     "Training",
     "TrainingStep",
+    "Update",
     "WarmupStableDecay",
     "annotate_shape_ops",
     "annotate_sharding",
@@ -154,7 +156,7 @@ _HOMES = {
             *("EMA", "SGD", "SWA", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer"),
             "LossScale",
             *("Adadelta", "NAdam", "RAdam", "RMSprop"),
-            *("TorchOptimizer", "from_torch"),
+            *("TorchOptimizer", "Update", "from_torch"),
         ),
         "distir_relax.optimizers",
     ),

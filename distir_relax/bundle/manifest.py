@@ -272,8 +272,9 @@ class Manifest:
         if unknown := sorted(set(training.names.values()) - {tensor.name for tensor in self.weights}):
             raise BundleError(f"expected weights under the names of the model, found {unknown[0]!r}")
         numbers = {(t.name, t.dtype) for t in (*self.inputs, *self.outputs) if t.shape == ()}
+        floats = ("float64", "float32", "float16", "bfloat16")
         for what, name, dtypes in (
-            ("loss", training.loss, ("float64", "float32", "float16", "bfloat16")),
+            *(("loss", name, floats) for name in (training.loss, *training.losses)),
             *(("learning rate", name, ("float64", "float32")) for name in training.rates),
             ("seed", training.seed, ("int64",)),
             ("gradient norm", training.gradient_norm, ("float64", "float32")),

@@ -24,7 +24,8 @@ class TrainingManifest:
     steps made before the bundle was written. `evaluated` are the outputs of the evaluation, scalars, if the bundle has
     one. `names` maps the model's names of its parameters, and of the buffers that training changes, to weights.
     `gradient_norm` is the output, if any, with the norm of the gradients before clipping. `buffers` are those of
-    the model that training does not change, whether the program has them or not.
+    the model that training does not change, whether the program has them or not. `losses` are the outputs with the
+    losses of a step of several updates, of which the first is `loss`.
     """
 
     loss: str
@@ -38,6 +39,7 @@ class TrainingManifest:
     names: Mapping[str, str] = field(default_factory=dict)
     gradient_norm: str | None = None
     buffers: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
@@ -52,6 +54,7 @@ class TrainingManifest:
             "names": dict(self.names),
             "gradient_norm": self.gradient_norm,
             "buffers": list(self.buffers),
+            "losses": list(self.losses),
         }
 
     @classmethod
@@ -64,4 +67,5 @@ class TrainingManifest:
         return cls(
             table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, accumulated,
             table.by_name("names"), table.text_or_none("gradient_norm"), table.texts("buffers", []),
+            table.texts("losses", []),
         )  # fmt: skip

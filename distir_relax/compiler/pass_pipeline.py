@@ -35,7 +35,17 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import LOSS_SCALE, Averaging, LossScale, MasterWeights, Optimize, Optimizer, ReloadWeights
+from distir_relax.optimizers import (
+    LOSS_SCALE,
+    Averaging,
+    LossScale,
+    MasterWeights,
+    Optimize,
+    Optimizer,
+    OrderUpdates,
+    ReloadWeights,
+    Updates,
+)
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate, matched_inputs
 from distir_relax.strategies.apply import ApplyStrategy
@@ -77,6 +87,14 @@ class TrainingConfig:
     def states(self) -> int:
         """The number of state tensors of a parameter."""
         return len(self.optimizer.keeps) + (self.averaging is not None)
+
+    @property
+    def losses(self) -> tuple[tuple[str, ...], ...]:
+        """The losses of several updates, each followed by the parameters of its update; empty for a single one."""
+        if not isinstance(self.optimizer, Updates):
+            return ()
+        trained = self.trained or ()
+        return tuple((u.loss, *(name for name in trained if u.of(name))) for u in self.optimizer.updates)
 
 
 @dataclass(frozen=True)
@@ -212,7 +230,9 @@ def _strategy_passes(
         passes += cut
     if training is not None:
         scale = LOSS_SCALE if training.loss_scale is not None else ""
-        passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint, scale=scale))
+        losses = training.losses
+        passes += [OrderUpdates(losses)] if losses else []
+        passes.append(Differentiate("", training.trained, chosen.checkpoint, scale, losses))
         passes.append(LinearCasts())
         passes += of_options(PassPoint.GRADIENTS)
     if parts is not None:

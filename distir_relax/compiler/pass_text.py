@@ -38,7 +38,7 @@ from distir_relax.lowering import (
     ToDistIR,
     ToPlaces,
 )
-from distir_relax.optimizers import OPTIMIZERS, MasterWeights, Optimize, Optimizer, ReloadWeights
+from distir_relax.optimizers import OPTIMIZERS, MasterWeights, Optimize, Optimizer, OrderUpdates, ReloadWeights
 from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.hoist_positions import HoistPositions
@@ -70,10 +70,9 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 for _kind in (
     Incremental, LastPositions, ComputeOnce, FirstCall, EachCall, ReplicateHeads, Outline, MasterWeights,
     ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages, FuseDifferentiable,
-    Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls, GatherParameters,
-    Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, OrderSums,
-    OverlapCollectives, Project,
-    Inline, FuseLocal, JoinProducts,
+    OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
+    GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
+    OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -55,7 +55,10 @@ from distir_relax.optimizers import (
     Averaging,
     LossScale,
     Optimizer,
+    Update,
+    Updates,
     from_torch,
+    losses_of,
     rates_of,
 )  # fmt: skip
 from distir_relax.runtime.training.callbacks import Callback, EarlyStopping, StepResult, TimeLimit, logger
@@ -93,6 +96,8 @@ class TrainingStep:
         """The last step of a run (`dr.train`), and its position in the data; None before it."""
         self.gradient_norm: float | None = None
         """The norm of the gradients of the last call, before clipping; None before it, and if it is not measured."""
+        self.losses: dict[str, float] = {}
+        """The losses of the last call by name, of a step of several updates."""
         self.callbacks = tuple(callbacks)
         """Callbacks that are part of the step: hooks of a Lightning module."""
         self._exclusive = threading.RLock()
@@ -116,9 +121,11 @@ class TrainingStep:
         """
         tensors = self._flatten(self.plan, inputs, targets)
         with self._exclusive:
-            names = (self._loss, *self._measured)
+            losses = losses_of(self.optimizer)
+            names = (self._loss, *losses, *self._measured)
             outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=names)
             self.steps += 1
+            self.losses = {name: float(outputs[name]) for name in losses}
             self.gradient_norm = next((float(outputs[name]) for name in self._measured), None)
             if self.callbacks:
                 self._call_callbacks(float(outputs[self._loss]), self.plan.session(backend))
@@ -169,7 +176,15 @@ class TrainingStep:
 
     @cached_property
     def evaluation(self) -> Plan:
-        """The plan that computes the loss and the metrics in evaluation mode, compiled on first use."""
+        """The plan that computes the loss and the metrics in evaluation mode, compiled on first use.
+
+        Raises `DistIRError` for a step of several updates.
+        """
+        if losses_of(self.optimizer):
+            raise DistIRError(
+                "expected a step with one loss, found several updates", self.plan.name,
+                "evaluate the model in torch, with the weights that copy_to_model gives",
+            )  # fmt: skip
         return self._compile_evaluation(self.plan)
 
     def numbers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -300,8 +315,9 @@ class TrainingStep:
         rates, norm = rates_of(self.optimizer), next(iter(self._measured), None)
         buffers = tuple(self._model_tensors.constants)
         return TrainingManifest(
-            self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm, buffers=buffers
-        )
+            self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm, buffers=buffers,
+            losses=losses_of(self.optimizer),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -309,7 +325,7 @@ class Training:
     """A training to compile: arguments of `compile_training`, for a function in a user's file.
 
     ``distir compile FILE.py:FUNCTION --train`` and ``distir simulate`` take a function that returns one. Without an
-    `optimizer` it is that of a Lightning module or of `arguments`, else AdamW.
+    `optimizer` it is that of a Lightning module or of `arguments`, else AdamW; a list of updates becomes `Updates`.
     """
 
     model: torch.nn.Module
@@ -331,6 +347,9 @@ class Training:
     steps_per_epoch: int | None = None
     label_smoothing: float = 0.0
     neftune_noise_alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", _as_optimizer(self.optimizer))
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
@@ -443,7 +462,10 @@ class Training:
                 f"expected a precision of {' or '.join(TRAINING_PRECISIONS)} for training, found {self.precision!r}",
                 hint=spelling(self.precision) or "weights of 8 and 4 bits are for inference",
             )
+        self._check_several(options or {})
         imported, trained = self._import()
+        if isinstance(self.optimizer, Updates):
+            self.optimizer.check_parameters(trained)
         scale = self.loss_scale or (LossScale() if self.precision == "fp16" else None)
         if scale is not None:
             imported = replace(imported, tensors={**imported.tensors, LOSS_SCALE: _scalar(scale.init)})
@@ -518,6 +540,24 @@ class Training:
         evaluation = EvaluationConfig(tuple(layouts), states, self._is_narrow, _weights_of_stages(step))
         return Source(imported, complete_options, evaluation=evaluation)
 
+    def _check_several(self, options: CompileOptions) -> None:
+        """Raise a `DistIRError` for several updates with options that are for a single one."""
+        if not isinstance(self.optimizer, Updates):
+            return
+        strategy = options.get("strategy")
+        present = Strategy() if strategy is None else as_strategy(strategy)
+        found = {
+            "metrics": self.metrics is not None, "gradient_norm": self.gradient_norm, "precision='fp16'":
+            self.precision == "fp16", "loss_scale": self.loss_scale is not None,
+            "deterministic": self.deterministic is not None, "label_smoothing": bool(self.label_smoothing),
+            f"the strategy {present}": present.microbatches > 1 or present.pipeline > 1,
+        }  # fmt: skip
+        if others := [name for name, is_given in found.items() if is_given]:
+            raise DistIRError(
+                f"expected a single update for {others[0]}, found {len(self.optimizer.updates)}", "optimizer",
+                "several updates take the whole batch at once, on any number of data and tensor ranks",
+            )  # fmt: skip
+
     def _options(self, options: CompileOptions, imported: Imported) -> CompileOptions:
         """Return complete options of compilation: without any sharding, those for one device."""
         complete_options = complete(options, _name(self.model))
@@ -573,7 +613,8 @@ class Training:
             )  # fmt: skip
         if self._is_lightning:
             return with_training_step(computed)
-        return with_loss(computed, loss, metrics, self.label_smoothing)
+        several = losses_of(self.optimizer)
+        return with_loss(computed, loss, metrics, self.label_smoothing, several)
 
     def _computed(self) -> tuple[torch.nn.Module, Loss | None, tuple[Any, ...], dict[str, Any]]:
         """Return the model and the loss that compute, copies in another precision, and the example call."""
@@ -618,7 +659,7 @@ def compile_training(
     model: torch.nn.Module,
     loss: Loss | None = None,
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Update] | None = None,
     example_batch: Any,
     clip_norm: float | None = None,
     precision: str | None = None,
@@ -656,6 +697,9 @@ def compile_training(
     gradients are added in order: steps have the same bits on each number of data-parallel ranks that divides it. The
     other options are those of `compile`; without any sharding the model runs on one device.
 
+    `optimizer` may be a list of `Update`, each of its own parameters by its own loss, such as those of a GAN. Then the
+    model, or `loss`, returns a dict of losses by name, and `TrainingStep.losses` has them.
+
     `model` may be a Lightning module: it has its loss, its optimizer and the metrics of its `validation_step`.
     `arguments` are ``transformers.TrainingArguments`` or a Lightning ``Trainer``: optimizer, schedule, clipping,
     precision, microbatches and seed are theirs unless they are set here. `steps_per_epoch` is needed where epochs are
@@ -667,9 +711,9 @@ def compile_training(
     """
     check_names(options, CompileOptions, [f.name for f in fields(Training)])
     training = Training(
-        model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims, averaging, metrics,
-        gradient_norm, loss_scale, deterministic, reduce_dtype, arguments, steps_per_epoch, label_smoothing,
-        neftune_noise_alpha,
+        model, loss, _as_optimizer(optimizer), example_batch, clip_norm, precision, seed, dynamic_shapes, dims,
+        averaging, metrics, gradient_norm, loss_scale, deterministic, reduce_dtype, arguments, steps_per_epoch,
+        label_smoothing, neftune_noise_alpha,
     )  # fmt: skip
     return training.step(compile_source(training.read(options)), options)
 
@@ -717,6 +761,11 @@ def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:
             names = dict.fromkeys(origins[v.name] for v in op.operands if v.name in origins)
             stages.setdefault(op.attrs["stage"], {}).update(names)
     return tuple(tuple(stages[stage]) for stage in sorted(stages))
+
+
+def _as_optimizer(given: Optimizer | Sequence[Update] | None) -> Optimizer | None:
+    """Return an optimizer of all updates of a list."""
+    return Updates(tuple(given)) if isinstance(given, (list, tuple)) else given  # type: ignore[return-value]
 
 
 def _check_optimizer(optimizer: Any) -> None:

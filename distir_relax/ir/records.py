@@ -162,9 +162,13 @@ class MicrobatchProgram:
 
 @dataclass(frozen=True, slots=True)
 class UpdateProgram:
-    """The program of the optimizer's step, as text: new values from weights, gradients (``NAME.grad``) and states."""
+    """The program of the optimizer's step, as text: new values from weights, gradients (``NAME.grad``) and states.
+
+    A step of several updates has one for each, in order, with the name of its `loss`.
+    """
 
     text: str
+    loss: str = ""
 
     def __str__(self) -> str:
         return "the program of the optimizer's step"

@@ -13,11 +13,13 @@ from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
 from distir_relax.optimizers.nadam import NAdam, RAdam
 from distir_relax.optimizers.optimize import GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
-from distir_relax.optimizers.optimizer import RATE, Optimizer, rates_of
+from distir_relax.optimizers.optimizer import RATE, Optimizer, Update, rates_of
+from distir_relax.optimizers.order_updates import OrderUpdates
 from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
 from distir_relax.optimizers.sgd import SGD
 from distir_relax.optimizers.torch_optimizer import TorchOptimizer
+from distir_relax.optimizers.updates import Updates, losses_of
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     kind.__name__: kind for kind in (SGD, Adam, AdamW, Adadelta, Adafactor, Adagrad, Lion, Muon, NAdam, RAdam, RMSprop)
@@ -49,11 +51,15 @@ __all__ = [
     "NAdam",
     "Optimize",
     "Optimizer",
+    "OrderUpdates",
     "RAdam",
     "RMSprop",
     "ReloadWeights",
     "TorchOptimizer",
+    "Update",
+    "Updates",
     "from_torch",
+    "losses_of",
     "rates_of",
     "with_state",
 ]

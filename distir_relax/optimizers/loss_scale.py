@@ -8,13 +8,14 @@ is skipped, and the scale reduced; after some steps in a row without one it grow
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Real
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Output, TensorType, Value
-from distir_relax.ops import Builder, cast, lookup
+from distir_relax.ops import Builder, cast
+from distir_relax.optimizers.conditional_update import ConditionalUpdate
 
 LOSS_SCALE = "loss_scale"
 """The state with the scale, a float32 scalar."""
@@ -53,7 +54,7 @@ class ScaledStep:
     """The part of a training step that depends on the loss scale, emitted with `g`.
 
     `gradients` are those of the scaled loss, by parameter. `unscaled` are those of the loss, and `is_finite` is whether
-    all of them are, a scalar: one of the program, so that all ranks decide alike.
+    all of them are, a scalar: one of the program, so that all ranks decide alike. `writing` depends on it.
     """
 
     def __init__(self, g: Builder, gradients: Mapping[str, Value], options: LossScale) -> None:
@@ -66,27 +67,10 @@ class ScaledStep:
             count = term if count is None else g.emit("add", count, term)
         assert count is not None, "there are gradients"
         self.is_finite: Value = g.emit("equal", count, g.constant(0.0, "float32"))
+        self.writing = ConditionalUpdate(g, self.is_finite)
         inverse = g.emit("divide", g.constant(1.0, "float64"), cast(g, self._scale, "float64"))
         inverses = {dtype: cast(g, inverse, dtype) for dtype in {v.tensor.dtype for v in gradients.values()}}
         self.unscaled = {name: g.emit("multiply", v, inverses[v.tensor.dtype]) for name, v in gradients.items()}
-
-    def assign(self, old: Value, new: Value) -> Value:
-        """Emit the update of a tensor in place, which keeps its old value if the step is skipped."""
-        result: Value = self._g.emit("assign_where", old, new, self.is_finite)
-        return result
-
-    def keep(self, start: int, old: Collection[Value]) -> None:
-        """Let ops from number `start` on update copies of the values `old`, which are kept if the step is skipped."""
-        ops = self._g.ops[start:]
-        del self._g.ops[start:]
-        for op in ops:
-            first = op.operands[0] if op.operands else None
-            if first in old and lookup(op.name).code.in_place:
-                assert first is not None, "an op in place has an operand"
-                # An op of one operand that does not change its type may share its storage.
-                copied = self._g.emit("multiply", first, self._g.constant(1, first.tensor.dtype))
-                op = replace(op, operands=(copied, *op.operands[1:]))
-            self._g.ops.append(op)
 
     def next_scale(self, suffix: str) -> list[Output]:
         """Emit the new scale and count; return the outputs, whose names end in `suffix`."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import ClassVar
 
 from distir_relax.bundle import STEP_COUNT
@@ -16,9 +15,11 @@ from distir_relax.ir import Function, Module, Op, Output, TensorType, UpdateProg
 from distir_relax.ops import Builder, cast, lookup
 from distir_relax.optimizers.averaging import Averaging, add_averages
 from distir_relax.optimizers.clip import clip_gradients, norm_of_gradients
+from distir_relax.optimizers.conditional_update import ConditionalUpdate
 from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale, ScaledStep
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, rates_of
-from distir_relax.support.learning_rate import as_schedule
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, Update, rates_of
+from distir_relax.optimizers.order_updates import OpsBetweenUpdates
+from distir_relax.support.learning_rate import Schedule, as_schedule
 
 STEP = STEP_COUNT
 """The state that counts steps, an int64 scalar."""
@@ -42,7 +43,7 @@ class Optimize:
     without parameters, and for an optimizer whose `update` omits a new value, returns one of another type, or reads an
     old value after overwriting it. With `averaging` the state ``NAME.averaged`` is an average of each parameter. With
     `loss_scale` gradients are those of the loss times the state ``loss_scale``, and updates depend on them all being
-    finite (`LossScale`).
+    finite (`LossScale`). Several updates (`Updates`) are made in order, each before the ops that use its new values.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -60,28 +61,44 @@ class Optimize:
             raise DistIRError(f"expected a norm above 0 to clip gradients to, found {self.clip_norm}")
         main = module.main
         parameters = {i.value.name: i.value for i in main.inputs if i.role == "parameter"}
-        grads = {name: o.value for o in main.outputs if (name := o.name.removesuffix(GRADIENT)) in parameters}
-        grads = {name: value for name, value in grads.items() if self.trained is None or name in self.trained}
+        given = {o.name.removesuffix(GRADIENT): o for o in main.outputs if o.name.endswith(GRADIENT)}
+        given = {name: o for name, o in given.items() if name in parameters}
+        grads = {name: o.value for name, o in given.items() if self.trained is None or name in self.trained}
         self._check(parameters, grads)
         g = Builder.of(main)
-        g.location = ""
-        outputs = [o for o in main.outputs if o.name.removesuffix(GRADIENT) not in parameters]
-        outputs += self._step(g, {name: parameters[name] for name in grads}, grads)
+        g.location, g.ops = "", []
+        outputs = [o for o in main.outputs if o not in given.values()]
+        ops, begun, records = OpsBetweenUpdates(g, main.ops), _Begun(), list[UpdateProgram]()
+        for number, update in enumerate(self.optimizer.updates):
+            ops.emit_before(number)
+            mine = {name: value for name, value in grads.items() if update.of(name)}
+            of = {name: parameters[name] for name in mine}
+            _check_groups(update.optimizer, list(of))
+            new = self._step(g, update, of, mine, begun)
+            values = {output.name: output.value for output in new}
+            ops.updated(number, update, {name: values[f"{name}{NEW}"] for name in mine})
+            outputs += new
+            program = self._program(update, of, mine, is_first=not number)
+            records.append(UpdateProgram(print_module(program), update.loss))
+        ops.emit_before(None)
         updated = Function(main.name, tuple(g.inputs), tuple(g.ops), tuple(outputs))
-        record = UpdateProgram(print_module(self._program({name: parameters[name] for name in grads}, grads)))
         functions = (replace(updated, ops=live_ops(updated)), *module.functions[1:])
-        return replace(module, functions=functions, records=(*module.records, record))
+        return replace(module, functions=functions, records=(*module.records, *records))
 
-    def _program(self, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> Module:
-        """Return the program of the step alone, whose inputs are the gradients, too."""
+    def _program(
+        self, update: Update, parameters: Mapping[str, Value], grads: Mapping[str, Value], is_first: bool
+    ) -> Module:
+        """Return the program of an update alone, whose inputs are the gradients, too."""
         g = Builder()
         taken = {name: g.input(name, value.tensor, "parameter") for name, value in parameters.items()}
         if self.loss_scale is not None:
             g.input(LOSS_SCALE, TensorType((), "float32"), "state")
         gradients = {name: g.input(f"{name}{GRADIENT}", value.tensor) for name, value in grads.items()}
-        outputs = self._step(g, taken, gradients)
-        update = Function("main", tuple(g.inputs), tuple(g.ops), tuple(outputs))
-        return Module("global", (replace(update, ops=live_ops(update)),))
+        outputs = self._step(g, update, taken, gradients, _Begun())
+        # The first update counts the step.
+        outputs = [output for output in outputs if is_first or output.name != STEP + NEW]
+        program = Function("main", tuple(g.inputs), tuple(g.ops), tuple(outputs))
+        return Module("global", (replace(program, ops=live_ops(program)),))
 
     def _check(self, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> None:
         trained = parameters if self.trained is None else self.trained
@@ -105,41 +122,43 @@ class Optimize:
                 hint="the loss does not depend on it, or Differentiate has not run",
             )
 
-    def _step(self, g: Builder, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> list[Output]:
-        """Emit the step; return the outputs with new values."""
-        for pattern in self.optimizer.unused(list(parameters)):
-            shown = ", ".join(list(parameters)[:6])
-            raise DistIRError(
-                f"no trained parameter matches {pattern!r}", type(self.optimizer).__name__, f"there are {shown}"
-            )
-        schedules = rates_of(self.optimizer)
-        rates = [(schedule, g.input(name, TensorType((), "float64"))) for name, schedule in schedules.items()]
+    def _step(
+        self, g: Builder, update: Update, parameters: Mapping[str, Value], grads: Mapping[str, Value], begun: _Begun
+    ) -> list[Output]:
+        """Emit an update; return the outputs with new values."""
+        if not begun.rates:
+            schedules = rates_of(self.optimizer)
+            begun.rates = [(schedule, g.input(name, TensorType((), "float64"))) for name, schedule in schedules.items()]
         outputs: list[Output] = []
         scaled = None if self.loss_scale is None else ScaledStep(g, grads, self.loss_scale)
-        write_back = partial(_write_back, g) if scaled is None else scaled.assign
+        writing = None if scaled is None else scaled.writing
         if scaled is not None:
             grads = scaled.unscaled
             outputs += scaled.next_scale(NEW)
-        count: Value | None = None
-        if self.averaging is not None or any(part.counts for part in self.optimizer.parts):
+        if begun.step is None and self._counts:
             before = g.input(STEP, TensorType((), "int64"), "state")
-            after = g.emit("add", before, g.constant(1, "int64"))
-            outputs.append(Output(STEP + NEW, write_back(before, after)))
-            count = cast(g, after, "float64")
+            following = g.emit("add", before, g.constant(1, "int64"))
+            begun.step = (_write_back(g, before, following, writing), following)
+            outputs.append(Output(STEP + NEW, begun.step[0]))
+        count: Value | None = None if begun.step is None else cast(g, begun.step[1], "float64")
+        number = count
+        if update.every > 1 and begun.step is not None:
+            writing, number = _when_due(g, begun.step[1], update.every)
         if self.clip_norm is not None or self.gradient_norm:
             norm = norm_of_gradients(g, grads)
-            outputs.append(Output(GRADIENT_NORM, norm))
+            if len(self.optimizer.updates) == 1:
+                outputs.append(Output(GRADIENT_NORM, norm))
             if self.clip_norm is not None:
                 grads = clip_gradients(g, grads, self.clip_norm, norm)
         numbers: dict[tuple[int, str], Numbers] = {}
         weights: dict[str, Value] = {}
         for name, parameter in parameters.items():
-            optimizer, dtype = self.optimizer.of(name), parameter.tensor.dtype
+            optimizer, dtype = update.optimizer.of(name), parameter.tensor.dtype
             key = id(optimizer), dtype
             if key not in numbers:
                 g.hint = ""
-                rate = next(value for schedule, value in rates if schedule == as_schedule(optimizer.lr))
-                numbers[key] = optimizer.numbers(g, rate, count if optimizer.counts else None, dtype)
+                rate = next(value for schedule, value in begun.rates if schedule == as_schedule(optimizer.lr))
+                numbers[key] = optimizer.numbers(g, rate, number if optimizer.counts else None, dtype)
             kinds = optimizer.states(parameter.tensor)
             state = {label: g.input(f"{name}.{label}", kind, "state") for label, kind in kinds.items()}
             g.hint = f"{name}{NEW}"
@@ -148,10 +167,10 @@ class Optimize:
             new = optimizer.update(g, parameter, gradient, state, numbers[key])
             old = {**state, "": parameter}
             self._check_new(name, old, new)
-            if scaled is not None:
-                scaled.keep(start, old.values())
+            if writing is not None:
+                writing.keep(start, old.values())
             # Compute all new values before the first is written back: they may depend on old ones.
-            kept = {label: write_back(old[label], value) for label, value in new.items()}
+            kept = {label: _write_back(g, old[label], value, writing) for label, value in new.items()}
             outputs += [
                 Output(f"{name}.{label}{NEW}" if label else f"{name}{NEW}", value) for label, value in kept.items()
             ]
@@ -159,8 +178,15 @@ class Optimize:
             self._check_order(name, g.ops[start:])
         if self.averaging is not None and count is not None:
             averages = add_averages(g, weights, self.averaging, count)
-            outputs += [Output(f"{name}{NEW}", write_back(*pair)) for name, pair in averages.items()]
+            skipped = None if scaled is None else writing
+            outputs += [Output(f"{name}{NEW}", _write_back(g, *pair, skipped)) for name, pair in averages.items()]
         return outputs
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the step needs its number."""
+        needs = self.averaging is not None or any(part.counts for part in self.optimizer.parts)
+        return needs or any(update.every > 1 for update in self.optimizer.updates)
 
     def _where(self, name: str) -> str:
         return f"{type(self.optimizer.of(name)).__name__}.update, for the parameter {name!r}"
@@ -194,8 +220,32 @@ class Optimize:
                 )
 
 
-def _write_back(g: Builder, old: Value, new: Value) -> Value:
-    """Return the result of an op that writes `new` into the memory of `old`."""
+@dataclass
+class _Begun:
+    """What the updates of a step share: the inputs for `rates`, and the number of the `step` as state and as value."""
+
+    rates: list[tuple[Schedule, Value]] = field(default_factory=list)
+    step: tuple[Value, Value] | None = None
+
+
+def _check_groups(optimizer: Optimizer, names: Sequence[str]) -> None:
+    for pattern in optimizer.unused(names):
+        shown = ", ".join(names[:6])
+        raise DistIRError(f"no trained parameter matches {pattern!r}", type(optimizer).__name__, f"there are {shown}")
+
+
+def _when_due(g: Builder, step: Value, every: int) -> tuple[ConditionalUpdate, Value]:
+    """Emit whether an update is made in a step, and its number as float64; both count from 1."""
+    place, interval = g.emit("subtract", step, g.constant(1, "int64")), g.constant(every, "int64")
+    is_due = g.emit("equal", g.emit("mod", place, interval), g.constant(0, "int64"))
+    number = g.emit("add", g.emit("floor_divide", place, interval), g.constant(1, "int64"))
+    return ConditionalUpdate(g, is_due), cast(g, number, "float64")
+
+
+def _write_back(g: Builder, old: Value, new: Value, writing: ConditionalUpdate | None = None) -> Value:
+    """Return the result of an op that writes `new` into the memory of `old`, if `writing` allows."""
+    if writing is not None:
+        return writing.assign(old, new)
     producer = next((op for op in reversed(g.ops) if new in op.results), None)
     if producer is not None and lookup(producer.name).code.in_place and producer.operands[0] == old:
         return new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
@@ -51,6 +52,11 @@ class Optimizer(ABC):
     def of(self, name: str) -> Optimizer:
         """Return the part that updates the parameter called `name`."""
         return self
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """Return the updates of a step, in order: one of all parameters, but for `Updates`."""
+        return (Update("", "*", self),)
 
     def unused(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the patterns of groups that match none of these parameters."""
@@ -109,6 +115,42 @@ class Optimizer(ABC):
                 where,
                 'for example no_decay=("*.bias", "norm*")',
             )
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update of some parameters by the gradients of a loss: one of several in a step, as of the networks of a GAN.
+
+    The model, or its loss function, returns the `loss` under this name. `parameters` are patterns of their names. The
+    update is made in the first step and in each `every`-th after it; a schedule of its learning rate counts all steps.
+
+    Raises `DistIRError` for no patterns, something that is no optimizer, and a number below 1.
+    """
+
+    loss: str
+    parameters: str | tuple[str, ...]
+    optimizer: Optimizer
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        where = f"the update of {self.loss!r}"
+        if not self.patterns or not all(isinstance(pattern, str) and pattern for pattern in self.patterns):
+            raise DistIRError(f"expected patterns of parameter names, found {self.parameters!r}", where)
+        if not isinstance(self.optimizer, Optimizer):
+            raise DistIRError(
+                f"expected an optimizer such as dr.Adam(lr=2e-4), found {type(self.optimizer).__name__}", where
+            )
+        if not isinstance(self.every, int) or self.every < 1:
+            raise DistIRError(f"expected every to be 1 or more steps, found {self.every!r}", where)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of names."""
+        return (self.parameters,) if isinstance(self.parameters, str) else tuple(self.parameters)
+
+    def of(self, name: str) -> bool:
+        """Return whether the parameter of a name is updated."""
+        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
 def check_betas(betas: Any, where: str, what: str = "two betas") -> None:

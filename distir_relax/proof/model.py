@@ -6,6 +6,7 @@ Both are programs of whole tensors; they are compared by numbers (`Numbering`):
 - of a training step, the gradient of each parameter has the number that the chain rule gives it
   (`distir_relax.proof.gradients`), and new values have the numbers that the optimizer's program gives with these
   gradients (`UpdateProgram`); tests compare that program with `torch.optim`;
+- of several updates in a step, what the model computes after a loss sees the parameters after the update by it;
 - with microbatches, the step for the whole batch is checked like that. The part of each microbatch has the numbers of
   the ops that its index does in the program that `Microbatches` leaves (`MicrobatchProgram`): that is a schedule along
   an axis in time, which `check_schedule` compares with the step.
@@ -16,7 +17,7 @@ ops, and how a collective is emulated in time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distir_relax.errors import VerificationError
@@ -71,9 +72,12 @@ def check_model(model: Module, sharded: Module) -> list[Unproved]:
 
 def _compare(model: Module, sharded: Module) -> list[Unproved]:
     parts = next((record for record in sharded.records if isinstance(record, MicrobatchProgram)), None)
-    update = next((parse(r.text).main for r in sharded.records if isinstance(r, UpdateProgram)), None)
+    updates = [record for record in sharded.records if isinstance(record, UpdateProgram)]
     numbering = Numbering()
     program = inline(sharded).main
+    if len(updates) > 1 and parts is None:
+        return _compare_outputs(numbering, program, _of_updates(numbering, inline(model).main, program, updates))
+    update = parse(updates[0].text).main if updates else None
     if parts is None:
         given = _gradients_given(program)
         results, gradients = _of_model(numbering, inline(model).main, program, _gradients_of(update) or given)
@@ -99,12 +103,7 @@ def _of_model(
     computes gradients of its own, which a program without them has, it follows the model's.
     """
     inputs = {item.value.name: item.value for item in program.inputs}
-    numbers: dict[str, int] = {}
-    for item in model.inputs:
-        value, own = item.value, inputs.get(item.value.name, item.value)
-        is_kept = plain(own).tensor.dtype == value.tensor.dtype
-        numbers[value.name] = numbering.input(value) if is_kept else numbering.converted(own, value.tensor.dtype)
-    numbering.add_all(model.ops, numbers)
+    numbers = numbering.add_all(model.ops, _number_model_inputs(numbering, model, inputs, {}))
     results = {output.name: numbers[output.value.name] for output in model.outputs}
     if not wrt:
         return results, {}
@@ -117,6 +116,60 @@ def _of_model(
         ops, of = _ancestors(program, loss.value.name), loss.value
         known = numbering.add_all(ops, _number_inputs(numbering, program))
     return results, number_gradients(numbering, ops, known, of, wrt, None if scale is None else plain(scale))
+
+
+def _number_model_inputs(
+    numbering: Numbering, model: Function, inputs: Mapping[str, Value], new: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the numbers of a model's inputs, which may have another dtype in the program; `new` has those of some."""
+    numbers: dict[str, int] = {}
+    for item in model.inputs:
+        value, own = item.value, inputs.get(item.value.name, item.value)
+        number = new.get(value.name, numbering.input(own))
+        is_kept = plain(own).tensor.dtype == value.tensor.dtype
+        numbers[value.name] = number if is_kept else numbering.converted(own, value.tensor.dtype, number)
+    return numbers
+
+
+def _of_updates(
+    numbering: Numbering, model: Function, program: Function, updates: Sequence[UpdateProgram]
+) -> dict[str, int]:
+    """Return the numbers of the results of several updates, by name.
+
+    Each op of the model sees the parameters after the updates by all losses before it. What parameters alone are
+    computed to is computed again after an update. Gradients are those of each loss by the parameters of its update, for
+    which the values that earlier updates have given are constants.
+    """
+    inputs = {item.value.name: item.value for item in program.inputs}
+    losses = {output.name: output.value.name for output in model.outputs}
+    found = {output.name: output.value for output in program.outputs}
+    alone = {item.value.name for item in model.inputs if item.role == "parameter"}
+    numbers = _number_model_inputs(numbering, model, inputs, {})
+    expected: dict[str, int] = {}
+    of_parameters, left = list[Op](), list(model.ops)
+    for record in updates:
+        while losses[record.loss] not in numbers:
+            op = left.pop(0)
+            numbering.add_all([op], numbers)
+            if all(value.name in alone for value in op.operands):
+                alone.update(value.name for value in op.results)
+                of_parameters.append(op)
+        expected[record.loss] = numbers[losses[record.loss]]
+        loss = next(output for output in program.outputs if output.name == record.loss)
+        _compare_outputs(numbering, replace(program, outputs=(loss,)), {record.loss: expected[record.loss]})
+        # New parameters have the name of their input in the numbers of the model, and one of their own in the program.
+        given = {found[name].name: number for name, number in expected.items() if name.endswith(NEW)}
+        ops = _ancestors(program, loss.value.name, given=given)
+        update = parse(record.text).main
+        known = numbering.add_all(ops, {**_number_inputs(numbering, program), **given})
+        gradients = number_gradients(numbering, ops, known, loss.value, _gradients_of(update), None)
+        expected.update(_of_update(numbering, update, gradients))
+        new = {name: expected[f"{name}{NEW}"] for name in inputs if f"{name}{NEW}" in expected}
+        numbers.update(_number_model_inputs(numbering, model, inputs, new))
+        numbering.add_all(of_parameters, numbers)
+    numbering.add_all(left, numbers)
+    others = {output.name: numbers[output.value.name] for output in model.outputs if output.name not in expected}
+    return {**expected, **others}
 
 
 def _gradients_of(update: Function | None) -> list[str]:
@@ -182,12 +235,12 @@ def _compare_outputs(numbering: Numbering, program: Function, expected: Mapping[
     ]
 
 
-def _ancestors(program: Function, *names: str) -> list[Op]:
-    """Return the ops that values depend on, in order."""
+def _ancestors(program: Function, *names: str, given: Collection[str] = ()) -> list[Op]:
+    """Return the ops that values depend on, in order, but for those of values that are `given`."""
     needed = set(names)
     found = []
     for op in reversed(program.ops):
-        if any(value.name in needed for value in op.results):
+        if any(value.name in needed and value.name not in given for value in op.results):
             needed.update(value.name for value in op.operands)
             found.append(op)
     return found[::-1]

@@ -41,11 +41,11 @@ class Numbering:
             (self.inputs[key],) = self.expressions.new()
         return self.inputs[key]
 
-    def converted(self, value: Value, dtype: str) -> int:
-        """Return the number of an input after a conversion to a dtype."""
+    def converted(self, value: Value, dtype: str, number: int | None = None) -> int:
+        """Return the number of an input, or of another value with a `number`, after a conversion to a dtype."""
         g = Builder()
         result = cast(g, plain(value), dtype)
-        return self.add_all(g.ops, {value.name: self.input(value)})[result.name]
+        return self.add_all(g.ops, {value.name: self.input(value) if number is None else number})[result.name]
 
     def add_all(self, ops: Iterable[Op], numbers: dict[str, int]) -> dict[str, int]:
         """Add ops; `numbers` has those of values by name, and gets those of the results."""

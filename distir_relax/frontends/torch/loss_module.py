@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ def with_loss(
     loss: Loss | None,
     metrics: Mapping[str, Loss] | None = None,
     smoothing: float = 0.0,
+    several: Sequence[str] = (),
 ) -> Iterator[None]:
     """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
 
@@ -40,7 +41,8 @@ def with_loss(
     The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
     scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
     parameters becomes a submodule of the model, so that its parameters are trained too. With `smoothing` the loss of a
-    transformers model is that of smoothed labels. Raises `ImportModelError` without any loss.
+    transformers model is that of smoothed labels. With `several` names the loss is a dict of losses, and the call
+    returns those. Raises `ImportModelError` without any loss, and without one of these.
     """
     import torch
 
@@ -61,7 +63,7 @@ def with_loss(
             output = alone(*args, **kwargs)
             if smoothing:
                 return results(smoothed_loss(model, output, labels, smoothing), output, {**kwargs, "labels": labels})
-            return results(_model_loss(model, output), output, kwargs)
+            return results(_model_loss(model, output, several), output, kwargs)
         targets = kwargs.pop(TARGETS)
         output = alone(*args, **kwargs)
         return results(loss_call(loss)(output, targets), output, targets)
@@ -77,7 +79,7 @@ def with_loss(
 
     def results(value: Any, output: Any, targets: Any) -> Any:
         if metrics is None:
-            return value
+            return _losses(value, several)
         found = {LOSS: value}
         for name, metric in measures.items():
             measured = metric(output, targets)
@@ -137,7 +139,24 @@ def call_arguments(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any
     return args, {**kwargs, TARGETS: targets} if has_loss else kwargs
 
 
-def _model_loss(model: torch.nn.Module, output: Any) -> Any:
+def _losses(found: Any, names: Sequence[str]) -> Any:
+    """Return losses by name, in the order of these; the loss itself for no names."""
+    if not names:
+        return found
+    known = found if isinstance(found, Mapping) else {}
+    for name in names:
+        if name not in known:
+            shown = ", ".join(map(str, known)) or type(found).__name__
+            raise ImportModelError(
+                f"expected a dict with the loss {name!r}, found {shown}",
+                hint="the model, or its loss function, returns the losses of all updates by name",
+            )
+    return {name: known[name] for name in names}
+
+
+def _model_loss(model: torch.nn.Module, output: Any, several: Sequence[str] = ()) -> Any:
+    if several:
+        return output
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if loss is None or not hasattr(loss, "dtype"):
         raise ImportModelError(

@@ -220,6 +220,9 @@ def _binary_cross_entropy_with_logits(
     g: Builder, x: Value, target: Value, weight: Value | None = None, positive: Value | None = None, reduction: int = 1
 ) -> Any:
     """``-(y log s(x) + (1 - y) log(1 - s(x)))``, without logarithms of zero."""
+    x, target, *others = promote(g, *(item for item in (x, target, weight, positive) if item is not None))
+    weight = None if weight is None else others[0]
+    positive = None if positive is None else others[-1]
     after = g.aten("log_sigmoid.default", x)
     before = g.emit("subtract", after, x)
     if positive is not None:

@@ -91,18 +91,18 @@ class Training:
             if batch is None:
                 self.ended.reason = "the data has ended"
                 break
-            loss, norm = self._step(batch)
+            losses, norm = self._step(batch)
             (work, _), samples = per_step(batch.call.manifest), samples + samples_of(batch.call.manifest)
             self.ended.data = source.position
             self._reached = replace(position, step=step + 1, samples=samples, data=source.position)
             now = time.perf_counter()
-            error = self._done(step, loss, norm, now - last, work, waited)
+            error = self._done(step, losses, norm, now - last, work, waited)
             last = now
             begun = time.perf_counter()
             batch, sums, data_error = self._next(source, step + 1)
             self._ends_epoch = batch is None or source.position.epoch != self.ended.data.epoch
             waited = time.perf_counter() - begun
-            self._synchronize(step, loss, error or data_error, sums, batch is None)
+            self._synchronize(step, losses, error or data_error, sums, batch is None)
             self._call_with_weights(step + 1)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
@@ -210,23 +210,28 @@ class Training:
         except DistIRError as failure:
             return None, {}, failure
 
-    def _step(self, batch: Batch) -> tuple[float, float | None]:
-        """Return the loss and the gradient norm, if the step measures it; not on other processes than the first."""
+    def _step(self, batch: Batch) -> tuple[dict[str, float], float | None]:
+        """Return the losses by name, the first one first, and the gradient norm, if the step measures it.
+
+        They are not numbers on other processes than the first.
+        """
         training = training_of(self.executor.bundle.manifest)
         measured = () if training.gradient_norm is None else (training.gradient_norm,)
-        outputs = self.executor.step(batch, (training.loss, *measured))
-        loss, *norms = (float(outputs.get(name, math.nan)) for name in (training.loss, *measured))
-        return loss, next(iter(norms), None)
+        names = dict.fromkeys((training.loss, *training.losses))
+        outputs = self.executor.step(batch, (*names, *measured))
+        norms = [float(outputs.get(name, math.nan)) for name in measured]
+        return {name: float(outputs.get(name, math.nan)) for name in names}, next(iter(norms), None)
 
     def _done(
-        self, step: int, loss: float, norm: float | None, seconds: float, work: int, waited: float
+        self, step: int, losses: Mapping[str, float], norm: float | None, seconds: float, work: int, waited: float
     ) -> DistIRError | None:
         """Call `done` of the callbacks; return the error of one, which `_synchronize` reports."""
         if not self.executor.first:
             return None
         rates = learning_rates(self.executor.bundle.manifest, step)
         communication, memory = self.executor.communication_seconds, self.executor.peak_memory
-        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory, waited, norm)
+        loss, others = next(iter(losses.values())), losses if len(losses) > 1 else {}
+        result = StepResult(step + 1, loss, seconds, work, rates, communication, memory, waited, norm, others)
         if self._best is not None:
             self._best.add_loss(loss)
         try:
@@ -237,9 +242,11 @@ class Training:
         return None
 
     def _synchronize(
-        self, step: int, loss: float, error: DistIRError | None, sums: Mapping[str, int], ends: bool
+        self, step: int, losses: Mapping[str, float], error: DistIRError | None, sums: Mapping[str, int], ends: bool
     ) -> None:
         """Exchange errors, signals, checksums of the next batch, its absence, and requests of callbacks."""
+        # The one to report, if any is not finite.
+        loss = next((value for value in losses.values() if not math.isfinite(value)), next(iter(losses.values())))
         number = math.isfinite(loss) or not self.executor.first
         everyone = self.executor.exchange([number, self.stop(), error is not None, self._stop_reason, sums, ends])
         self.ended.step, self.ended.loss = step + 1, loss

@@ -56,6 +56,8 @@ class StepResult:
     """The part of `seconds` in which the first process loaded the batch, or waited for workers that do."""
     gradient_norm: float | None = None
     """Norm of all gradients before clipping; None if the step does not measure it."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """The losses of a step of several updates, by name; `loss` is the first."""
 
 
 @dataclass

@@ -8,10 +8,11 @@ from distir_relax.runtime.training.callbacks.callback import StepResult
 
 
 def step_measurements(result: StepResult, unit: str) -> dict[str, float]:
-    """Return the loss, the seconds, the work (as `unit`), the learning rates, and the rest of a step's result."""
+    """Return the loss, and each of several, the seconds, the work (as `unit`), the learning rates, and the rest."""
     norm = {} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}
     return {
         "loss": result.loss,
+        **{f"loss/{name}": value for name, value in result.losses.items()},
         **norm,
         "seconds": result.seconds,
         unit: result.work,
