@@ -79,7 +79,9 @@ def train(
     averaged: Annotated[bool, typer.Option("--averaged", help="Evaluate the averages of parameters.")] = False,
     log: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", help="Log to a .csv, .jsonl, TensorBoard folder, or mlflow:URI; repeatable."),
+        typer.Option(
+            metavar="PATH", help="Log to .csv, .jsonl, TensorBoard folder, mlflow:, wandb:, logging:; repeatable."
+        ),
     ] = None,
     callbacks: Annotated[
         list[str] | None, typer.Option(metavar="FILE.py:FUNCTION", help="Returns callbacks of the run; repeatable.")

@@ -21,7 +21,7 @@ from distir_relax.compiler.language_model import (
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.source import Source
-from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.errors import CheckpointError, DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.precision import with_precision
 from distir_relax.frontends.pretrained_language_model import (
@@ -54,7 +54,7 @@ class Generation(SessionGenerator):
     def __init__(
         self, plan: Plan, max_length: int, precision: str | None = None, stored: str | None = None
     ) -> None:  # fmt: skip
-        super().__init__(plan.session, plan.texts, None, plan.name)
+        super().__init__(lambda backend: self.plan.session(backend), plan.texts, None, plan.name)
         self.plan = plan
         self.max_length = max_length
         self.precision, self.stored = precision, stored
@@ -62,6 +62,34 @@ class Generation(SessionGenerator):
     def __repr__(self) -> str:
         kind = "" if self.precision is None else f" in {self.precision}"
         return f"<generation of up to {self.max_length} tokens by {self.plan.name}{kind} on {self.plan.mesh}>"
+
+    def load_parameters(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace weights, by the names of the model's parameters; others stay. `plan` is a new one.
+
+        Floats are converted to the dtype that the weights have. Raises `CheckpointError`, and changes nothing, for a
+        name that the model lacks, as it does those of weights of 8 and 4 bits, for another shape, and for an
+        encoder-decoder.
+        """
+        if self.plan.encoder is not None:
+            raise CheckpointError("expected a decoder-only model for other weights, found an encoder", self.plan.name)
+        imported = self.plan.imported
+        names = {name: value for name, value in imported.names.items() if value in imported.tensors}
+        new: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            expected = imported.tensors[names[name]] if name in names else None
+            if expected is None or expected.shape != tensor.shape:
+                shown = (
+                    f"{tuple(tensor.shape)}, where it has {tuple(expected.shape)}" if expected is not None else "one"
+                )
+                raise CheckpointError(
+                    f"expected tensors of the language model, found {shown} for {name!r}", self.plan.name,
+                    "" if expected is not None else f"it has names such as {next(iter(names), 'none')}",
+                )  # fmt: skip
+            new[names[name]] = tensor.detach().to("cpu", expected.dtype, copy=True).contiguous()
+        origin = replace(imported.origin, files=())
+        changed = replace(imported, tensors={**imported.tensors, **new}, origin=origin)
+        with self._turn():
+            self.plan = replace(self.plan, imported=changed)
 
     def engine(self, options: EngineOptions | None = None, device: str = "cpu") -> Engine:
         """Return an engine that generates for many requests at once, with ranks as threads of this process.

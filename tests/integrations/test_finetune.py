@@ -71,12 +71,46 @@ def test_it_says_afterwards_what_it_was_taught(folder: Path, tmp_path: Path) -> 
     data = write(tmp_path / "chats.jsonl", chats)
     lines: list[str] = []
     options = dr.FineTuning(epochs=60, batch=10, lr=6e-3, strategy="2/1/1/1")
-    ended = dr.finetune(folder, data, tmp_path / "tuned", options, show=lines.append)
+    shown: list[str] = []
+    samples = dr.callbacks.Samples(
+        dr.compile_generation(folder, max_length=64), [chat(7)[:1], chat(8)[:1]], every=60, max_new_tokens=12,
+        show=shown.append,
+    )  # fmt: skip
+    ended = dr.finetune(folder, data, tmp_path / "tuned", options, show=lines.append, callbacks=[samples])
     assert ended.step == 120
+    assert [step for step, _ in samples.samples] == [60, 120]
+    assert [text.strip() for text in samples.samples[1][1]] == [chat(n)[1]["content"] for n in (7, 8)]
+    assert shown[2] == f"step 120: {samples.samples[1][1][0]}"
     assert lines[0].startswith("20 conversations of up to ")
     assert replies(tmp_path / "tuned", list(range(20))) == [messages[1]["content"] for messages in chats]
     generation = dr.compile_generation(tmp_path / "tuned", max_length=64)
     assert generation.generate(chats[7][:1], max_new_tokens=12).strip() == chats[7][1]["content"]
+
+
+def test_samples_of_other_weights(folder: Path) -> None:
+    """What a model with other weights generates is what transformers does with them; what does not fit is refused."""
+    generation = dr.compile_generation(folder, max_length=64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    before = generation.generate([5, 9, 2], 6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 8)
+    expected = model.generate(
+        torch.tensor([[5, 9, 2]]), max_new_tokens=6, do_sample=False, pad_token_id=1, eos_token_id=None
+    )
+    generation.load_parameters(model.state_dict())
+    found = generation.generate([5, 9, 2], 6)
+    assert found.tolist() == expected[0, 3:].tolist() != before.tolist()
+    name = "model.norm.weight"
+    for tensors, message in (
+        ({"norm": torch.ones(64)}, "found one for 'norm'"), ({name: torch.ones(3)}, "where it has (64,)"),
+    ):  # fmt: skip
+        with pytest.raises(DistIRError) as raised:
+            generation.load_parameters(tensors)
+        assert message in str(raised.value)
+    for prompts, every, message in (([], 1, "expected a prompt"), ("Hi", 0, "expected every to be 1 or more steps")):
+        with pytest.raises(RunError, match=message):
+            dr.callbacks.Samples(generation, prompts, every)
 
 
 def test_adapters_are_merged_and_runs_resume(folder: Path, tmp_path: Path) -> None:

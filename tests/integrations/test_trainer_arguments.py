@@ -149,7 +149,7 @@ def test_mistakes_are_errors(tmp_path: Path) -> None:
     batch = {"input_ids": tokens, "labels": tokens}
     for option, value in {
         "eval_on_start": True, "auto_find_batch_size": True, "ignore_data_skip": True, "optim_target_modules": "all",
-        "report_to": ["wandb"], "push_to_hub": True,
+        "report_to": ["comet_ml"], "push_to_hub": True,
     }.items():  # fmt: skip
         options = arguments(tmp_path)
         setattr(options, option, value)

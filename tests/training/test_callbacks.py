@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -218,17 +219,99 @@ def test_mlflow_gets_parameters_metrics_and_the_status(bundle: Path, monkeypatch
     assert found[-1] == ("run of 17", "FAILED")
 
 
+def records_of(content: bytes) -> Iterator[bytes]:
+    """The records of a file of Weights & Biases: parts of them in blocks of 32 KiB, as LevelDB's log has them."""
+    assert content.startswith(b":W&B")
+    place, record = 7, b""
+    while place + 7 <= len(content):
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the whole record, or its last part
+            yield record
+            record = b""
+        if place % 32768 > 32761:
+            place += 32768 - place % 32768
+
+
+def test_weights_and_biases_reads_the_log(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in files alone."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+    calls = observers.Calls()
+    run(bundle, 3, calls, logger("wandb:harbour"), evaluate=values(0.5))
+    with pytest.raises(LookupError):
+        run(bundle, 9, logger("wandb:"), observers.Failing())
+    records: dict[str, list[Any]] = {}
+    for file in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb")):
+        for content in records_of(file.read_bytes()):
+            record = Record()
+            record.ParseFromString(content)
+            records.setdefault(record.WhichOneof("record_type"), []).append(record)
+    projects = sorted(record.run.project for record in records["run"])
+    assert projects == ["harbour", "perceptron"]
+    config = next({i.key: json.loads(i.value_json) for i in r.run.config.update} for r in records["run"])
+    assert config["ranks"] == 2
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for record in records["history"]
+    ]
+    found = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert found[:3] == [(r.step, pytest.approx(r.loss)) for r in calls.results]
+    assert [(row["step"], row["evaluation/loss"]) for row in rows if "evaluation/loss" in row] == [(3, 0.5)]
+    assert sorted(record.exit.exit_code for record in records["exit"]) == [0, 1]
+
+
+def test_python_s_logging_gets_lines_and_measurements(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "my.app")
+    calls = observers.Calls()
+    run(bundle, 2, calls, logger("logging:my.app"), evaluate=values(0.5))
+    records = [record for record in caplog.records if record.name == "my.app"]
+    assert (
+        records[0].getMessage().startswith("training of perceptron: ranks 2, steps 2, first_step 1, samples_per_step")
+    )
+    assert records[2].getMessage().startswith(f"step 2: loss {calls.results[1].loss:.6g}, ")
+    assert records[2].measurements["loss"] == calls.results[1].loss  # type: ignore[attr-defined]
+    assert [r.getMessage() for r in records[3:]] == ["step 2: evaluation/loss 0.5", "training finished"]
+    caplog.clear()
+    with pytest.raises(LookupError):
+        run(bundle, 9, logger("logging:my.app"), observers.Failing())
+    assert (caplog.records[-1].levelname, caplog.records[-1].getMessage()) == ("WARNING", "training failed")
+
+
+class Own(dr.callbacks.Tracker):
+    """A tracker of a service that the package does not know."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin(self, name: str, parameters: Mapping[str, float | str]) -> None:
+        self.calls.append((name, parameters["steps"]))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.calls.append((step, next(iter(values))))
+
+    def end(self, status: str) -> None:
+        self.calls.append(status)
+
+
+def test_three_methods_are_a_tracker(bundle: Path) -> None:
+    own = Own()
+    run(bundle, 2, own, evaluate=values(0.5))
+    assert own.calls == [("perceptron", 2), (1, "loss"), (2, "loss"), (2, "evaluation/loss"), "finished"]
+
+
 def test_logs_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        RunError, match=r"expected a log that ends in .csv or .jsonl, a folder, or mlflow:URI, found .txt"
-    ):
+    with pytest.raises(RunError, match=r"a folder, mlflow:URI, wandb:PROJECT or logging:NAME, found .txt"):
         logger("log.txt")
-    for target in ("wandb:project", "comet:", "https://host/run"):
-        with pytest.raises(RunError, match=f"or mlflow:URI, found {target.partition(':')[0]}:"):
+    for target in ("neptune:project", "comet:", "https://host/run"):
+        with pytest.raises(RunError, match=f"or logging:NAME, found {target.partition(':')[0]}:"):
             logger(target)
     with pytest.raises(RunError, match="there is no such folder"):
         logger(tmp_path / "none" / "log.csv")
-    for module, target in (("tensorboard", tmp_path), ("mlflow", "mlflow:")):
+    for module, target in (("tensorboard", tmp_path), ("mlflow", "mlflow:"), ("wandb", "wandb:")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(RunError, match="found none") as caught:
             logger(target)

@@ -52,7 +52,7 @@ _SHOWN = (
     "hub_model_id hub_strategy hub_always_push hub_revision"
 )
 _KNOWN = frozenset(f"{_HONOURED} {_BATCHES} {_MACHINE} {_SHOWN}".split())
-_LOGS = {"tensorboard": "{}/runs/", "mlflow": "mlflow:"}
+_LOGS = {"tensorboard": "{}/runs/", "mlflow": "mlflow:", "wandb": "wandb:"}
 _SAMPLING = ("random", "sequential", "group_by_length")
 
 

@@ -6,10 +6,14 @@ from distir_relax.runtime.training.callbacks.file_loggers import CSVLogger, JSON
 from distir_relax.runtime.training.callbacks.logger import logger
 from distir_relax.runtime.training.callbacks.mlflow_logger import MLflowLogger
 from distir_relax.runtime.training.callbacks.progress import Progress
+from distir_relax.runtime.training.callbacks.python_logger import PythonLogger
+from distir_relax.runtime.training.callbacks.samples import Samples
 from distir_relax.runtime.training.callbacks.tensorboard_logger import TensorBoardLogger
 from distir_relax.runtime.training.callbacks.time_limit import TimeLimit
+from distir_relax.runtime.training.callbacks.tracker import Tracker
+from distir_relax.runtime.training.callbacks.wandb_logger import WandbLogger
 
 __all__ = [
-    "CSVLogger", "Callback", "EarlyStopping", "Ended", "JSONLogger", "MLflowLogger", "Progress", "RunInfo",
-    "StepResult", "TensorBoardLogger", "TimeLimit", "logger",
+    "CSVLogger", "Callback", "EarlyStopping", "Ended", "JSONLogger", "MLflowLogger", "Progress", "PythonLogger",
+    "RunInfo", "Samples", "StepResult", "TensorBoardLogger", "TimeLimit", "Tracker", "WandbLogger", "logger",
 ]  # fmt: skip

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from distir_relax.runtime.training.callbacks.callback import StepResult
 
+EVALUATION = "evaluation/"
+"""The prefix of the names of metrics."""
+
 
 def step_measurements(result: StepResult, unit: str) -> dict[str, float]:
     """Return the loss, and each of several, the seconds, the work (as `unit`), the learning rates, and the rest."""
@@ -25,4 +28,4 @@ def step_measurements(result: StepResult, unit: str) -> dict[str, float]:
 
 def evaluation_measurements(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics of an evaluation by names that differ from those of steps: ``evaluation/loss``."""
-    return {f"evaluation/{name}": value for name, value in metrics.items()}
+    return {f"{EVALUATION}{name}": value for name, value in metrics.items()}

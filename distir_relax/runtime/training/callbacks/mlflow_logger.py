@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult
-from distir_relax.runtime.training.callbacks.measurements import evaluation_measurements, step_measurements
 from distir_relax.runtime.training.callbacks.optional_package import check_installed
+from distir_relax.runtime.training.callbacks.tracker import Tracker
 
 
-class MLflowLogger(Callback):
+class MLflowLogger(Tracker):
     """A run of an MLflow experiment: options as parameters, measurements of steps and evaluations as metrics.
 
     `uri` is the tracking server or store, by default MLflow's own choice (the variable ``MLFLOW_TRACKING_URI``). The
@@ -27,26 +26,14 @@ class MLflowLogger(Callback):
         self._client: Any = None
         self._failure: type[Exception] = Exception
         self._run = ""
-        self._status = "FAILED"
-        self._unit = ""
 
-    def begun(self, run: RunInfo) -> None:
-        """See `Callback`."""
+    def begin(self, name: str, parameters: Mapping[str, float | str]) -> None:
+        """See `Tracker`."""
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         self._failure = MlflowException
-        self._unit = run.unit
-        self._status = "FAILED"
-        name = self.experiment or run.manifest.name
-        options = run.options
-        parameters = {
-            "program": run.manifest.name,
-            "ranks": run.manifest.mesh.size,
-            "steps": options.steps,
-            "first_step": run.step + 1,
-            f"{run.unit}_per_step": run.work,
-        }
+        name = self.experiment or name
         try:
             self._client = MlflowClient(self.uri)
             found = self._client.get_experiment_by_name(name)
@@ -57,27 +44,8 @@ class MLflowLogger(Callback):
         except self._failure as wrong:
             raise self._error(wrong) from None
 
-    def done(self, result: StepResult) -> None:
-        """See `Callback`."""
-        self._write(step_measurements(result, self._unit), result.step)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self._write(evaluation_measurements(metrics), step)
-
-    def ended(self, ended: Ended) -> None:
-        """See `Callback`."""
-        self._status = "KILLED" if ended.signal else "FINISHED"
-
-    def close(self) -> None:
-        """See `Callback`."""
-        if self._run:
-            run, self._run = self._run, ""
-            # The error that ended the run is the one to report.
-            with suppress(self._failure):
-                self._client.set_terminated(run, self._status)
-
-    def _write(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See `Tracker`."""
         from mlflow.entities import Metric as Entry
 
         now = round(time.time() * 1000)
@@ -85,6 +53,13 @@ class MLflowLogger(Callback):
             self._client.log_batch(self._run, [Entry(name, float(value), now, step) for name, value in values.items()])
         except self._failure as wrong:
             raise self._error(wrong) from None
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        # The error that ended the run is the one to report.
+        with suppress(self._failure):
+            if self._run:
+                self._client.set_terminated(self._run, status.upper())
 
     def _error(self, wrong: Exception) -> RunError:
         return RunError(f"MLflow reports an error: {wrong}", f"mlflow:{self.uri or ''}", "is the server running?")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
-from distir_relax.runtime.training.callbacks.measurements import evaluation_measurements, step_measurements
+from distir_relax.runtime.training.callbacks.measurements import EVALUATION
 from distir_relax.runtime.training.callbacks.optional_package import check_installed
+from distir_relax.runtime.training.callbacks.tracker import Tracker
 
 
-class TensorBoardLogger(Callback):
+class TensorBoardLogger(Tracker):
     """Scalars in a folder that TensorBoard reads: ``train/loss``, ``evaluation/loss``, ... by step.
 
     A resumed run replaces the scalars of the steps after its checkpoint. Raises RunError without the package
@@ -24,36 +24,26 @@ class TensorBoardLogger(Callback):
         check_installed("tensorboard", str(folder))
         self.folder = Path(folder)
         self._writer: Any = None
-        self._unit = ""
 
-    def begun(self, run: RunInfo) -> None:
-        """See `Callback`."""
+    def begin(self, name: str, parameters: Mapping[str, float | str]) -> None:
+        """See `Tracker`."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._unit = run.unit
+        first = parameters["first_step"]
         with self._writing():
-            self._writer = SummaryWriter(str(self.folder), purge_step=run.step + 1 if run.step else None)
+            self._writer = SummaryWriter(str(self.folder), purge_step=first if first != 1 else None)
 
-    def done(self, result: StepResult) -> None:
-        """See `Callback`."""
-        measurements = step_measurements(result, self._unit)
-        self._write({f"train/{name}": value for name, value in measurements.items()}, result.step)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self._write(evaluation_measurements(metrics), step)
-
-    def close(self) -> None:
-        """See `Callback`."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with self._writing():
-                writer.close()
-
-    def _write(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See `Tracker`."""
         with self._writing():
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+                self._writer.add_scalar(name if name.startswith(EVALUATION) else f"train/{name}", value, step)
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        if self._writer is not None:
+            with self._writing():
+                self._writer.close()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
