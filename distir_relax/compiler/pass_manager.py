@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distir_relax.compiler.pass_text import print_pass
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Module, Pass, gc_disabled, pass_name, print_module, verify
+from distir_relax.ir import Known, Module, Pass, gc_disabled, pass_name, print_module, verify
 from distir_relax.layout import assuming
 from distir_relax.ops import check
 from distir_relax.sharding import layout_comments
@@ -56,10 +56,13 @@ def _run(module: Module, passes: Sequence[Pass], observer_list: tuple[Observer, 
 class Verify(Observer):
     """Verify the program after each pass: the rules of its stage and of the op table, and that its ranks match."""
 
+    def __init__(self) -> None:
+        self._known = Known()
+
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
         """Raise `VerificationError`, which names the pass, if the program is invalid."""
         try:
-            verify(module, check)
+            verify(module, check, self._known)
         except VerificationError as error:
             by = f"after {pass_name(step)}: " if step else "as imported: "
             raise VerificationError(by + error.message, error.where, error.hint) from None

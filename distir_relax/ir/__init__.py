@@ -70,7 +70,7 @@ from distir_relax.ir.types import (
     per_rank,
     print_devices,
 )
-from distir_relax.ir.verify import verify, verify_placements, verify_type
+from distir_relax.ir.verify import Known, verify, verify_placements, verify_type
 
 __all__ = [
     "CALL",
@@ -90,6 +90,7 @@ __all__ = [
     "InlinedFunction",
     "Input",
     "Instance",
+    "Known",
     "MicrobatchParts",
     "MicrobatchProgram",
     "Module",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import remap_devices, verify_no_recursion
@@ -31,7 +31,7 @@ class OpCheck(Protocol):
 _TYPE_OF_STAGE = {"global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType}
 
 
-def verify(module: Module, check: OpCheck | None = None) -> None:
+def verify(module: Module, check: OpCheck | None = None, known: Known | None = None) -> None:
     """Raise `VerificationError` unless `module` is valid at its stage.
 
     - every value is defined once, before its uses, and used with the type of its definition;
@@ -43,7 +43,8 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
       only after a wait;
     - in the ranked stage, every rank names a function; the ranks' communications match.
 
-    `check` is the op table's checker (`ops.check`); without it, result types and communications are not checked.
+    `check` is the op table's checker (`ops.check`); without it, result types and communications are not checked. What
+    is `known` of an earlier version of the program is not checked again.
     """
     if module.stage not in STAGES:
         raise VerificationError(f"a module is at one of the stages {', '.join(STAGES)}, found {module.stage!r}")
@@ -54,11 +55,11 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
         raise VerificationError("functions have distinct names, found one twice")
     verify_no_recursion(module)
     functions = {f.name: f for f in module.functions}
-    # Values share types; each type is verified once.
-    verified: set[int] = set()
+    known = Known() if known is None else known
+    known.begin(module)
     with assuming(module.guards):
         for function in module.functions:
-            _verify_function(module, function, functions, check, verified)
+            _verify_function(module, function, functions, check, known)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
@@ -70,17 +71,45 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
         check.ranks(module)
 
 
+class Known:
+    """Ops and types of a program that are valid at its stage: passes keep most of them."""
+
+    def __init__(self) -> None:
+        self._context: object = None
+        self._before: dict[int, object] = {}
+        self._now: dict[int, object] = {}
+
+    def begin(self, module: Module) -> None:
+        """Begin with a version of the program; nothing is known of one at another stage, or with other meshes."""
+        context = module.stage, module.meshes, module.guards
+        self._before = self._now if context == self._context else {}
+        self._context, self._now = context, {}
+
+    def is_new(self, thing: object) -> bool:
+        """Return whether an op or a type is not known yet: neither of this version nor of the one before."""
+        if id(thing) in self._now:
+            return False
+        if id(thing) not in self._before:
+            return True
+        self.add(thing)
+        return False
+
+    def add(self, thing: object) -> None:
+        """Take note of an op or a type that is valid. It is kept, so that no other object has the same number."""
+        self._now[id(thing)] = thing
+
+
 def _verify_function(
-    module: Module, function: Function, functions: Mapping[str, Function], check: OpCheck | None, verified: set[int]
+    module: Module, function: Function, functions: Mapping[str, Function], check: OpCheck | None, known: Known
 ) -> None:
     defined: dict[str, Value] = {}
 
     def define(value: Value, where: str) -> None:
         if value.name in defined:
             raise VerificationError(f"{value} is defined twice in @{function.name}", where)
-        if id(value.type) not in verified:
+        if known.is_new(value.type):
             verify_type(module, value, where)
-            verified.add(id(value.type))
+            known.add(value.type)
         defined[value.name] = value
 
     def use(value: Value, where: str) -> None:
@@ -113,8 +142,9 @@ def _verify_function(
         _verify_schedule(op, module.stage, where)
         if op.callee:
             _verify_call(module, functions, op, where)
-        elif check:
+        elif check and known.is_new(op):
             check.op(op, module.stage)
+            known.add(op)
     for output in function.outputs:
         use(output.value, f"output {output.name!r}")
     _verify_streams(function)
@@ -223,14 +253,17 @@ def _verify_devices(module: Module, devices: tuple[int, ...], what: str, where: 
 
 
 def _verify_sizes(kind: TensorType | DTensorType | PlacedType, value: Value, where: str) -> None:
-    sizes = [n.values if isinstance(n, PerRank) else (n,) for n in kind.shape]
-    symbolic = [n for n in set().union(*sizes) if is_symbolic(n)]
-    if symbolic:
-        if any(is_always(0, "<=", n) is False for n in symbolic):
-            raise VerificationError(f"{value} has a negative size: {kind}", where)
-        sizes = [tuple(map(typical_value, values)) for values in sizes]
-    largest = [max(values, default=0) for values in sizes]
-    smallest = [min(values, default=0) for values in sizes]
+    largest: Sequence[Any] = kind.shape
+    smallest: Sequence[Any] = kind.shape
+    if not all(type(n) is int for n in kind.shape):
+        sizes = [n.values if isinstance(n, PerRank) else (n,) for n in kind.shape]
+        symbolic = [n for n in set().union(*sizes) if is_symbolic(n)]
+        if symbolic:
+            if any(is_always(0, "<=", n) is False for n in symbolic):
+                raise VerificationError(f"{value} has a negative size: {kind}", where)
+            sizes = [tuple(map(typical_value, values)) for values in sizes]
+        largest = [max(values, default=0) for values in sizes]
+        smallest = [min(values, default=0) for values in sizes]
     if kind.dtype not in DTYPES or min(smallest, default=0) < 0:
         raise VerificationError(f"{value} has an invalid shape or dtype: {kind.dtype} {kind.shape}", where)
     if math.prod(largest) * DTYPES[kind.dtype][1] > MAX_BYTES:
