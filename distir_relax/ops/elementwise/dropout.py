@@ -6,6 +6,8 @@ positions of its shard, one vector per dim, split as the dim is. The backward st
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,9 @@ from distir_relax.ops.table import (
     operands,
     parse_rule,
 )
+
+_LIMIT = -1.7580993408473766
+"""The smallest result of SELU."""
 
 
 def dropout(g: Builder, x: Value, rate: float) -> Any:
@@ -94,6 +99,30 @@ def _feature_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
         return x
     channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
     return g.emit("multiply", x, dropout(g, filled(g, channels, 1.0, x.tensor.dtype), p))
+
+
+@aten("alpha_dropout.default", "alpha_dropout_.default")
+def _alpha_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
+    """Keep the mean and the variance of SELU's results (Klambauer et al., Self-Normalizing Neural Networks, 2017)."""
+    return _self_normalizing(g, x, x.tensor.shape, p) if train and p else x
+
+
+@aten("feature_alpha_dropout.default", "feature_alpha_dropout_.default")
+def _feature_alpha_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
+    """Drop whole channels, as alpha dropout does."""
+    channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
+    return _self_normalizing(g, x, channels, p) if train and p else x
+
+
+def _self_normalizing(g: Builder, x: Value, shape: Sequence[int], p: float) -> Any:
+    """Return ``a x + b`` where a mask of a shape keeps elements, else ``a l + b`` for SELU's limit `l`."""
+    if p == 1.0:
+        return g.emit("multiply", x, g.constant(0.0, x.tensor.dtype))
+    a = 1.0 / math.sqrt((_LIMIT**2 * p + 1.0) * (1.0 - p))
+    rate, scale, limit = (g.constant(value, x.tensor.dtype) for value in (1.0 - p, a, -_LIMIT * a))
+    kept = g.emit("multiply", dropout(g, filled(g, shape, 1.0, x.tensor.dtype), p), rate)
+    shift = g.emit("multiply", g.emit("subtract", kept, rate), limit)
+    return g.emit("add", g.emit("multiply", x, g.emit("multiply", kept, scale)), shift)
 
 
 @aten("native_dropout.default")
