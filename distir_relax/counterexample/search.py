@@ -256,6 +256,8 @@ def _refusal(modules: Mapping[str, Module]) -> str:
         count += devices * sum(len(function.ops) for function in module.functions)
         if any(_is_foreign(op) for function in module.functions for op in function.ops):
             return "an op runs code of TVM"
+    if "model" in modules and sum(isinstance(r, UpdateProgram) for r in modules["sharded"].records) > 1:
+        return "a later loss is of the parameters after the updates before it"
     if count > _MAX_OPS:
         return f"the programs have {count:,} ops on all devices, more than {_MAX_OPS:,}"
     return ""

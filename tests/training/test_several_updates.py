@@ -16,10 +16,12 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler.pass_manager import run_passes
+from distir_relax.counterexample.search import Stages, find_counterexample
 from distir_relax.errors import DistIRError, ImportModelError, VerificationError
 from distir_relax.ir import UpdateProgram
 from distir_relax.optimizers import OrderUpdates
 from distir_relax.proof.model import check_model
+from distir_relax.proof.plan import TRAINING
 
 STRATEGIES = ["1/1/1/1", "3/1/1/1", "3/1/1/1,zero=1", "2/1/1/1,zero=2", "2/1/1/1,zero=3", "1/3/1/1"]
 Batch = dict[str, torch.Tensor]
@@ -214,6 +216,10 @@ def test_a_proof_knows_the_order(gan: GAN, tmp_path: Path) -> None:
     wrong = run_passes(source.imported.module, passes[: number + 1], [])
     with pytest.raises(VerificationError, match="the output 'generator' is not the model's"):
         check_model(source.imported.module, wrong)
+    # No counterexample is made up: the model alone has other losses than the step.
+    stages = Stages(step.plan.modules["ranked"], step.plan.modules["distributed"], wrong, source.imported.module)
+    found = find_counterexample(stages, TRAINING)
+    assert (found.tried, found.reason) == (0, "a later loss is of the parameters after the updates before it")
     step.save(tmp_path / "gan.dist")
     assert read_bundle(tmp_path / "gan.dist").manifest.training.losses == ("critic", "generator")  # type: ignore[union-attr]
 
