@@ -77,6 +77,22 @@ def train(
         str, typer.Option(metavar="STEPS", help="Steps between evaluations, or epoch; the last is evaluated.")
     ] = "100",
     averaged: Annotated[bool, typer.Option("--averaged", help="Evaluate the averages of parameters.")] = False,
+    load_best: Annotated[
+        bool, typer.Option("--load-best", help="End with the weights of the --best checkpoint.")
+    ] = False,
+    limit_batches: Annotated[
+        str | None, typer.Option(metavar="N", help="Batches of an epoch: a number, or a part of all such as 0.1.")
+    ] = None,
+    limit_evaluation_batches: Annotated[
+        str | None, typer.Option(metavar="N", help="Batches of an evaluation, likewise.")
+    ] = None,
+    in_order: Annotated[bool, typer.Option("--in-order", help="Read a DataLoader in order.")] = False,
+    grouped_by: Annotated[
+        str, typer.Option(metavar="NAME", help="Make batches of samples with similar lengths of this value.")
+    ] = "",
+    max_time: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End after the step in which it is over.")
+    ] = None,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,22 +122,30 @@ def train(
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launched import ending_launch
     from distir_relax.runtime.launcher_detection import detect
-    from distir_relax.runtime.training.callbacks import Progress, logger
+    from distir_relax.runtime.training.callbacks import Progress, TimeLimit, logger
+    from distir_relax.runtime.training.epoch_order import arrange
     from distir_relax.runtime.training.options import TrainOptions
     from distir_relax.runtime.training.train import Run, train_rank, train_threads
 
     def build(first: bool) -> tuple[TrainOptions, list[Callback]]:
         which = resume.value if resume else ""
         intervals = [int(text) if text.isdecimal() else text for text in (every, evaluate_every)]
-        options = TrainOptions(steps, checkpoint, intervals[0], keep, which, seed, best, intervals[1], epochs=epochs)
-        return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first)]
+        options = TrainOptions(
+            steps, checkpoint, intervals[0], keep, which, seed, best, intervals[1], load_best, epochs
+        )
+        timed = [] if max_time is None else [TimeLimit(max_time)]
+        return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first), *timed]
 
     def build_run() -> Run:
         options, observers = build(world is None or world.rank == 0)
         observers += map(UserCallbacks, callbacks or [])
-        evaluated = None if evaluation is None else load_evaluation(evaluation)
+        limits = [_limit(text, name) for text, name in (
+            (limit_batches, "--limit-batches"), (limit_evaluation_batches, "--limit-evaluation-batches")
+        )]  # fmt: skip
+        of_epochs = lambda found: arrange(found, limits[0], in_order, grouped_by)  # noqa: E731
+        evaluated = None if evaluation is None else load_evaluation(evaluation, lambda found: arrange(found, limits[1]))
         where = (backend.value, device.value, timeout, received_signal, averaged, require_signature)
-        return Run(bundle, load_data(data), options, observers, evaluated, *where)
+        return Run(bundle, load_data(data, of_epochs), options, observers, evaluated, *where)
 
     if n is not None and detect() is None:
         build(first=True)  # reports errors once, without mpirun's own output around them
@@ -159,6 +183,14 @@ def _report(path: Path | None, bundle: Path, profile: str | None, first: bool) -
     from distir_relax.report.training_run import RunReport
 
     return [RunReport(path, bundle, profile)]
+
+
+def _limit(text: str | None, name: str) -> float | None:
+    """Return a number of batches, or a part of all. Raises `DistIRError` for another text."""
+    try:
+        return None if text is None else int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise DistIRError(f"expected a number of batches, or a part of all such as 0.1, found {text!r}", name) from None
 
 
 def _print_summary(run: Run, ended: Ended) -> None:

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def load_data(target: str) -> Callable[[Manifest, int, DataPosition], Data]:
+Arrange = Callable[[Any], Any]
+"""Change of the order or the number of batches of an epoch."""
+
+
+def load_data(target: str, arranged: Arrange = lambda data: data) -> Callable[[Manifest, int, DataPosition], Data]:
     """Return a function from a program's manifest, a seed and a position to the data of ``FILE.py:FUNCTION``.
 
-    FUNCTION returns an object that `open_data` takes. If it has the parameters `start` and `seed`, it receives the
-    number of the first batch, and the seed. Raises `ImportModelError` if it is missing or raises, and RunError if it
-    returns something else.
+    FUNCTION returns an object that `open_data` takes, and `arranged` gives another one for it. If it has the parameters
+    `start` and `seed`, it receives the number of the first batch, and the seed. Raises `ImportModelError` if it is
+    missing or raises, and RunError if it returns something else.
     """
     function = find_function(target)
     takes_start = "start" in inspect.signature(function).parameters
@@ -36,7 +40,7 @@ def load_data(target: str) -> Callable[[Manifest, int, DataPosition], Data]:
 
     def open_target(manifest: Manifest, seed: int, position: DataPosition) -> Data:
         def call(start: int | None) -> Any:
-            return call_function(function, target, {"seed": seed, "start": start})
+            return arranged(call_function(function, target, {"seed": seed, "start": start}))
 
         guard = lambda action, when: users_code(action, file, when)  # noqa: E731
         return open_function(call, takes_start, manifest, seed, position, guard)
@@ -44,7 +48,9 @@ def load_data(target: str) -> Callable[[Manifest, int, DataPosition], Data]:
     return open_target
 
 
-def load_evaluation(target: str) -> Callable[[Manifest], Callable[[], Iterable[Batch]]]:
+def load_evaluation(
+    target: str, arranged: Arrange = lambda data: data
+) -> Callable[[Manifest], Callable[[], Iterable[Batch]]]:
     """Return a function from the manifest of an evaluation to one that yields the batches of ``FILE.py:FUNCTION``.
 
     Raises `ImportModelError` if the function is missing. Its result is as for `load_data`.
@@ -53,7 +59,7 @@ def load_evaluation(target: str) -> Callable[[Manifest], Callable[[], Iterable[B
     file = target.rpartition(":")[0]
 
     def call() -> Any:
-        return call_function(function, target, {})
+        return arranged(call_function(function, target, {}))
 
     return lambda manifest: open_evaluation(call, manifest, lambda action, when: users_code(action, file, when))
 

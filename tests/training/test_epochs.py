@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,30 @@ def test_rates_by_epoch() -> None:
     for wrong in (0.1, schedule, dr.StepDecay):
         with pytest.raises(DistIRError, match="expected a schedule of steps to count epochs"):
             dr.ByEpoch(wrong, 3)  # type: ignore[arg-type]
+
+
+def test_flags_that_limit_and_order_a_run(tmp_path: Path) -> None:
+    """Epochs of two of three batches in order, evaluations of one of two, the best weights at the end."""
+    path = compiled().save(tmp_path / "step.dist", ("torch",))
+    command = ["train", str(path), "--data", f"{data.__file__}:loader", "--evaluation", f"{data.__file__}:held_out"]
+    flags = ["--limit-batches", "0.7", "--in-order", "--limit-evaluation-batches", "1", "--evaluate-every", "1"]
+    folder = tmp_path / "ck"
+    best = ["--best", "loss", "--load-best", "--checkpoint", str(folder), "--every", "1", "--keep", "9"]
+    log = tmp_path / "run.jsonl"
+    done = CliRunner().invoke(app, [*command, *flags, *best, "--epochs", "2", "--log", str(log)])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert len(steps) == 4
+    again = compiled()
+    assert [row["loss"] for row in steps[:2]] == pytest.approx([again(*batch) for batch in batches(11)[:2]], rel=1e-5)
+    again = compiled()
+    again(*batches(11)[0])
+    evaluated = [row for row in rows if "evaluation/loss" in row]
+    assert evaluated[0]["evaluation/loss"] == pytest.approx(again.evaluate([data.held_out()[0]])["loss"], rel=1e-4)
+    late = CliRunner().invoke(app, [*command, "--epochs", "9", "--max-time", "0.001"])
+    assert "the limit of 0.001 seconds is reached" in late.output
+    for flag, text in (("--limit-batches", "many"), ("--limit-batches", "0"), ("--max-time", "0")):
+        failed = CliRunner().invoke(app, [*command, "--epochs", "1", flag, text])
+        assert failed.exit_code
+        assert isinstance(failed.exception, DistIRError)
