@@ -86,6 +86,7 @@ class UserCallbacks(Callback):
             )  # fmt: skip
         self._callbacks = callbacks
         self.weights_every = math.gcd(*(callback.weights_every for callback in callbacks))
+        self.changes_rates = any(callback.changes_rates for callback in callbacks)
         self._call("begun", run)
 
     def done(self, result: StepResult) -> None:
@@ -120,6 +121,7 @@ class UserCallbacks(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Callback`."""
         self._guarded(lambda: load_states(self._callbacks, state.get("callbacks", [])), "given its state")
+        self._read_rates()
 
     def close(self) -> None:
         """See `Callback`."""
@@ -133,7 +135,12 @@ class UserCallbacks(Callback):
 
     def _called(self, callback: Callback, method: str, *arguments: Any) -> Any:
         function = partial(getattr(callback, method), *arguments)
-        return self._guarded(function, f"called ({type(callback).__name__}.{method})")
+        result = self._guarded(function, f"called ({type(callback).__name__}.{method})")
+        self._read_rates()
+        return result
+
+    def _read_rates(self) -> None:
+        self.rate_factor = math.prod(callback.rate_factor for callback in self._callbacks if callback.changes_rates)
 
     def _guarded(self, action: Callable[[], Any], moment: str) -> Any:
         return users_code(action, self._target.rpartition(":")[0], f"was {moment}")

@@ -94,7 +94,10 @@ def record_rates(
 
     where, optimizer = type(scheduler).__name__, scheduler.optimizer
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise DistIRError("expected rates that depend on the step alone, found some that depend on a metric", where)
+        raise DistIRError(
+            "expected rates that depend on the step alone, found some that depend on a metric", where,
+            "leave the scheduler out, and give the run dr.callbacks.ReduceOnPlateau(metric)",
+        )  # fmt: skip
     groups = [
         {
             **{name: value for name, value in group.items() if name != "params"},

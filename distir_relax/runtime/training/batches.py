@@ -244,6 +244,11 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
     return inputs
 
 
+def _scaled_rates(manifest: Manifest, inputs: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Return the learning rates among inputs, times a factor."""
+    return {name: inputs[name] * factor for name in training_of(manifest).rates}
+
+
 def samples_of(manifest: Manifest) -> int:
     """Return the samples of a batch, all microbatches together: the first dim of its first input that has any."""
     shapes = (tensor.shape for tensor in data_inputs(manifest))
@@ -314,6 +319,10 @@ class _GlobalBatch:
         manifest = self.call.manifest
         return local_inputs(manifest, in_parts(manifest, self.inputs), rank, device)
 
+    def with_rates(self, factor: float) -> Batch:
+        """See `Batch`."""
+        return replace(self, inputs={**self.inputs, **_scaled_rates(self.call.manifest, self.inputs, factor)})
+
 
 @dataclass(frozen=True)
 class _SampledBatch:
@@ -352,6 +361,10 @@ class _SampledBatch:
             shards.append(cut_out(stacked, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
         self._samples_read.clear()
         return shards
+
+    def with_rates(self, factor: float) -> Batch:
+        """See `Batch`."""
+        return replace(self, numbers={**self.numbers, **_scaled_rates(self.manifest, self.numbers, factor)})
 
     def checksums(self, rank: int) -> dict[str, int]:
         """See `Batch`: ranks that read the same rows of an input have the same numbers."""

@@ -53,6 +53,10 @@ class Batch(Protocol):
         """Return a rank's shards, in the manifest's order, on its device."""
         ...
 
+    def with_rates(self, factor: float) -> Batch:
+        """Return the batch with its learning rates times a factor."""
+        ...
+
 
 class Executor(ABC):
     """Interface of a training run to its ranks. Each process of a launch has an executor; all call the same methods.

@@ -56,6 +56,8 @@ class Training:
     """The position after the last step, also without a checkpoint of it."""
     _best: BestValue | None = field(init=False, default=None)
     _weights_every: int = field(init=False, default=0)
+    _changes_rates: bool = field(init=False, default=False)
+    _rate_factor: float = field(init=False, default=1.0)
     _resumed: int | None = field(init=False, default=None)
     _ends_epoch: bool = field(init=False, default=False)
 
@@ -91,7 +93,7 @@ class Training:
             if batch is None:
                 self.ended.reason = "the data has ended"
                 break
-            losses, norm = self._step(batch)
+            losses, norm = self._step(batch if self._rate_factor == 1.0 else batch.with_rates(self._rate_factor))
             (work, _), samples = per_step(batch.call.manifest), samples + samples_of(batch.call.manifest)
             self.ended.data = source.position
             self._reached = replace(position, step=step + 1, samples=samples, data=source.position)
@@ -107,6 +109,7 @@ class Training:
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
+            self._share_rates()
             if self.options.checkpoints is not None and (improves or self._is_saved(step + 1)):
                 self._save(self.options.checkpoints, self._reached, improves)
             saved = time.perf_counter()
@@ -180,7 +183,15 @@ class Training:
             if self.executor.first:
                 load_states(self.callbacks, position.callbacks)
         every = math.gcd(*(callback.weights_every for callback in self.callbacks))
-        self._weights_every = self.executor.exchange(every)[0]
+        changes = any(callback.changes_rates for callback in self.callbacks)
+        self._weights_every, self._changes_rates = self.executor.exchange([every, changes])[0]
+        self._share_rates()
+
+    def _share_rates(self) -> None:
+        """Give all processes the factor of the learning rates that callbacks of the first one have chosen."""
+        if self._changes_rates:
+            factor = math.prod(callback.rate_factor for callback in self.callbacks if callback.changes_rates)
+            self._rate_factor = self.executor.exchange(factor)[0]
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch."""
@@ -229,6 +240,7 @@ class Training:
         if not self.executor.first:
             return None
         rates = learning_rates(self.executor.bundle.manifest, step)
+        rates = {name: rate * self._rate_factor for name, rate in rates.items()}
         communication, memory = self.executor.communication_seconds, self.executor.peak_memory
         loss, others = next(iter(losses.values())), losses if len(losses) > 1 else {}
         result = StepResult(step + 1, loss, seconds, work, rates, communication, memory, waited, norm, others)

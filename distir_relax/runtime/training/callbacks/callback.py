@@ -95,6 +95,9 @@ class Callback:
     """Why the run is to end; empty while it is not."""
     weights_every = 0
     """Number of steps after which `weights` is called each time; 0 for never. All ranks gather them then."""
+    changes_rates = False
+    """Whether learning rates of steps are multiplied by `rate_factor`, which may change after each step."""
+    rate_factor = 1.0
 
     def stop(self, reason: str) -> None:
         """End the run on all ranks after the current step, whose checkpoint is written. `reason` is for its report."""

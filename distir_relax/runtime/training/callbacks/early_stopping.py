@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
-from distir_relax.runtime.training.options import Metric
+from distir_relax.runtime.training.callbacks.callback import RunInfo
+from distir_relax.runtime.training.callbacks.metric_callback import MetricCallback
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(MetricCallback):
     """End the run after `patience` evaluations in a row that do not improve a metric by more than `min_delta`.
 
     In a run without evaluations the metric is ``loss``, the training loss, and `patience` counts steps. A resumed run
@@ -26,50 +25,33 @@ class EarlyStopping(Callback):
                 f"expected a patience of 1 or more and min_delta of 0 or more, found {patience} and {min_delta}",
                 "EarlyStopping",
             )
-        self.metric = Metric(metric, mode)
+        super().__init__(metric, mode)
         self.patience, self.min_delta = patience, min_delta
-        self._evaluates = False
         self._best: float | None = None
         self._count = 0
 
     def begun(self, run: RunInfo) -> None:
         """See `Callback`."""
-        self._evaluates, self._best, self._count = run.evaluates, None, 0
-        self.metric.check(run.metrics, "EarlyStopping")
-        if not run.evaluates and self.metric.name != "loss":
-            raise RunError(
-                f"expected the metric loss in a run without evaluations, found {self.metric.name!r}", "EarlyStopping"
-            )
-
-    def done(self, result: StepResult) -> None:
-        """See `Callback`."""
-        if not self._evaluates:
-            self._observe(result.loss, "steps")
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Callback`."""
-        self._observe(self.metric.of(metrics, "EarlyStopping"), "evaluations")
+        self._best, self._count = None, 0
+        super().begun(run)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Callback`."""
         best = self._best if self._best is not None and math.isfinite(self._best) else None
-        return {"metric": self._observed, "best": best, "count": self._count}
+        return {"metric": self.observed, "best": best, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Callback`. Raises RunError for a state that is not one of this class."""
         metric, best, count = (state.get(name) for name in ("metric", "best", "count"))
         if len(state) != 3 or not isinstance(count, int) or not isinstance(best, (int, float, type(None))):
             raise RunError(f"expected metric, best and count, found {state}", "EarlyStopping.load_state_dict")
-        if metric != self._observed:
-            warnings.warn(f"EarlyStopping begins anew: it observed {metric}, now {self._observed}", stacklevel=2)
+        if metric != self.observed:
+            warnings.warn(f"EarlyStopping begins anew: it observed {metric}, now {self.observed}", stacklevel=2)
             return
         self._best, self._count = best, count
 
-    @property
-    def _observed(self) -> str:
-        return f"{self.metric.name}:{self.metric.mode} of {'evaluations' if self._evaluates else 'steps'}"
-
-    def _observe(self, value: float, unit: str) -> None:
+    def observe(self, value: float, unit: str) -> None:
+        """See `MetricCallback`."""
         if self.metric.improves(value, self._best, self.min_delta):
             self._best, self._count = value, 0
             return
