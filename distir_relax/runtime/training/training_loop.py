@@ -184,7 +184,8 @@ class Training:
                 load_states(self.callbacks, position.callbacks)
         every = math.gcd(*(callback.weights_every for callback in self.callbacks))
         changes = any(callback.changes_rates for callback in self.callbacks)
-        self._weights_every, self._changes_rates = self.executor.exchange([every, changes])[0]
+        self._weights_every = self.executor.exchange(every)[0]
+        self._changes_rates = self.executor.exchange(changes)[0]
         self._share_rates()
 
     def _share_rates(self) -> None:
