@@ -49,6 +49,7 @@ from distir_relax.frontends.torch.symbolic_export import (
     with_example_sizes,
 )
 from distir_relax.frontends.torch.traceable import traceable_functions
+from distir_relax.frontends.torch.transformers_options import control_flow_hint
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
@@ -264,6 +265,7 @@ def _export(
         hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
         if type(error).__name__ == "GuardOnDataDependentSymNode":
             cause, hint = _dependence_on_values(cause)
+            hint = control_flow_hint(model) or hint
         if "Cache" in cause:
             hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
         raise ImportModelError(

@@ -60,3 +60,20 @@ def noisy_embeddings(model: torch.nn.Module, alpha: float) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def control_flow_hint(model: torch.nn.Module) -> str:
+    """Return how a model of transformers is made without control flow that depends on tensors; empty for another one.
+
+    Layers that are dropped by drawn numbers, and losses that look at their labels, have such.
+    """
+    config, kind = getattr(model, "config", None), type(model).__name__
+    dropped = [name for name in ("encoder_layerdrop", "decoder_layerdrop", "layerdrop") if getattr(config, name, 0.0)]
+    if dropped and model.training:
+        options = ", ".join(f"{name}=0.0" for name in dropped)
+        return f"layers are dropped by numbers that are drawn: make the model with from_pretrained(..., {options})"
+    if kind.endswith("ForSequenceClassification") and getattr(config, "problem_type", "") is None:
+        return 'its loss looks at the labels: model.config.problem_type = "single_label_classification"'
+    if kind.endswith("ForCTC"):
+        return "its loss looks at the labels: pass none, and loss=, a function of output.logits with F.ctc_loss"
+    return ""
