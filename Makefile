@@ -18,7 +18,7 @@ PROGRAMS ?= 10000
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
 
-# The weights of SmolLM2 and their reader lie apart: only this, 'make finetune' and 'make shapes' need them.
+# The weights of SmolLM2 and their reader have a folder of their own: this, 'make finetune' and 'make shapes' need them.
 chat: $(READY) $(SMOLLM)
 	PYTHONPATH=build/smollm $(BIN)/python scripts/chat.py
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
@@ -51,6 +53,17 @@ def exit_all(world: World, error: DistIRError) -> NoReturn:
         print_error(error)
     world.close()
     raise SystemExit(2)
+
+
+@contextmanager
+def printed_once(world: World | None) -> Iterator[None]:
+    """Let the first rank alone print an error that all ranks of a launch raise in the block (`exit_all`)."""
+    try:
+        yield
+    except DistIRError as error:
+        if world is None:
+            raise
+        exit_all(world, error)
 
 
 def warn(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
     Backend,
     BackendOption,
@@ -21,7 +21,6 @@ from distir_relax.cli.options import (
     TrustOption,
     WeightsOption,
 )
-from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     from distir_relax.bisection import Bisection
@@ -74,7 +73,7 @@ def bisect(
                 trust_code=trust_code, require_signature=require_signature,
             )  # fmt: skip
         else:
-            try:
+            with printed_once(world):
                 compared = (
                     None
                     if against is None
@@ -84,8 +83,6 @@ def bisect(
                 result = bisect_rank(
                     world, bundle, input, backend.value, device.value, options, weights, trust_code, require_signature
                 )
-            except DistIRError as error:
-                exit_all(world, error)
         if result is not None:
             typer.echo(json_.dumps(result.as_json()) if json else repr(result))
         is_right = result is None or result.is_right

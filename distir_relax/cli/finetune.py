@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import TimeoutOption, arguments_of
 from distir_relax.cli.signals import Interrupted, SignalRecorder
-from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
     from distir_relax.runtime.world import World
@@ -57,28 +56,18 @@ def finetune(
     task = Task(model, data, output, options, resume)
 
     def prepare(world: World | None) -> None:
-        try:
+        with printed_once(world):
             task.prepare(world)
-        except DistIRError as error:
-            if world is None:
-                raise
-            exit_all(world, error)
         if world is None or world.rank == 0:
             typer.echo(task.summary, err=True)
 
     with joined_world(timeout, prepare) as world:
-        if world is None:
-            prepare(None)
         try:
-            with SignalRecorder(world) as received_signal:
+            with SignalRecorder(world) as received_signal, printed_once(world):
                 ended = task.train(world, [Progress()], received_signal, timeout)
         except Interrupted:
             print_resume_hint(output / CHECKPOINTS)
             raise
-        except DistIRError as error:
-            if world is None:
-                raise
-            exit_all(world, error)
         if ended.signal:
             if world is None or world.rank == 0:
                 print_resume_hint(output / CHECKPOINTS, ended.step, ended.reason)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from distir_relax.cli.app import app, exit_all, show_text
+from distir_relax.cli.app import app, printed_once, show_text
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
     Backend,
@@ -24,7 +24,7 @@ from distir_relax.cli.options import (
     WeightsOption,
 )
 from distir_relax.cli.prompt_lines import continue_prompts
-from distir_relax.errors import DistIRError, RunError
+from distir_relax.errors import RunError
 from distir_relax.support.units import count
 
 
@@ -122,7 +122,7 @@ def generate(
             if is_first:
                 show_text(piece)
 
-        try:
+        with printed_once(world):
             options = GenerateOptions(
                 bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
                 sampling, None if stop is None else frozenset(_ids(stop, "--stop")),
@@ -130,10 +130,6 @@ def generate(
                 backend.value, device.value, timeout, weights, require_signature,
             )  # fmt: skip
             done = generate_threads(options, show) if world is None else generate_rank(world, options, show)
-        except DistIRError as error:
-            if world is None:
-                raise
-            exit_all(world, error)
         if is_first:
             times = ""
             if done.tokens:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import BundleArgument, Device, DeviceOption, JsonOption, SignatureOption
 from distir_relax.errors import DistIRError
 
@@ -37,17 +37,13 @@ def roofline(
     from distir_relax.runtime.world import check_size
 
     with joined_world() as world:
-        try:
+        with printed_once(world):
             read = read_bundle(bundle, require_signature is not None, require_signature=require_signature)
             size = read.manifest.mesh.size
             if rank >= size:
                 raise DistIRError(f"expected a rank less than {size}, found {rank}", str(bundle))
             if world is not None:
                 check_size(read.manifest.mesh, world.size)
-        except DistIRError as error:
-            if world is None:
-                raise
-            exit_all(world, error)
         if world is None and size > 1:
             given = {"device": device.value, "steps": steps, "tokens": tokens, "requests": requests, "rank": rank}
             options = [text for name, value in given.items() for text in (f"--{name}", str(value))]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
     Backend,
     BackendOption,
@@ -69,11 +69,9 @@ def run(
             draw = _trace_writer(bundle, backend, profile, trace, json, trust_code, require_signature)
             result: RunReport | None = run_threads(options)
         else:
-            try:
+            with printed_once(world):
                 draw = _trace_writer(bundle, backend, profile, trace, json, trust_code, require_signature)
                 result = run_rank(world, options)
-            except DistIRError as error:
-                exit_all(world, error)
         if result is not None:
             if json:
                 typer.echo(json_.dumps({**result.to_json(), "output": None if output is None else str(output)}))

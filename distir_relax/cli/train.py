@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from distir_relax.cli.app import app, exit_all
+from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
     Backend,
     BackendOption,
@@ -156,16 +156,13 @@ def train(
                 run = build_run()
                 ended = train_threads(run)
             else:
-                with ending_launch(world), agreed(world):
-                    run = build_run()
-                ended = train_rank(world, run)
+                with printed_once(world):
+                    with ending_launch(world), agreed(world):
+                        run = build_run()
+                    ended = train_rank(world, run)
         except Interrupted:
             print_resume_hint(checkpoint)
             raise
-        except DistIRError as error:
-            if world is None:
-                raise
-            exit_all(world, error)
         if world is None or world.rank == 0:
             _print_summary(run, ended)
         if world is not None:

@@ -33,7 +33,8 @@ TASKS = {
 
 _CONFIG, _GENERATION, _ADAPTERS = "config.json", "generation_config.json", "adapter_config.json"
 _SEQUENCE = 128
-_LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Options of `from_pretrained`: no downloads, and no code of the folder."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def load_pretrained(kind: Any, path: Path, deferred: bool = False, **options: An
     try:
         with quiet_library():
             loaded = _load_deferred(kind, path, options) if deferred else None
-            model, info = loaded or kind.from_pretrained(path, **_LOCAL, **options)
+            model, info = loaded or kind.from_pretrained(path, **LOCAL, **options)
     except ImportModelError:
         raise
     except Exception as error:
@@ -131,7 +132,7 @@ def load_pretrained(kind: Any, path: Path, deferred: bool = False, **options: An
 def _unsupported_class(kind: Any, path: Path) -> ImportModelError:
     """Return the error for a folder whose model the class `kind`, an ``AutoModelFor...``, does not have."""
     library = transformers_library()
-    config = library.AutoConfig.from_pretrained(path, **_LOCAL)
+    config = library.AutoConfig.from_pretrained(path, **LOCAL)
     classes = library.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if type(config) not in classes:
         saved = ", ".join(config.architectures or ()) or "another class"
@@ -202,7 +203,7 @@ def _load_deferred(kind: Any, path: Path, options: Mapping[str, Any]) -> tuple[A
     file = options.get("gguf_file")
     if file is None and "quantization_config" in _read_config(path).table:
         return None
-    config = library.AutoConfig.from_pretrained(path, **_LOCAL, **({} if file is None else {"gguf_file": file}))
+    config = library.AutoConfig.from_pretrained(path, **LOCAL, **({} if file is None else {"gguf_file": file}))
     with torch.device("meta"):
         empty = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
     weights = deferred_weights(path) if file is None else deferred_gguf_weights(path / file, empty)
@@ -210,10 +211,18 @@ def _load_deferred(kind: Any, path: Path, options: Mapping[str, Any]) -> tuple[A
         return None
     others = {name: value for name, value in options.items() if name != "gguf_file"}
     # Only the class of a model takes tensors.
-    model, info = type(empty).from_pretrained(None, config=config, state_dict=weights, **_LOCAL, **others)
-    if file is None and model.can_generate() and (path / _GENERATION).is_file():
-        model.generation_config = library.GenerationConfig.from_pretrained(path, **_LOCAL)
+    model, info = type(empty).from_pretrained(None, config=config, state_dict=weights, **LOCAL, **others)
+    settings = generation_settings(path) if file is None and model.can_generate() else None
+    if settings is not None:
+        model.generation_config = settings
     return model, info
+
+
+def generation_settings(path: Path) -> Any:
+    """Return the settings of generation of a model's folder, a ``GenerationConfig``; None without them."""
+    if not (path / _GENERATION).is_file():
+        return None
+    return transformers_library().GenerationConfig.from_pretrained(path, **LOCAL)
 
 
 def unreadable(error: Exception, what: str, path: Path) -> ImportModelError:

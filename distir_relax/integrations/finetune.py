@@ -15,7 +15,14 @@ import torch
 from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.training import compile_training
 from distir_relax.errors import RunError
-from distir_relax.frontends.pretrained import generating_class, is_pretrained, load_pretrained, transformers_library
+from distir_relax.frontends.pretrained import (
+    LOCAL,
+    generating_class,
+    generation_settings,
+    is_pretrained,
+    load_pretrained,
+    transformers_library,
+)
 from distir_relax.frontends.pretrained_language_model import tokenizer_files
 from distir_relax.integrations.adapters import adapt, merge
 from distir_relax.integrations.chats import ChatRows, read_chats
@@ -39,7 +46,6 @@ CHECKPOINTS = "checkpoints"
 _STEP = "step.dist"
 """The bundle of the compiled step, in the folder of the result until the end."""
 _FULL_RATE, _ADAPTER_RATE = 2e-5, 2e-4
-_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,6 @@ def finetune(
     """
     task = Task(Path(model), Path(data), Path(output), options or FineTuning(), resume)
     with joined_world(timeout, task.prepare) as world:
-        if world is None:
-            task.prepare(None)
         if world is None or world.rank == 0:
             show(task.summary)
         return task.train(world, callbacks, timeout=timeout)
@@ -129,7 +133,7 @@ class Task:
         )
 
     def prepare(self, world: World | None) -> None:
-        """Read the data, and compile the step on the first rank, for which the others wait.
+        """Read the data, and compile the step on the first rank; the others wait for it.
 
         Raises a `DistIRError` of any rank on all of them.
         """
@@ -172,15 +176,15 @@ class Task:
         chats = read_chats(self.data)
         held_out = None if options.evaluation is None else read_chats(options.evaluation)
         library = transformers_library()
-        config = library.AutoConfig.from_pretrained(source, **_LOCAL).get_text_config()
+        config = library.AutoConfig.from_pretrained(source, **LOCAL).get_text_config()
         if options.packed and set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
             raise RunError(
                 "expected attention to all earlier tokens, which packed rows limit to a conversation; found layers of "
                 f"{', '.join(sorted(set(config.layer_types)))}", str(source), "leave out packing",
             )  # fmt: skip
         # The tokens that end a reply are in the settings of its generation.
-        like = SimpleNamespace(generation_config=_generation_config(library, source))
-        tokenizer = library.AutoTokenizer.from_pretrained(source, **_LOCAL)
+        like = SimpleNamespace(generation_config=generation_settings(source))
+        tokenizer = library.AutoTokenizer.from_pretrained(source, **LOCAL)
         texts = Tokenizer.of(tokenizer_files(tokenizer, like))
         assert texts is not None, "the files are those of a tokenizer"
         length = min(options.length, getattr(config, "max_position_embeddings", None) or options.length)
@@ -215,17 +219,12 @@ class Task:
         """Write the folder of the trained model, from the last checkpoint."""
         library = transformers_library()
         net = self._model()
-        stored = library.AutoConfig.from_pretrained(self.source, **_LOCAL).dtype or torch.float32
+        stored = library.AutoConfig.from_pretrained(self.source, **LOCAL).dtype or torch.float32
         trained = read_parameters(self.target / CHECKPOINTS, [name for name, _ in net.named_parameters()])
-        net.load_state_dict(trained.tensors, strict=False)
+        unknown = net.load_state_dict(trained.tensors, strict=False).unexpected_keys
+        assert not unknown, "the checkpoint has the model's names"
         if self.options.rank:
             merge(net)
         net.to(stored).save_pretrained(self.target)
-        library.AutoTokenizer.from_pretrained(self.source, **_LOCAL).save_pretrained(self.target)
+        library.AutoTokenizer.from_pretrained(self.source, **LOCAL).save_pretrained(self.target)
         shutil.rmtree(self.target / _STEP)
-
-
-def _generation_config(library: Any, source: Path) -> Any:
-    """Return the settings of generation of a model's folder; None without them."""
-    path = source / "generation_config.json"
-    return library.GenerationConfig.from_pretrained(source, **_LOCAL) if path.is_file() else None

@@ -13,8 +13,32 @@ from distir_relax.optimizers.optimizer import Numbers, Optimizer
 from distir_relax.support.learning_rate import Schedule
 
 
+class Composite(Optimizer):
+    """An optimizer of several `parts`, each with a learning rate, weight decay and state of its own."""
+
+    @property
+    def lr(self) -> float | Schedule:  # type: ignore[override]
+        """The learning rate of the first part."""
+        return self.parts[0].lr
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Return the state of the part that has most."""
+        return max((part.keeps for part in self.parts), key=len)
+
+    def states(self, parameter: TensorType) -> dict[str, TensorType]:
+        """Raise `TypeError`: each part has its own."""
+        raise TypeError("ask the optimizer of a parameter")
+
+    def update(
+        self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
+    ) -> dict[str, Value]:
+        """Raise `TypeError`: each part has its own."""
+        raise TypeError("ask the optimizer of a parameter")
+
+
 @dataclass(frozen=True)
-class Groups(Optimizer):
+class Groups(Composite):
     """Optimizers by patterns of parameter names: ``dr.Groups(dr.AdamW(1e-3), {"*.embed.*": dr.SGD(0.1)})``.
 
     A parameter is updated by the first pattern that matches its name, or by `default`. Each optimizer has its own
@@ -34,19 +58,9 @@ class Groups(Optimizer):
                 )
 
     @property
-    def lr(self) -> float | Schedule:  # type: ignore[override]
-        """The learning rate of `default`."""
-        return self.default.lr
-
-    @property
     def parts(self) -> Sequence[Optimizer]:
         """Return the default and the optimizers of all groups."""
         return (self.default, *self.groups.values())
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        """Return the state of the part that has most."""
-        return max((part.keeps for part in self.parts), key=len)
 
     def of(self, name: str) -> Optimizer:
         """Return the optimizer of a parameter."""
@@ -55,13 +69,3 @@ class Groups(Optimizer):
     def unused(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the patterns of groups that match none of these parameters."""
         return tuple(pattern for pattern in self.groups if not any(fnmatchcase(name, pattern) for name in names))
-
-    def states(self, parameter: TensorType) -> dict[str, TensorType]:
-        """Raise `TypeError`: each part has its own."""
-        raise TypeError("ask the optimizer of a parameter")
-
-    def update(
-        self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
-    ) -> dict[str, Value]:
-        """Raise `TypeError`: each part has its own."""
-        raise TypeError("ask the optimizer of a parameter")

@@ -20,7 +20,7 @@ class OrderUpdates:
     """Pass: global stage in and out. Ops after a loss use the parameters that the update by this loss changes.
 
     It runs before `Differentiate`, and `Optimize` replaces the values that it inserts by the new parameters.
-    What is computed of parameters alone, such as casts of them, is computed again. `updates` are those of a step, each
+    Values of parameters alone, such as casts of them, are computed again. `updates` are those of a step, each
     with the name of its loss, followed by those of its parameters.
     """
 

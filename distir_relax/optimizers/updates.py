@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import chain
-from typing import NoReturn
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Value
-from distir_relax.ops import Builder
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, Update
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.optimizers.groups import Composite
+from distir_relax.optimizers.optimizer import Optimizer, Update
 
 
 @dataclass(frozen=True)
-class Updates(Optimizer):
+class Updates(Composite):
     """The updates of a step, one after the other (`Update`): a list of them is the optimizer of `compile_training`.
 
     As in a loop of torch, what the model computes after a loss sees the parameters that the update by this loss has
@@ -38,29 +36,13 @@ class Updates(Optimizer):
         return self.sequence
 
     @property
-    def lr(self) -> float | Schedule:  # type: ignore[override]
-        """The learning rate of the first update."""
-        return self.sequence[0].optimizer.lr
-
-    @property
     def parts(self) -> Sequence[Optimizer]:
         """Return the optimizers of all updates."""
         return tuple(chain.from_iterable(update.optimizer.parts for update in self.sequence))
 
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        """Return the state of the part that has most."""
-        return max((part.keeps for part in self.parts), key=len)
-
     def of(self, name: str) -> Optimizer:
         """Return the optimizer of a parameter."""
         return next(update.optimizer.of(name) for update in self.sequence if update.of(name))
-
-    def update(
-        self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
-    ) -> NoReturn:
-        """Raise `TypeError`: each part has its own."""
-        raise TypeError("ask the optimizer of a parameter")
 
     def check_parameters(self, names: Collection[str]) -> None:
         """Raise `DistIRError` unless each of the trained parameters `names` is in one update, and each pattern has one.
@@ -69,7 +51,7 @@ class Updates(Optimizer):
         """
         for update in self.sequence:
             for pattern in update.patterns:
-                if not any(Update("", pattern, update.optimizer).of(name) for name in names):
+                if not any(fnmatchcase(name, pattern) for name in names):
                     raise DistIRError(
                         f"no trained parameter matches {pattern!r}", f"the update of {update.loss!r}",
                         f"there are {', '.join(list(names)[:6])}",

@@ -43,15 +43,16 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
 @contextmanager
 def joined_world(
-    timeout: float = DEFAULT_TIMEOUT, prepare: Callable[[World], None] = lambda world: None
+    timeout: float = DEFAULT_TIMEOUT, prepare: Callable[[World | None], None] = lambda world: None
 ) -> Iterator[World | None]:
     """`join_world` with monitoring of the ranks while the block runs.
 
     A rank that waits longer than `timeout` seconds ends the launch (`StallDetector`). `LostRanks` reports killed ranks.
-    The ranks of a launch `prepare` before it, for which they may wait as long as it takes.
+    `prepare` is called before it, with the launch or None; ranks may wait for each other there as long as it takes.
     """
     world = join_world(timeout)
     if world is None:
+        prepare(None)
         yield None
         return
     with LostRanks(world):

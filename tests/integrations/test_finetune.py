@@ -88,7 +88,7 @@ def test_it_says_afterwards_what_it_was_taught(folder: Path, tmp_path: Path) -> 
 
 
 def test_samples_of_other_weights(folder: Path) -> None:
-    """What a model with other weights generates is what transformers does with them; what does not fit is refused."""
+    """A model with other weights generates as transformers does with them; tensors that do not fit are refused."""
     generation = dr.compile_generation(folder, max_length=64)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     before = generation.generate([5, 9, 2], 6)

@@ -110,7 +110,11 @@ def test_options_and_states_that_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(RunError, match=message):
             dr.callbacks.ReduceOnPlateau(**options)  # type: ignore[arg-type]
-    with pytest.raises(RunError, match="expected best, count, waits and rate_factor"):
+    with pytest.raises(RunError, match="expected metric, best, count, waits and rate_factor"):
         dr.callbacks.ReduceOnPlateau().load_state_dict({"count": 3})
+    other = dr.callbacks.ReduceOnPlateau("score")
+    with pytest.warns(UserWarning, match="ReduceOnPlateau begins anew: it observed loss:min of steps"):
+        other.load_state_dict(dr.callbacks.ReduceOnPlateau().state_dict() | {"rate_factor": 0.1})
+    assert other.rate_factor == 1.0
     with pytest.raises(RunError, match="expected the metric loss in a run without evaluations"):
         dr.train(step(), data.batches, steps=2, callbacks=[dr.callbacks.ReduceOnPlateau("score")])

@@ -97,8 +97,7 @@ def _feature_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
     """Drop whole channels."""
     if not train or not p:
         return x
-    channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
-    return g.emit("multiply", x, dropout(g, filled(g, channels, 1.0, x.tensor.dtype), p))
+    return g.emit("multiply", x, dropout(g, filled(g, _channels(x), 1.0, x.tensor.dtype), p))
 
 
 @aten("alpha_dropout.default", "alpha_dropout_.default")
@@ -110,8 +109,12 @@ def _alpha_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
 @aten("feature_alpha_dropout.default", "feature_alpha_dropout_.default")
 def _feature_alpha_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
     """Drop whole channels, as alpha dropout does."""
-    channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
-    return _self_normalizing(g, x, channels, p) if train and p else x
+    return _self_normalizing(g, x, _channels(x), p) if train and p else x
+
+
+def _channels(x: Value) -> tuple[int, ...]:
+    """Return the shape of a mask of whole channels."""
+    return (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
 
 
 def _self_normalizing(g: Builder, x: Value, shape: Sequence[int], p: float) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from distir_relax.errors import RunError
@@ -35,19 +34,16 @@ class EarlyStopping(MetricCallback):
         self._best, self._count = None, 0
         super().begun(run)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
+    def kept(self) -> dict[str, Any]:
+        """See `MetricCallback`."""
         best = self._best if self._best is not None and math.isfinite(self._best) else None
-        return {"metric": self.observed, "best": best, "count": self._count}
+        return {"best": best, "count": self._count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`. Raises RunError for a state that is not one of this class."""
-        metric, best, count = (state.get(name) for name in ("metric", "best", "count"))
-        if len(state) != 3 or not isinstance(count, int) or not isinstance(best, (int, float, type(None))):
-            raise RunError(f"expected metric, best and count, found {state}", "EarlyStopping.load_state_dict")
-        if metric != self.observed:
-            warnings.warn(f"EarlyStopping begins anew: it observed {metric}, now {self.observed}", stacklevel=2)
-            return
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """See `MetricCallback`."""
+        best, count = numbers["best"], numbers["count"]
+        if not isinstance(count, int) or not isinstance(best, (int, float, type(None))):
+            raise ValueError
         self._best, self._count = best, count
 
     def observe(self, value: float, unit: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.training.callbacks.callback import Callback, RunInfo, StepResult
@@ -44,7 +46,36 @@ class MetricCallback(Callback):
         """See `Callback`."""
         self.observe(self.metric.of(metrics, type(self).__name__), "evaluations")
 
+    @abstractmethod
+    def kept(self) -> dict[str, Any]:
+        """Return the numbers that a resumed run continues with, by name."""
+
+    @abstractmethod
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Continue with the numbers of `kept`. Raises ValueError for others."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Callback`."""
+        return {"metric": self.observed, **self.kept()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Callback`. Raises RunError for a state that is not one of this class."""
+        name, expected = type(self).__name__, ["metric", *self.kept()]
+        numbers = {key: value for key, value in state.items() if key != "metric"}
+        if state.keys() == set(expected) and state["metric"] != self.observed:
+            warnings.warn(f"{name} begins anew: it observed {state['metric']}, now {self.observed}", stacklevel=2)
+            return
+        try:
+            if state.keys() != set(expected):
+                raise ValueError
+            self.restore(numbers)
+        except (TypeError, ValueError):
+            *names, last = expected
+            raise RunError(
+                f"expected {', '.join(names)} and {last}, found {state}", f"{name}.load_state_dict"
+            ) from None
+
     @property
     def observed(self) -> str:
-        """What is observed, as text: ``loss:min of evaluations``."""
+        """The metric and its unit, as text: ``loss:min of evaluations``."""
         return f"{self.metric.name}:{self.metric.mode} of {'evaluations' if self._evaluates else 'steps'}"

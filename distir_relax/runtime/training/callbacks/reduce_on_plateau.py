@@ -44,23 +44,16 @@ class ReduceOnPlateau(MetricCallback):
         self._restart()
         super().begun(run)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Callback`."""
+    def kept(self) -> dict[str, Any]:
+        """See `MetricCallback`."""
         best = self._best if math.isfinite(self._best) else None
         return {"best": best, "count": self._count, "waits": self._waits, "rate_factor": self.rate_factor}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Callback`. Raises RunError for a state that is not one of this class."""
-        try:
-            best, count, waits = state["best"], int(state["count"]), int(state["waits"])
-            factor = float(state["rate_factor"])
-            if best is not None:
-                self._best = float(best)
-        except (KeyError, TypeError, ValueError):
-            raise RunError(
-                f"expected best, count, waits and rate_factor, found {state}", "ReduceOnPlateau.load_state_dict"
-            ) from None
-        self._count, self._waits, self.rate_factor = count, waits, factor
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """See `MetricCallback`."""
+        best, factor = numbers["best"], float(numbers["rate_factor"])
+        self._best = self._best if best is None else float(best)
+        self._count, self._waits, self.rate_factor = int(numbers["count"]), int(numbers["waits"]), factor
 
     def observe(self, value: float, unit: str) -> None:
         """See `MetricCallback`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.generation.prompt import is_list_of_prompts
 from distir_relax.runtime.training.callbacks.callback import Callback
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ class Samples(Callback):
         self.weights_every = every
         self.samples: list[tuple[int, list[Any]]] = []
         self._generation, self._show = generation, show
-        is_several = isinstance(prompts, list) and not isinstance(prompts[0] if prompts else 0, (int, Mapping))
-        self._prompts: Sequence[Any] = prompts if is_several else [prompts]
-        if not self._prompts or prompts == []:
+        self._prompts: Sequence[Any] = prompts if is_list_of_prompts(prompts) else [prompts]
+        if prompts == []:
             raise RunError("expected a prompt, found none", "Samples")
         self._options = {"max_new_tokens": max_new_tokens, **options}
 
