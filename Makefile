@@ -13,7 +13,7 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat finetune train train-lm adapters test quick lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes paper regret browser coverage clean
+.PHONY: demo chat finetune train train-lm adapters test quick every-case lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -45,6 +45,10 @@ test: browser $(READY) lint
 
 quick: browser $(READY)
 	$(PYTEST) -x -q -m "not mpirun"
+
+# All cases of the tests of which 'make test' runs a drawn part: an hour and a half.
+every-case: browser $(READY)
+	$(PYTEST) --every-case
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.drawn_cases import draw
+
 if TYPE_CHECKING:
     from distir_relax.ops import OpDef
 
@@ -31,15 +33,22 @@ LARGE = 60
 """Number of tests of a large file, all of which are short."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that start launches into one group, which one worker of pytest-xdist runs, and begin with it.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-case", action="store_true", help="run all cases of the tests whose cases are drawn")
 
-    A launch has several ranks: two at a time would be slow enough to run into their time limits. Others that share
-    what is made once, for a file or by the name of the mark ``shares``, are a group too, or each worker would make it;
-    so are all tests of a small file, which share exports. Tests of large files have no group and come last: they fill
-    the time of a worker whose groups are done.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases that are not drawn, put tests that start launches into one group, and begin with it.
+
+    One worker of pytest-xdist runs a group. A launch has several ranks: two at a time would be slow enough to run
+    into their time limits. Others that share what is made once, for a file or by the name of the mark ``shares``, are
+    a group too, or each worker would make it; so are all tests of a small file, which share exports. Tests of large
+    files have no group and come last: they fill the time of a worker whose groups are done.
     """
+    if not config.getoption("--every-case") and not _are_named(config):
+        items[:], left_out = draw(items)
+        config.hook.pytest_deselected(items=left_out)
     order, sizes = {}, Counter(item.path for item in items)
     for item in items:
         if item.get_closest_marker("mpirun"):
@@ -111,6 +120,11 @@ def native_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(packing, "_most_rows", lambda *_: 1 << 20)
     monkeypatch.setattr(packing, "_is_row_faster_packed", lambda *_: True)
+
+
+def _are_named(config: pytest.Config) -> bool:
+    """Whether tests are asked for by name: then all of their cases are meant."""
+    return any("::" in argument for argument in config.args) or bool(config.option.keyword)
 
 
 def _shares_with_its_file(item: pytest.Item) -> bool:
