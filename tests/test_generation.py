@@ -72,6 +72,7 @@ def of_transformers(kind: str, ids: torch.Tensor, count: int, **options: Any) ->
     return found[:, ids.shape[1] :]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [
@@ -87,6 +88,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, strategy: str, tail:
         assert torch.equal(generation.generate(ids, count), of_transformers(kind, ids, count))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("kind", "strategy", "options"),
     [
@@ -131,6 +133,7 @@ def test_draws_are_by_the_scores_of_transformers(options: dict[str, Any]) -> Non
     assert limited
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("frequency", "presence"), [(0.03, 0.0), (0.0, 0.1), (-0.02, 0.05), (0.01, -0.1)])
 def test_penalties_of_generated_tokens_are_those_of_openai(frequency: float, presence: float) -> None:
     """Their formula, in numpy: the logits less frequency times the count of a token, and presence if there is any."""
@@ -154,6 +157,7 @@ def test_stages_send_no_weight() -> None:
     assert all(is_symbolic(value.tensor.shape) for value in sent)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [("llama", "1/3/1/1", "ragged"), ("gpt2", "1/2/1/1", "pad"), ("mixtral", "1/2/2/1", "ragged")],
@@ -267,6 +271,7 @@ PROMPT = (3, 7, 9)
 GENERATE = ("--tokens", "3,7,9", "--max-new-tokens", "6")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("kind", "strategy", "ranks", "options"),

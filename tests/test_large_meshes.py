@@ -56,6 +56,7 @@ def _calls(step: Callable[[], Any]) -> int:
     return count
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("shape", [(32, 32), (128, 8)])
 def test_a_thousand_devices_are_no_more_work_than_two(imported: Imported, shape: tuple[int, ...], tail: str) -> None:

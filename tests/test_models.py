@@ -34,6 +34,7 @@ def largest_difference(found: Any, expected: Any) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(("ranks", "tail"), [(2, "pad"), (3, "ragged"), (5, "pad"), (5, "ragged")])
 @pytest.mark.parametrize("make", [mlp, gpt2, minilm])
 def test_torch_backend(make: Any, ranks: int, tail: str) -> None:
@@ -58,6 +59,7 @@ def optimise(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile, "machine", lambda threads: (chosen, replace(host, threads=threads)))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("make", "ranks", "tail", "level"),
     [
@@ -85,6 +87,7 @@ WHOLE_GRID = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("name", WHOLE_GRID)
 def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
@@ -99,6 +102,7 @@ def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
     assert largest_difference(plan(*case.args, **case.kwargs), expected) < 1e-5
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(("ranks", "tail"), [(2, "pad"), (3, "ragged"), (5, "pad"), (5, "ragged")])
 @pytest.mark.parametrize("make", [resnet, mobilenet, unet, uneven_unet])
 def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
@@ -113,6 +117,7 @@ def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
     assert largest_difference(plan(*case.args), expected) < 1e-5
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("make", "ranks", "tail", "level"),
     [(resnet, 3, "ragged", 0), (mobilenet, 5, "pad", 0), (unet, 2, "ragged", 3), (uneven_unet, 3, "ragged", 0)],

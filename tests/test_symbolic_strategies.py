@@ -131,6 +131,7 @@ def test_inference(strategy: str, tail: str) -> None:
     check_rows(compiled_rows(strategy=strategy, tail=tail))
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("strategy", "tail"),
     [
@@ -153,6 +154,7 @@ def test_shares_of_unlike_devices(tail: str) -> None:
     train_rows(strategy="2/2/1/3", tail=tail, profile=unlike())
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [

@@ -79,6 +79,7 @@ def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
         torch.testing.assert_close(found[name], tensor, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,6 +117,7 @@ class Loss(nn.Module):
         return sum((y.sin().mean() for y in found), torch.zeros((), dtype=torch.float64))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/3/1/1", "2/2/1/1", "3/1/1/1,zero=1"])
 def test_steps_of_training_are_torch_s(strategy: str) -> None:
     model, args = Loss(vectors()), example()

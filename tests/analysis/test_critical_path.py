@@ -187,6 +187,7 @@ def test_the_path_is_a_longest_path_of_the_dependencies(seed: int, profile: Prof
     assert all(first in graph.before[second] for first, second in pairwise(nodes))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.usefixtures("single_devices")
 @pytest.mark.parametrize("seed", [0, 3, 7])
 def test_only_ops_on_the_path_change_the_makespan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,7 @@ def assert_same(source: Source, profile: Profile, samples: int | None = None) ->
     return simulated
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -164,6 +165,7 @@ def test_so_is_a_model_that_runs(strategy: str, rows: int) -> None:
     assert_same(run(rows, strategy, profile), profile)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("strategy", "samples"), [("1/1/3/5", 13), ("2/1/1/4", 19), ("3/1/2/1", 7), ("1/1/1/3", 3)])
 def test_of_fewer_samples_than_the_program_has(strategy: str, samples: int) -> None:
     """The program of 31 samples, taken as if there were fewer, is that of the model exported with so many."""

@@ -55,6 +55,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("strategy", "node"), STRATEGIES)
 def test_a_call_does_on_other_devices_what_it_would_do_if_simulated_there(
     strategy: str, node: int, monkeypatch: pytest.MonkeyPatch

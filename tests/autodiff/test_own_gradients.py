@@ -118,6 +118,7 @@ class Block(nn.Module):
         return x + self.down(HalfGelu.apply(self.up(self.norm(x))))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_functions_have_the_gradients_of_their_backward(strategy: str) -> None:
     torch.manual_seed(0)

@@ -47,6 +47,7 @@ def model_and_input(count: int = 3) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*(Block() for _ in range(count))).eval(), torch.randn(7, 11, 60)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("mesh", [3, 5, (2, 3), (2, 2, 2)])
 def test_ranks_compute_what_the_model_does(mesh: int | tuple[int, ...]) -> None:
     model, x = model_and_input(2)

@@ -51,6 +51,7 @@ def simulated(graph: Graph, chosen: tuple[int, ...], profile: Profile = MACHINE)
     return simulate_module(ToDistIR().run(module), profile).makespan
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_nothing_is_better(first: int) -> None:
     for seed in range(first, first + 25):

@@ -75,6 +75,7 @@ def rows_of(program: IntegerProgram, memory: float) -> MemoryConstrainedProgram:
     return MemoryConstrainedProgram(program, needs, memory, program.costs, time.monotonic() + 60)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("shape", MESHES)
 def test_nothing_that_fits_is_better(shape: tuple[int, ...]) -> None:
     short = 0

@@ -32,6 +32,7 @@ class Counting(torch.nn.Module):
         return y * self.count, self.rows.sum(0)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["torch", "tvm"])
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("placement", ["S[0]", "S[1]"])

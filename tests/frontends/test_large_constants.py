@@ -67,6 +67,7 @@ def most(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return int(request.param)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("make", "strategy"), [(llama, "1/2/1/1"), (llama, "3/1/1/1"), (windowed, "2/1/1/1"), (windowed, "1/1/1/1")]
 )
@@ -105,6 +106,7 @@ def test_pointwise_results_of_uniform_operands() -> None:
     assert narrowed(signed) is signed
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("batch", "length", "strategy"), [(16, 8192, "8/1/1/1"), (512, 8192, "8/1/1/1"), (1, 131072, "1/2/1/1")]
 )

@@ -47,6 +47,7 @@ def hollow() -> Model:
         return Model()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("strategy", ["3/1/1/1,zero=1", "1/2/1/3"])
 def test_a_model_without_data_is_predicted_as_the_one_with_data(device: str, strategy: str) -> None:

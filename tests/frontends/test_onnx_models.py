@@ -117,6 +117,7 @@ def exported(
         return path, call, module(*call.values()), shardings
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("make", [mlp, gpt2, bert, llama, t5, mixtral], ids=lambda f: f.__name__)
 def test_it_gives_what_torch_gives_on_several_ranks(make: Callable[[], Made], tmp_path: Path) -> None:
     path, call, expected, shardings = exported(make, tmp_path)
@@ -194,6 +195,7 @@ class OfPictures(torch.nn.Module):
         return self.model(pixel_values=pixel_values).logits
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("make", "shardings", "sent"),
     [

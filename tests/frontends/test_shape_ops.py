@@ -81,6 +81,7 @@ def test_they_follow_the_values_that_they_are_counted_at() -> None:
     assert with_shape_ops(imported) == imported
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/1/5/1", "1/1/1/3"])
 def test_a_profile_that_prices_them_adds_their_time(strategy: str) -> None:
     model = source((Stack().eval(), (torch.randn(3, 7),)), strategy)

@@ -154,6 +154,7 @@ class Decoder(nn.Module):
         return logits
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "1/2/1/1", "1/1/2/1"])
 def test_a_static_cache_decodes_as_the_whole_sequence(strategy: str) -> None:
     torch.manual_seed(0)

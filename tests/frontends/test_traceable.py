@@ -67,6 +67,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, torch.Tensor, Call
 }  # fmt: skip
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=2"])
 @pytest.mark.parametrize("name", CASES)
 def test_functions_train_as_with_torch(name: str, strategy: str) -> None:

@@ -46,6 +46,7 @@ class Logged(transformers.TrainerCallback):  # type: ignore[misc]
             self.losses.append(logs["loss"])
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "chosen",
     [

@@ -30,6 +30,7 @@ def tail_of(number: int) -> str:
     return ("ragged", "pad")[number // BLOCKS % 2]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_ascii_chart(block: int) -> None:
     """Stride, dilation, asymmetric padding, groups, several split dims, several axes on one, empty shards.

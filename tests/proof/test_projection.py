@@ -101,12 +101,14 @@ def problem(made: dr.Plan, ranked: Any) -> str:
     return ""
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_the_compiler_makes_is_right(name: str) -> None:
     made = plan(name)
     assert problem(made, made.modules["ranked"]) == ""
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", PLANS)
 def test_mistakes_are_found(name: str) -> None:
     made = plan(name)

@@ -114,6 +114,7 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "precision"),
     [
@@ -143,6 +144,7 @@ def test_shared_and_routed_experts() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("precision", QUANTIZE)
 def test_rounded_inputs_change_little(precision: str) -> None:
     """By the native kernels, as for models without experts."""
@@ -173,6 +175,7 @@ class Experts(nn.Module):
         return torch.ops.transformers.grouped_mm_fallback(y.tanh(), self.down, ends)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("precision", "sharding"),
     [("int8", "R"), ("int4", "S[0]"), ("int8-channel", "S[0]"), ("int8", "S[1]"), ("int4", "S[2]"),

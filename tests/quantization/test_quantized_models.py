@@ -98,6 +98,7 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "precision"),
     [
@@ -115,6 +116,7 @@ def test_logits_are_those_of_the_dequantized_model(name: str, strategy: str, tai
     torch.testing.assert_close(logits(generation), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("precision", QUANTIZE)
 def test_rounded_inputs_change_little(precision: str) -> None:
     """By the native kernels: other logits than with exact inputs, but much closer to them than a float model's."""

@@ -8,6 +8,7 @@ from distir_relax.kernels.quantized import linear
 from tests.quantization import random_models
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(7))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_random_model_is_that_with_dequantized_weights(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,7 @@ def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: P
     assert not (files / "y.npz").exists()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("command", ["run", "launch"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_within_two_seconds(files: Path, command: str, number: signal.Signals) -> None:

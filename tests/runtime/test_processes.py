@@ -47,6 +47,7 @@ def test_every_collective_under_mpirun(n: int, meshes: list[str]) -> None:
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"rank {r} of {n} (mpi) right" for r in range(n))])
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("n", "without"), [(2, []), (3, []), (2, ["1"])])
 def test_sums_in_shared_memory(n: int, without: list[str]) -> None:
     done = mpirun(n, Path(__file__).parent / "shared_sums_main.py", *without, limit=120)
@@ -60,6 +61,7 @@ def test_every_collective_under_torchrun() -> None:
     assert done.stdout.count("(torch) right") == 2
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("sizes", [[3, 2], [3, 0, 2], [1, 2, 0, 4, 1]], ids=str)
 def test_a_bundle_under_mpirun(files: Path, sizes: list[int]) -> None:
     save(files, sizes)

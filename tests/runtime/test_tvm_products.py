@@ -34,6 +34,7 @@ class Products(torch.nn.Module):
         return product + self.shift, product
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 63), (3, 5, 63)], ids=str)
 def test_products_are_those_of_torch(shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -82,6 +82,7 @@ def check_vectors(model: nn.Module, width: int, tail: str, ranks: int, shardings
         torch.testing.assert_close(plan(x, backend="tvm"), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "placement", "tail"),
     [("x", "S[0]", "ragged"), ("x", "S[1]", "ragged"), ("x", "S[1]", "pad"), ("up.weight", "S[0]", "pad")],

@@ -28,6 +28,7 @@ from tests.schedules.brute_force import shortest
 from tests.schedules.random_pipelines import check_case
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("first", range(0, 1000, 125))
 def test_random_pipelines(first: int) -> None:
     """Some of the thousand of `make schedules`."""

@@ -52,6 +52,7 @@ def alone(name: str, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail"),
     [
@@ -86,6 +87,7 @@ def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: 
     assert compared > 10
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("mixtral", "1/3/1/1"), ("gpt2", "1/1/2/1")])
 def test_requests_that_join_and_leave_get_the_tokens_they_would_get_alone(name: str, strategy: str) -> None:
     options = EngineOptions(max_requests=4, step_tokens=20, chunk_tokens=7)
@@ -128,6 +130,7 @@ def test_draws_are_those_of_one_request() -> None:
         assert request.tokens == generation.generate(list(request.prompt), 8, **sampling).tolist()  # type: ignore[misc]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("strategy", ["1/3/1/1", "1/1/2/1"])
 def test_each_request_has_its_own_penalties(strategy: str, drafts: int) -> None:
@@ -413,6 +416,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.mpirun
 @pytest.mark.usefixtures("quick_launches")
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ ROUTINGS = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_layout_gives_what_the_whole_gives(mesh: tuple[int, ...], routing: str) -> None:

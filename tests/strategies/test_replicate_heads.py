@@ -61,6 +61,7 @@ def largest_part(plan: dr.Plan) -> int:
     return max(rows) // 6
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("kind", "heads", "groups", "strategy", "tail", "largest", "read"), [
     ("Llama", 9, 3, "1/2/1/1", "ragged", 5, ((0, 1), (1, 2))),
     ("Qwen2", 14, 2, "1/3/1/1", "pad", 5, ((0,), (0, 1), (1,))),
@@ -139,6 +140,7 @@ def test_a_forward_of_the_model_has_its_logits_and_explains_its_heads(tmp_path: 
     assert text in explain(bundle, "model.layers.0.self_attn.k_proj.weight")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("pattern", "placements"), [
     ("*.k_proj.weight", "R, S[0]"), ("*.o_proj.weight", "R, R"), ("*.self_attn.v_proj.bias", "R, R"),
 ])  # fmt: skip

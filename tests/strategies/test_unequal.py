@@ -79,6 +79,7 @@ def test_the_batch_is_cut_by_speed_microbatch_by_microbatch() -> None:
     torch.testing.assert_close(plan(x), model(x).detach(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("strategy", ["3/1/1/2", "1/3/1/1", "1/1/3/2"])
@@ -180,6 +181,7 @@ CASES = [
 ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("name", "strategy", "ours", "theirs"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_family_trains_on_unlike_devices_as_torch_trains_it(name: str, strategy: str, ours: Any, theirs: Any) -> None:

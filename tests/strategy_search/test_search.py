@@ -124,6 +124,7 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     assert between > 5
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["2/1/3/3", "1/3/2/3,schedule=gpipe", "1/1/3/3,zero=0,checkpoint=block"])
 def test_other_numbers_of_equal_microbatches_share_simulated_calls(strategy: str) -> None:
     """The second to last have calls of the first, and so have the allocators of their devices."""
@@ -168,6 +169,7 @@ def test_what_is_found_of_a_batch_is_what_a_model_of_that_batch_simulates(make: 
         assert found.makespan == pytest.approx(alone.makespan, rel=1e-9, abs=1.01 * profile.overhead)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "strategy", ["2/1/3/5", "1/3/2/2,schedule=gpipe", "6/1/1/1,zero=1", "1/1/3/4,checkpoint=block"]
 )

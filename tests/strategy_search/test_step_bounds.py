@@ -146,6 +146,7 @@ def test_no_step_fits_into_less_memory_than_its_bound(
     assert sum(not fits(candidate, 0.55 * peak) for candidate, (_, peak) in steps.items()) >= 2
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -166,6 +167,7 @@ def test_bounds_of_memory_are_those_of_one_moment(long: Source, text: str) -> No
     assert [limit.seconds(candidate) < math.inf for limit in limits] == [False, True]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("machine", "text", "tightness"),
     [

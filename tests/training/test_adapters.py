@@ -24,6 +24,7 @@ def example() -> ModuleType:
     return import_file(EXAMPLE)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/2/1/1", "3/1/1/2,zero=3", "2/2/2/1,zero=1"])
 def test_adapters_are_trained_alone_and_merged(example: ModuleType, strategy: str, tmp_path: Path) -> None:
     """The state and the checkpoints have nothing of the base; merged weights are torch's."""

@@ -48,6 +48,7 @@ class Net(nn.Module):
         return self.last(self.batch_norm(x))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=3", "1/2/1/1", "1/1/2/3", "2/1/1/3,zero=2"])
 def test_steps_are_those_of_autocast(strategy: str) -> None:
     torch.manual_seed(0)

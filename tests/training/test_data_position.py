@@ -73,6 +73,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(("rows", "count", "other"), [(6, 1, 4), (6, 5, 8), (5, 9, 7), (7, 5, 2)])
 def test_another_batch_size_continues_after_the_same_samples(name: str, rows: int, count: int, other: int) -> None:
@@ -115,6 +116,7 @@ def test_batches_of_the_user_continue_where_one_begins(name: str) -> None:
         read(bundle(5), make(5), 1, at)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", [*SOURCES, "batches", "a function", "a stream", "a batch sampler"])
 def test_a_run_continues_after_the_last_batch_of_an_epoch(name: str) -> None:
     make = {**SOURCES, **ITERABLES}[name]

@@ -75,6 +75,7 @@ def by_torch(step: dr.TrainingStep, model: nn.Module, batches: Any, averaged: bo
     return {name: sum(float(row[name]) for row in rows) / len(rows) for name in rows[0]}
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "2/2/1/2,zero=3", "5/1/1/1", "1/1/2/3", "2/1/2/2"])
 def test_loss_and_metrics(strategy: str) -> None:
     """12 samples, on 5 ranks 3|3|2|2|2; batch norms couple microbatches in training, in evaluation they do not."""
@@ -109,6 +110,7 @@ def test_a_stage_without_weights(end: tuple[nn.Module, ...]) -> None:
     assert step.evaluate([(x, t)])["loss"] == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", ["3/1/1/1,zero=1", "1/3/1/1", "3/1/1/2", "1/1/2/3"])
 def test_every_sample_is_evaluated(strategy: str) -> None:
     """Batches of 12 and a smaller last one, of a single sample too, which one of 3 ranks has; or fewer than a batch."""

@@ -94,6 +94,7 @@ def weighted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 FUNCTIONS = [masked, f1, perplexity, total, by_elements, weighted, rmse, several, by_rows]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/3/1/1", "2/1/1/3", "1/1/2/2"])
 def test_batches_of_any_cut_give_the_numbers_of_one_batch(strategy: str) -> None:
     """With 1, 12, 5 and no labels, of 12, 1 and 23 samples; twice, as totals begin anew."""
@@ -130,6 +131,7 @@ METRICS: dict[str, Any] = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/3/1/2"])
 def test_metrics_of_torchmetrics_are_given_as_objects(strategy: str) -> None:
     ours = {name: make() for name, make in METRICS.items()}

@@ -74,6 +74,7 @@ def decayed(parameters: Any) -> Any:
     return [{"params": [p for p in named if all(p is not n for n in no)]}, {"params": no, "weight_decay": 0.0}]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("strategy", "name", "clip"),
     [
@@ -111,6 +112,7 @@ def test_scales_are_those_of_torch_step_by_step(strategy: str, name: str, clip: 
         assert int(state["optimizer.step"]) == len(items) - falls
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("strategy", "init"), [("1/1/1/1", 2.0**24), ("3/1/1/1,zero=2", 2.0**16), ("1/2/2/2", 2.0**16)]
 )

@@ -66,6 +66,7 @@ def names(step: dr.TrainingStep) -> set[str]:
     return {op.name for function in step.plan.modules["ranked"].functions for op in function.ops}
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 18), (torch.float64, 3)])
 @pytest.mark.parametrize("strategy", ["3/1/1/1", "1/3/1/1", "3/1/1/1,zero=3"])
 def test_gradients_of_norms(strategy: str, dtype: torch.dtype, rows: int) -> None:

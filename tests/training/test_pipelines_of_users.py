@@ -78,6 +78,7 @@ class Counting(nn.Module):
         return self.layers(x) * self.calls
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("backend", ["torch", "tvm"])
 @pytest.mark.parametrize("strategy", ["1/1/2/3", "1/1/3/1"])
 def test_a_buffer_written_in_forward(strategy: str, backend: str) -> None:
@@ -152,6 +153,7 @@ def with_dropout(strategy: str, rate: float = 0.3, **options: Any) -> tuple[list
     return [step(*data) for _ in range(3)], step
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

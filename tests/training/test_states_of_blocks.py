@@ -54,6 +54,7 @@ def model(kind: type[torch.nn.Module]) -> torch.nn.Module:
     return torch.nn.Sequential(*(kind() for _ in range(3)), torch.nn.Linear(8, 3))
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [

@@ -30,6 +30,7 @@ def test_with_the_same_order_of_sums_the_bits_are_the_same() -> None:
         assert all(torch.equal(tensor, found[0][1][name]) for name, tensor in parameters.items())
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy"), [("bert", "1/1/2/3"), ("vit", "1/1/3/2,schedule=zb-h1"), ("recurrent", "2/1/2/2")]
 )
