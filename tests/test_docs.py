@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from distir_relax.ir.program import ROLES
 from distir_relax.layout import DTYPES
 from distir_relax.ops import OF_PROGRAMS, Trait, entries
 from distir_relax.runtime.session import Session
+from tests.runtime.processes import interpreter
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -154,7 +154,7 @@ def test_the_code_on_the_simulator_runs(number: int, tmp_path: Path) -> None:
     program = tmp_path / block.splitlines()[0].removeprefix("# ")
     program.write_text(block, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [*interpreter(), str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -76,8 +76,9 @@ RUNS: dict[tuple[int, ...], list[tuple[Callable[[], Case], str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("shape", RUNS, ids=str)
+@pytest.mark.parametrize("shape", RUNS, ids=lambda shape: f"{'x'.join(map(str, shape))} ranks")
 def test_models(shape: tuple[int, ...], tmp_path: Path) -> None:
     """Languages and pictures, with halos between processes, weights split along one axis or both: in one launch, since
     ranks take longer to start than to run."""

@@ -128,6 +128,7 @@ def test_the_program_written_out_is_that_without_functions(name: str, tail: str)
     assert sent[0] == sent[1] > 0
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_the_tvm_backend_runs_programs_with_functions(name: str) -> None:
     case = MODELS[name](2)

@@ -28,6 +28,7 @@ def test_a_random_model_is_trained_as_torch_trains_it(first: int) -> None:
     assert found["right"] >= CHUNK - 2, found
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("first", range(1000, 1000 + CHUNK, CHUNK // 2))
 def test_a_random_model_is_trained_on_batches_of_changing_size(first: int) -> None:
     """One compilation for batches of 7, 3, 1, 12 and 2 rows: fewer than devices, and than microbatches."""

@@ -11,6 +11,7 @@ from tests.symbolic_models import check, draw, shrink
 COUNT, CHUNK = 16, 8
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
 def test_a_random_model_gives_what_torch_gives_at_all_sizes(first: int) -> None:
     found: Counter[str] = Counter()

@@ -423,8 +423,10 @@ def test_prompts_of_a_file_and_of_standard_input(bundles: dict[str, Path], tmp_p
     assert {row["ended"] for row in found} <= {"length", "stop"}
     done = CliRunner().invoke(app, ["generate", str(bundles["llama"]), "--prompts", "-"], input='"x"\n')
     assert json.loads(done.stdout)["text"] == model.generate("x")
-    done = CliRunner().invoke(app, ["generate", str(bundles["llama"]), "--prompt", "-"], input=PROMPT)
-    assert done.stdout.removesuffix("\n") == model.generate(PROMPT)
+    done = CliRunner().invoke(
+        app, ["generate", str(bundles["llama"]), "--prompt", "-", "--max-new-tokens", "9"], input=PROMPT
+    )
+    assert done.stdout.removesuffix("\n") == model.generate(PROMPT, 9)
     for line, message in (
         ("{", "prompts.jsonl:2: expected a line of JSON, found '{'"),
         ("[1]", "prompts.jsonl:2: expected a table with either a prompt or messages, found '[1]'"),

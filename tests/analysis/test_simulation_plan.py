@@ -95,6 +95,7 @@ def test_devices_of_other_speeds_do_not_do_the_same(monkeypatch: pytest.MonkeyPa
     assert len(set(found.busy[0])) > 2
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/3/3/5", "3/1/2/5,zero=1"])
 def test_one_structure_does_for_all_sizes(strategy: str) -> None:
     """Of a step of training on 30 to 150 samples, the one between by `scaled`, with the structure of the largest."""

@@ -53,6 +53,7 @@ def makespan(step: TrainingStep) -> float:
     return simulate_module(step.plan.modules["distributed"], FAST).makespan
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mesh", [3, (2, 3)])
 def test_a_step_is_faster_than_by_rules_and_right(mesh: int | tuple[int, ...]) -> None:
     given = training()

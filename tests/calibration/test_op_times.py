@@ -161,6 +161,7 @@ def test_json_has_all_ops() -> None:
     assert set(found["limits"]) == {"products", "bandwidth", "cache_bandwidth", "cache"}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "1/1/1/3,checkpoint=block"])
 def test_a_step_of_training(strategy: str, tmp_path: Path) -> None:
     """Its forward, backward and updates, also in functions that are called for each microbatch."""

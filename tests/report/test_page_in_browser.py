@@ -119,6 +119,7 @@ def test_the_time_line_tells_what_is_under_the_mouse(chromium: Browser, pages: d
     assert chromium.messages() == []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_critical_path_is_underlined(chromium: Browser, pages: dict[str, Path], dark: bool) -> None:
     """Of one device all, of a pipeline's first stage the beginning and the end."""

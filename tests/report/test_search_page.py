@@ -15,7 +15,7 @@ from distir_relax.analysis.class_names import shown_classes
 from distir_relax.analysis.op_timer import COMPUTE
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import load_profile
-from distir_relax.report.search_page import TIME_LINES, search_page, write_search_page
+from distir_relax.report.search_page import search_page, write_search_page
 from distir_relax.strategy_search import Search
 from distir_relax.strategy_search.compact_timeline import LANES, compact_timeline
 from tests import search_models
@@ -38,10 +38,13 @@ def search() -> Search:
     return search
 
 
-def found(memory: float, batches: tuple[int, ...] = (12, 24, 48)) -> Search:
+def found(memory: float, batches: tuple[int, ...] = (12, 24), devices: int = 6) -> Search:
     # An allocator would reserve whole megabytes, of which there is less than one.
     profile = replace(load_profile("dgx2-v100"), memory=memory, in_place=True, caching_allocator=False)
-    return dr.search(MODEL, devices=6, profile=profile, global_batch=batches, workers=1, time_lines=True)
+    return dr.search(
+        MODEL, devices=devices, profile=profile, global_batch=batches, microbatches=(1, 2, 4), workers=1,
+        time_lines=True,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +77,8 @@ def test_each_column_of_the_table_has_its_title(chromium: Browser, page: Path, w
     assert chromium.run("const s = document.querySelector('.scrolls'); return s.scrollWidth <= s.clientWidth")
 
 
-def test_a_search_of_one_batch_has_a_chart_by_microbatches(chromium: Browser, tmp_path: Path) -> None:
-    search = found(1e12, (24,))
+def test_a_search_of_one_batch_has_a_chart_by_microbatches(chromium: Browser, search: Search, tmp_path: Path) -> None:
+    search = replace(search, outcomes=tuple(o for o in search.outcomes if o.samples == 24))
     write_search_page(search, tmp_path / "one.html", "model.py:build", "far.toml")
     chromium.open(tmp_path / "one.html", 500, dark=True)
     assert chromium.messages() == []
@@ -122,16 +125,18 @@ def test_the_data_are_the_outcomes(search: Search) -> None:
     assert all(o.lanes == compact_timeline(search.simulate(o.candidate)) for o in search.ranked[::17])
 
 
-def test_a_search_without_time_lines_has_those_of_the_best(search: Search) -> None:
+def test_a_search_without_time_lines_has_those_of_the_best(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distir_relax.report.search_page.TIME_LINES", 15)
     plain = replace(search, outcomes=tuple(replace(o, lanes=()) for o in search.outcomes))
     match = re.search(r'id="data">(.*?)</script>', search_page(plain, "model", "far.toml"), re.DOTALL)
     assert match
     drawn = [p for p in json.loads(match[1])["points"] if "lanes" in p]
-    assert len(drawn) == TIME_LINES < len(search.ranked)
+    assert len(drawn) == 15 < len(search.ranked)
     best = search.ranked[0]
     assert [p for p in drawn if (p["strategy"], p["samples"]) == (best.strategy, best.samples)]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [7, 127])
 def test_a_strip_says_what_most_of_each_column_goes_by_with(search: Search, columns: int) -> None:
     pipelines = [o for o in search.ranked if o.candidate.strategy.pipeline > 1]
@@ -162,5 +167,5 @@ def busy(simulation: Simulation, classes: list[int], columns: int) -> list[tuple
 
 
 def test_a_search_of_which_nothing_fits_has_a_page() -> None:
-    nothing = found(1e3, (12,))
+    nothing = found(1e3, (12,), devices=2)
     assert "nothing fits" in search_page(nothing, "model", "far.toml")

@@ -40,9 +40,10 @@ def check_answer(folder: Path, sizes: list[int]) -> None:
         assert found[name].dtype == np.float32
 
 
-@pytest.mark.parametrize(("n", "meshes"), [(3, ["3"]), (6, ["2x3"])])
-def test_every_collective_under_mpirun(n: int, meshes: list[str]) -> None:
-    done = mpirun(n, MAIN, *meshes, limit=120, fresh=n == 3)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize(("n", "mesh"), [(3, "3"), (6, "2x3")], ids=["a row", "a grid"])
+def test_every_collective_under_mpirun(n: int, mesh: str) -> None:
+    done = mpirun(n, MAIN, mesh, limit=120, fresh=n == 3)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"rank {r} of {n} (mpi) right" for r in range(n))])
 

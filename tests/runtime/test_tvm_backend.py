@@ -122,8 +122,9 @@ def test_collectives_read_and_write_the_machines_buffers(sizes: list[int]) -> No
             torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
-@pytest.mark.parametrize("sizes", [[3, 2], [4, 0, 3]], ids=str)
+@pytest.mark.parametrize("sizes", [[3, 2], [4, 0, 3]], ids=lambda sizes: "-".join(map(str, sizes)))
 def test_the_same_under_mpirun(sizes: list[int], tmp_path: Path) -> None:
     bundle = tvm_bundle(sizes)
     x = torch.randn(bundle.manifest.inputs[0].shape, generator=torch.Generator().manual_seed(0))

@@ -87,6 +87,7 @@ def test_a_part_taken_out_changes_nothing(name: str, tail: str) -> None:
     run()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["3", "2x3"])
 def test_one_function_called_twice_is_laid_out_once(name: str) -> None:
     """Two copies of a program's inputs, and the program as a function, called with each."""

@@ -66,6 +66,7 @@ def test_one_axis(ranks: int, tail: str) -> None:
         move((source,), (target,), DeviceMesh((ranks,), ("tp",)), tail, SHAPE)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 def test_two_axes(tail: str) -> None:
     """All pairs; where both axes cut one dim, a device holds what both leave it."""
@@ -90,6 +91,7 @@ def nested(codes: tuple[object, ...], shape: tuple[int, ...], mesh: tuple[int, .
 CODES = ("R", "I", 0, 1, 2)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 def test_three_axes(tail: str) -> None:
     shape, mesh = (7, 6, 9), DeviceMesh((2, 2, 2), ("dp", "pp", "tp"))

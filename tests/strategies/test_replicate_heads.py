@@ -93,6 +93,7 @@ def test_steps_of_several_requests_give_the_logits_of_the_model(
     ranks.close()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("strategy", "precision"), [("1/2/2/1", "int8"), ("2/2/1/1", "int4")])
 def test_tokens_are_those_of_one_rank(strategy: str, precision: str) -> None:
     """With quantized rows of heads, data parallelism and pipeline stages."""

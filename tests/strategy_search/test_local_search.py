@@ -67,6 +67,10 @@ OPTIONS = {
 }  # fmt: skip
 
 
+# Fewer candidates, where only is looked at how they are shared among processes.
+FEWER = {**OPTIONS, "microbatches": (1, 5), "schedules": ("1f1b",)}
+
+
 @pytest.fixture(scope="module")
 def tried() -> Callable[[int], Search]:
     """All candidates for so many devices: what searches by steps are compared with."""
@@ -108,7 +112,7 @@ def test_what_cannot_fit_is_not_compiled() -> None:
 
 
 def by_steps(workers: int, resume: Path | None = None) -> Search:
-    options: dict[str, Any] = {**OPTIONS, "workers": workers}
+    options: dict[str, Any] = {**FEWER, "workers": workers}
     return dr.search(search_models.train(120), devices=6, by_steps=True, resume=resume, **options)
 
 
@@ -133,7 +137,7 @@ def test_ranks_of_a_launch_search_by_steps(tmp_path: Path) -> None:
     script.write_text(
         "import distir_relax as dr\n"
         "from tests import search_models\n"
-        f"options = { ({**OPTIONS, 'profile': MACHINE.name})!r}\n"
+        f"options = { ({**FEWER, 'profile': MACHINE.name})!r}\n"
         "found = dr.search(search_models.train(120), devices=6, by_steps=True, **options)\n"
         "print([(o.strategy, o.samples, o.seconds) for o in found.outcomes])\n"
     )

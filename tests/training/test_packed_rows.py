@@ -100,6 +100,7 @@ def test_rows_are_a_data_set() -> None:
     assert calls.metrics[4]["loss"] < calls.results[0].loss
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["3/1/1/1", "1/2/2/2"])
 def test_batches_of_different_lengths_are_trained(strategy: str) -> None:
     """Sequences of 3 to 31 tokens, 2 to 6 of them: one program, whose dims are symbolic."""
