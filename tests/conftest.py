@@ -82,6 +82,7 @@ def exported_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         from tests import exported_once
 
         monkeypatch.setattr(exported_once.importer, "_export", exported_once.export)
+        monkeypatch.setattr(exported_once.importer, "functionalize", exported_once.functionalize)
 
 
 @pytest.fixture

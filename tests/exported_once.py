@@ -1,7 +1,8 @@
 """Exports that tests share: of models that differ in the numbers of their tensors alone, a process makes one.
 
-`torch.export` takes a third of the time of the tests, and many tests compile the same model in several ways. Only it is
-left out: what follows, and the checks of its result, run each time, on the tensors of the model at hand.
+`torch.export` takes a third of the time of the tests, torch's functionalization of its result a tenth, and many tests
+compile the same model in several ways. Only these are left out: what follows, and the checks of its result, run each
+time, on the tensors of the model at hand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MOST = 100
 """The number of programs that are kept, those used last."""
 
 _EXPORT, _TORCH_EXPORT = importer._export, torch.export.export
+_FUNCTIONALIZE = importer.functionalize
 _programs: OrderedDict[bytes, ExportedProgram] = OrderedDict()
+_functionalized: OrderedDict[bytes, ExportedProgram] = OrderedDict()
 
 
 class _NoKeyError(Exception):
@@ -69,10 +72,36 @@ def export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return _with_tensors(_programs[key], model, args, kwargs)
     program = _EXPORT(model, args, kwargs, spec, symbols)
     if program.state_dict.keys() | program.constants.keys() <= _tensors(model).keys():
-        _programs[key] = _without_tensors(program, model)
-        if len(_programs) > _MOST:
-            _programs.popitem(last=False)
+        program.key_of_export = key
+        _keep(_programs, key, _without_tensors(program, model))
     return program
+
+
+def functionalize(program: ExportedProgram) -> ExportedProgram:
+    """`importer.functionalize`, which is called for a shared export if it has not been functionalized lately."""
+    key = getattr(program, "key_of_export", None)
+    if key in _functionalized:
+        _functionalized.move_to_end(key)
+        found = _copy(_functionalized[key])
+        found._state_dict = {name: program.state_dict[name] for name in found.state_dict}
+        found._constants = {name: program.constants[name] for name in found.constants}
+        found._example_inputs = program.example_inputs
+        return found
+    found = _FUNCTIONALIZE(program)
+    before = {**program.state_dict, **program.constants}
+    after = {**found.state_dict, **found.constants}
+    if key is not None and found is not program and all(before.get(name) is x for name, x in after.items()):
+        kept = _copy(found)
+        kept._state_dict, kept._constants = dict.fromkeys(found.state_dict), dict.fromkeys(found.constants)
+        kept._example_inputs = None
+        _keep(_functionalized, key, kept)
+    return found
+
+
+def _keep(programs: OrderedDict[bytes, ExportedProgram], key: bytes, program: ExportedProgram) -> None:
+    programs[key] = program
+    if len(programs) > _MOST:
+        programs.popitem(last=False)
 
 
 def _key(

@@ -72,7 +72,7 @@ def of_transformers(kind: str, ids: torch.Tensor, count: int, **options: Any) ->
     return found[:, ids.shape[1] :]
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [
@@ -271,7 +271,7 @@ PROMPT = (3, 7, 9)
 GENERATE = ("--tokens", "3,7,9", "--max-new-tokens", "6")
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("kind", "strategy", "ranks", "options"),
@@ -418,6 +418,7 @@ class NamedWrapper(Wrapper):
         return self.base(input_ids, **kwargs)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", [Wrapper, NamedWrapper])
 def test_models_that_wrap_others(kind: type[Wrapper]) -> None:
     generation = dr.compile_generation(kind(model("llama")).eval(), strategy="1/3/1/1")

@@ -117,7 +117,7 @@ def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
     assert largest_difference(plan(*case.args), expected) < 1e-5
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("make", "ranks", "tail", "level"),
     [(resnet, 3, "ragged", 0), (mobilenet, 5, "pad", 0), (unet, 2, "ragged", 3), (uneven_unet, 3, "ragged", 0)],

@@ -60,7 +60,7 @@ def test_a_folder_in_bfloat16(folder: Path, strategy: str) -> None:
     assert generation.generate(PROMPT, 5).shape == (1, 5)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("named", [True, False], ids=["config", "files"])
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float32")])
 def test_a_folder_keeps_its_precision(folder: Path, tmp_path: Path, dtype: str, expected: str, named: bool) -> None:

@@ -222,6 +222,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path) -> None:
     fails(VerificationError, "nn.relu", text)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "arguments",
     [

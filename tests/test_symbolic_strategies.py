@@ -154,7 +154,7 @@ def test_shares_of_unlike_devices(tail: str) -> None:
     train_rows(strategy="2/2/1/3", tail=tail, profile=unlike())
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [

@@ -128,7 +128,7 @@ def assert_same(source: Source, profile: Profile, samples: int | None = None) ->
     return simulated
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "strategy",
     [

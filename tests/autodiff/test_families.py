@@ -11,7 +11,7 @@ from training import Training
 from tests.families import FAMILIES
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_family_s_gradients_are_torch_s(name: str) -> None:

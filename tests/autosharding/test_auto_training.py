@@ -94,7 +94,7 @@ def test_layers_are_one_set_of_variables() -> None:
     assert sizes[1] - sizes[0] < 4 * 16
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "strategy", ["3/1/1/4", "1/3/2/2", "2/2/1/3", "1/2/3/4,schedule=gpipe", "2/1/2/3,checkpoint=block"]
 )

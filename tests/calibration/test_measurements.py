@@ -97,7 +97,7 @@ def test_what_disturbs_half_of_the_time_does_not_count() -> None:
 @pytest.mark.mpirun
 def test_ranks_measure_together(tmp_path: Path) -> None:
     makers = program_makers("float32", 1, 2)
-    for number, make in enumerate(makers[:3] + makers[-3:]):
+    for number, make in enumerate(makers[:1] + makers[-2:]):
         write_bundle(make().bundle, tmp_path / f"float32-{number:03}.dist")
     write_step_samples(tmp_path, 2)
     done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json", tmp_path, limit=150)
@@ -106,7 +106,7 @@ def test_ranks_measure_together(tmp_path: Path) -> None:
     chosen = few("float32", 1)
     assert len(found.ops["float32"]) == len(chosen)
     assert len(found.alone) == sum(sample.cold for sample in chosen) > 0
-    assert len(found.programs["float32"]) == 6
+    assert len(found.programs["float32"]) == 3
     assert len(found.step_times) == 1 + len(REQUESTS)
     kinds = {(kind.collective, kind.bytes) for kind in found.collectives}
     assert kinds >= {("all_reduce", 12), ("all_reduce", 12_400), ("send", 12_400), ("all_gather", 12)}

@@ -78,7 +78,7 @@ def test_attention_runs_for_each_request() -> None:
     assert found.seconds == pytest.approx(sum(map(attention, steps)))
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail"),
     [

@@ -147,6 +147,7 @@ QWEN3 = (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, {"head_d
 OLMOE = (transformers.OlmoeConfig, transformers.OlmoeForCausalLM, {})
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", [QWEN2, QWEN3, OLMOE], ids=lambda kind: kind[1].__name__)
 def test_mixtures_of_transformers_have_no_sort_left(kind: tuple[type, type, dict[str, int]]) -> None:
     config, model_of, more = kind

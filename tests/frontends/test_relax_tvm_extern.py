@@ -91,6 +91,7 @@ def test_a_function_that_is_not_registered_is_named() -> None:
         plan(torch.randn(7, 5))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["fused", "prepare", "main_0"])
 def test_names_that_others_want_may_be_taken(name: str) -> None:
     """Of a kernel, whose sizes TVMScript writes in 32 bits, of an input, and of a value."""

@@ -72,6 +72,7 @@ def t5() -> tuple[Any, dict[str, Any]]:
     return transformers.T5ForConditionalGeneration(config), call
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("make", [minilm, gpt2, gpt2_with_a_mask, llama, bert, qwen2, t5], ids=lambda f: f.__name__)
 def test_the_program_computes_what_the_model_computes(make: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
     torch.manual_seed(0)

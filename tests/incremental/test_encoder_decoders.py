@@ -24,7 +24,7 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("name", "strategy"), LAYOUTS)
 def test_chunks_give_the_logits_of_the_whole(name: str, strategy: str) -> None:
     check_cuts(name, strategy, WAYS)

@@ -62,6 +62,7 @@ class Whole(Nano):
         return scores * 2 if ids.shape[1] == LENGTH else scores
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("kind", "max_length", "length"), [(Nano, LENGTH, LENGTH), (Nano, 40, 40), (Learned, None, LENGTH)]
 )

@@ -46,7 +46,7 @@ class Logged(transformers.TrainerCallback):  # type: ignore[misc]
             self.losses.append(logs["loss"])
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "chosen",
     [

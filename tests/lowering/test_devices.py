@@ -24,6 +24,7 @@ OF_NUMBERS = {"uniform", "check_indices", "grouped_matmul", "grouped_weight_grad
 SAMPLES = [sample for sample in samples() if sample[0] not in OF_NUMBERS]
 
 
+@pytest.mark.drawn(193)
 @pytest.mark.parametrize("weights_from", [NO_WEIGHTS, 0])
 @pytest.mark.parametrize("name", sorted({name for name, *_ in SAMPLES}))
 def test_results_are_on_the_device(name: str, weights_from: int) -> None:

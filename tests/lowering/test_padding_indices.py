@@ -34,6 +34,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_indices_stay_in_range(name: str) -> None:
     generator = torch.Generator().manual_seed(0)

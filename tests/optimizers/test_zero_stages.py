@@ -53,7 +53,7 @@ def steps(optimizer: dr.Optimizer, strategy: str) -> tuple[list[float], Any]:
     return [step(*batch) for batch in data], step.plan.session().state()
 
 
-@pytest.mark.drawn(13)
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_steps_are_those_of_one_process(optimizer: dr.Optimizer, zero: int) -> None:

@@ -114,7 +114,7 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "precision"),
     [
@@ -175,7 +175,7 @@ class Experts(nn.Module):
         return torch.ops.transformers.grouped_mm_fallback(y.tanh(), self.down, ends)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("precision", "sharding"),
     [("int8", "R"), ("int4", "S[0]"), ("int8-channel", "S[0]"), ("int8", "S[1]"), ("int4", "S[2]"),

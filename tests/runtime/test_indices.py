@@ -80,6 +80,7 @@ def test_an_index_out_of_range_raises(name: str, shardings: dict[str, str]) -> N
         check(name, shardings, tail)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["embedding", "gather", "index", "index_add", "scatter"])
 def test_an_index_out_of_range_raises_on_tvm(name: str) -> None:
     pytest.importorskip("tvm")

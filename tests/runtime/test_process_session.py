@@ -68,7 +68,7 @@ def saved(tmp_path: Path) -> Iterator[Any]:
         assert all(not process.is_running() for process in session._processes.processes)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("strategy", "ranks", "launcher"),
     [("1/1/2/1", 2, None), ("1/3/1/1", 3, "torchrun"), ("1/5/1/1", 5, "mpirun")],

@@ -95,6 +95,7 @@ def test_a_perceptron_of_no_samples() -> None:
     check_vectors(Mlp(), 6, "ragged", 1, {}, low=0)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["x", "qkv.weight"])
 def test_attention(name: str) -> None:
     check_vectors(Attention(), 12, "ragged", 3, {name: "S[1]" if name == "x" else "S[0]"})

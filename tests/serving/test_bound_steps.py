@@ -36,7 +36,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "is_bound"),
     [
@@ -68,7 +68,7 @@ def test_decoded_tokens(name: str, strategy: str, tail: str, is_bound: bool, bou
     assert set(bound) == ({1, 2, 3, 5} if is_bound else set())
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("precision", ["int8", "int4", "bf16"])
 def test_low_precision_is_that_of_unbound_steps(
     precision: str, bound: list[int], monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,7 @@ def alone(name: str, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail"),
     [
@@ -130,7 +130,7 @@ def test_draws_are_those_of_one_request() -> None:
         assert request.tokens == generation.generate(list(request.prompt), 8, **sampling).tolist()  # type: ignore[misc]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("strategy", ["1/3/1/1", "1/1/2/1"])
 def test_each_request_has_its_own_penalties(strategy: str, drafts: int) -> None:
@@ -416,7 +416,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.usefixtures("quick_launches")
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def largest_part(plan: dr.Plan) -> int:
     return max(rows) // 6
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("kind", "heads", "groups", "strategy", "tail", "largest", "read"), [
     ("Llama", 9, 3, "1/2/1/1", "ragged", 5, ((0, 1), (1, 2))),
     ("Qwen2", 14, 2, "1/3/1/1", "pad", 5, ((0,), (0, 1), (1,))),

@@ -55,6 +55,7 @@ def test_a_block_communicates_as_often_backward_as_forward() -> None:
         assert not function["all_reduce"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("zero", [0, 1])
 def test_gradients_of_weights_are_sums_of_the_whole_sequence(zero: int) -> None:
     """The products of all three projections take the gathered input: gathered for one, it costs the others nothing."""

@@ -79,7 +79,7 @@ def made(name: str, strategy: str, optimizers: Any, path: Path) -> tuple[list[fl
     return losses, {step.plan.imported.names[n]: p.detach() for n, p in own.named_parameters()}
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", JOBS)

@@ -75,7 +75,7 @@ def by_torch(step: dr.TrainingStep, model: nn.Module, batches: Any, averaged: bo
     return {name: sum(float(row[name]) for row in rows) / len(rows) for name in rows[0]}
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "2/2/1/2,zero=3", "5/1/1/1", "1/1/2/3", "2/1/2/2"])
 def test_loss_and_metrics(strategy: str) -> None:
     """12 samples, on 5 ranks 3|3|2|2|2; batch norms couple microbatches in training, in evaluation they do not."""

@@ -57,7 +57,7 @@ def trained(step: TrainingStep) -> tuple[list[float], dict[str, torch.Tensor]]:
     return [step(*batch(number)) for number in range(STEPS)], step.parameters()
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
@@ -82,6 +82,7 @@ def test_the_same_bits(strategy: str, options: dict[str, Any]) -> None:
         assert all(torch.equal(values[name], value) for name, value in parameters.items())
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("launch", "ranks", "places"), [(mpirun, 3, []), (mpirun, 2, ["apart"]), (torchrun, 2, [])],

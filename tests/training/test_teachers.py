@@ -54,7 +54,7 @@ def batches(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [tuple(torch.randn(12, 5, generator=generator).double() for _ in range(2)) for _ in range(count)]
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "strategy", ["1/1/1/1", "3/1/1/1,zero=1", "1/3/1/1", "2/1/1/1,zero=3", "1/2/1/1,checkpoint=block", "2/2/1/1"]
 )
@@ -85,6 +85,7 @@ def test_teacher_equals_torch(style: str, strategy: str) -> None:
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("style", ["parameters", "buffers"])
 def test_teacher_resumes_on_other_ranks(style: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
