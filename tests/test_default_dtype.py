@@ -87,6 +87,7 @@ def expected(name: str) -> list[torch.Tensor]:
         return CORE[name]()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CORE)
 def test_results_are_those_under_float32(name: str, dtype: torch.dtype) -> None:

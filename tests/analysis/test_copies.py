@@ -74,17 +74,17 @@ def test_reshapes_copy_where_torch_copies(seed: int) -> None:
     assert layout_copies(Function("main", (), tuple(ops), ())).views == expected
 
 
-NAMES = {"mlp zero=3 on 3", "resnet trained", "large output tensor", "plain rnn trained", "pieces trained"}
+NAMES = ["mlp zero=3 on 3", "resnet trained", "large output tensor", "plain rnn trained", "pieces trained"]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.mpirun
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("quick_launches")
-def test_peaks_are_those_of_real_ranks() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_peaks_are_those_of_real_ranks(name: str) -> None:
     """Copies of collectives along inner dims, of convolutions and reshapes; outputs assembled on rank 0; deletion of
     small values and of views of large storage."""
-    chosen = [program for program in (*TUNED, *UNSEEN) if program.name in NAMES]
-    found = list(peaks(chosen))
-    assert {program.name for program, _, _ in found} == NAMES
-    for program, predicted, measured in found:
-        assert measured == pytest.approx(predicted, rel=0.05), program.name
+    chosen = [program for program in (*TUNED, *UNSEEN) if program.name == name]
+    ((_, predicted, measured),) = peaks(chosen)
+    assert measured == pytest.approx(predicted, rel=0.05)

@@ -93,6 +93,7 @@ def read(rows: int) -> Source:
 PIPELINES = ["1/1/3/31,schedule=1f1b", "1/1/2/29,schedule=zb-v,chunks=2"]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("strategy", PIPELINES)
 def test_periods_that_are_folded_are_as_if_they_were_run(

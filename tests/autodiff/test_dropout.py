@@ -87,6 +87,7 @@ def test_gradients_are_those_of_what_was_dropped() -> None:
 ROWS, HEADS = {"x": "S[0]"}, {"*.qkv.weight": "S[0]"}
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("mesh", "shardings", "tail"),
     [

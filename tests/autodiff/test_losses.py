@@ -63,6 +63,7 @@ ROWS, CLASSES = {"x": "S[0]", "target": "S[0]"}, {"head.weight": "S[0]"}
 BOTH = {"x": "S[0], R", "target": "S[0], R", "head.weight": "R, S[0]"}
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     ("mesh", "shardings"), [(3, ROWS), (5, CLASSES), ((2, 3), BOTH)], ids=["rows", "classes", "both"]
 )

@@ -29,6 +29,7 @@ from tests.machines import link
 from tests.runtime.processes import python
 
 
+@pytest.mark.drawn(13)
 @pytest.mark.parametrize("seed", range(900, 940))
 def test_the_cost_of_each_layout_is_that_of_the_best_program_with_it(seed: int) -> None:
     """Of all programs, on sizes such as 3, 5 and 7 on meshes of 2, 3, 5 and 2 x 3."""

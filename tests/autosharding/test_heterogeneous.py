@@ -47,6 +47,7 @@ def test_an_axis_is_cut_by_the_slowest_of_each_index_and_the_next_evens_out() ->
     assert Heterogeneity.of(FAST, mesh) == Heterogeneity()
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("seed", range(30))
 def test_what_is_foreseen_is_no_less_than_the_simulator_has(seed: int) -> None:
     """Each op counts as long as the device that is longest about it: where these take turns it is a little more."""

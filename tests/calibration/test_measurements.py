@@ -159,8 +159,8 @@ def test_validate_calibrates_in_turn_with_the_runs(
 
 
 def few_programs(dtype: str, scale: int, ranks: int) -> tuple[ProgramSample, ...]:
-    """Every second of those whose fit `test_fit.py` looks at."""
-    return some_programs(dtype, scale, ranks)[::2]
+    """Every fourth of those whose fit `test_fit.py` looks at."""
+    return some_programs(dtype, scale, ranks)[::4]
 
 
 def made_up(ranks: int) -> Measurements:

@@ -192,6 +192,7 @@ def test_a_false_alarm() -> None:
 RIGHT = ["tensor, padded", "all", "halos", "training, pipeline"]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_plans_show_no_difference(name: str) -> None:
     for statement in (PROJECTION, SCHEDULE, MODEL):

@@ -25,6 +25,7 @@ TRUNCATING = {"astype", "image.grid_sample"}
 """Ops that truncate floats to integers, which is a function without properties of exact numbers."""
 
 
+@pytest.mark.drawn(65)
 @pytest.mark.parametrize("name", sorted({name for name, _ in validated()}))
 def test_no_combination_is_wrong(name: str) -> None:
     """A draw of the combinations of each sample on 3 devices; `make exact` runs all of them."""

@@ -353,6 +353,7 @@ def drawn(m: Any, x: torch.Tensor, seed: int) -> Any:
     return [*results, *(t * 1 for t in tensors)]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.filterwarnings("ignore::distir_relax.compiler.source.NothingSplit")
 @pytest.mark.parametrize("seed", range(10))
 def test_writes_drawn_at_random(seed: int) -> None:

@@ -99,6 +99,7 @@ def sorts(imported: Imported) -> int:
     return sum(order is not None and order.sorts is not None for order in orders)
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize(
     ("use", "left"),
     [

@@ -37,6 +37,7 @@ class Layer(torch.nn.Module):
         return self.layer(x, (states if len(states) > 1 else states[0]) if states else None)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("layout", [{"x": "S[1]"}, {"*weight_ih_l0": "S[0]"}, {"*weight_ih*": "S[1]"}, {"x": "S[0]"}])
 @pytest.mark.parametrize(("kind", "options"), LAYERS)
 def test_layers_give_what_torch_gives(kind: Any, options: dict[str, Any], layout: dict[str, str]) -> None:

@@ -142,6 +142,7 @@ CAUSAL: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {
 CUT = {"shift by concatenation", "shift with first positions", "differences"}
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_chunks_give_the_whole(name: str) -> None:
     use, states = CAUSAL[name]

@@ -45,6 +45,7 @@ def compiled(use: Use, placement: str) -> dr.Plan:
     )
 
 
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize("placement", ["S[0]", "S[2]"])
 @pytest.mark.parametrize("name", USES)
 def test_it_gives_what_torch_gives(name: str, placement: str) -> None:

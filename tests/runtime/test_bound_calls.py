@@ -80,6 +80,7 @@ def compare(found: Any, expected: Any) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("make", [mlp, gpt2, llama, bert])
 def test_models(make: Callable[[], Case], ranks: int, bound: list[bool]) -> None:

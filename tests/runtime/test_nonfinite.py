@@ -58,6 +58,7 @@ class Model(torch.nn.Module):
         return self.call(x)
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_elements_are_not_finite(name: str) -> None:
     model = Model(CALLS[name])

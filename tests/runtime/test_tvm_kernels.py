@@ -35,6 +35,7 @@ def _random(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
 
 
+@pytest.mark.drawn(11)
 @pytest.mark.parametrize(
     ("a", "b"),
     [

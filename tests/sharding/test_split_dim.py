@@ -89,6 +89,7 @@ class Named(torch.nn.Module):
         return found if isinstance(found, torch.Tensor) else tuple(found)
 
 
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("name", OPS)
 def test_ops_along_a_split_dim(name: str) -> None:
     x = torch.randn(2, 7, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)

@@ -79,6 +79,7 @@ def compiled(strategy: str) -> TrainingStep:
     )
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_program_is_valid_and_is_its_text(strategy: str) -> None:
     module = compiled(strategy).plan.modules["distributed"]
@@ -87,6 +88,7 @@ def test_the_program_is_valid_and_is_its_text(strategy: str) -> None:
     assert parse(print_module(module)) == module
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_three_steps_by_ranks_are_those_of_autograd(strategy: str) -> None:
     step = compiled(strategy)
