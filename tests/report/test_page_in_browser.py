@@ -36,7 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "data parallel": training("3/1/1/2"),
         "one device": training("1/1/1/1"),
         "4096 devices": simulate(
-            "benchmarks/paper/models.py:mlp_103b", profile="dgx-h100:512", strategy="64/8/8/16", global_batch=16384
+            "benchmarks/paper/models.py:mlp_17b", profile="dgx-h100:512", strategy="64/8/8/16", global_batch=16384
         ),
     }
     found = {name: folder / f"{name.replace(' ', '-')}.html" for name in simulations}
