@@ -46,7 +46,7 @@ test: browser $(READY) lint
 quick: browser $(READY)
 	$(PYTEST) -x -q -m "not mpirun"
 
-# All cases of the tests of which 'make test' runs a drawn part: an hour and a half.
+# All cases of the tests of which 'make test' runs a drawn part: an hour.
 every-case: browser $(READY)
 	$(PYTEST) --every-case
 
