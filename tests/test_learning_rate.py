@@ -67,9 +67,24 @@ def test_rates_are_torch_s(ours: Callable[[int], float], theirs: Callable[..., l
     assert [ours(step) for step in range(17)] == pytest.approx(of_torch(theirs, 17))
 
 
+@pytest.mark.parametrize("options", [{}, {"rise": 0.6, "start": 5.0}])
+def test_the_momentum_of_one_cycle_is_torch_s(options: dict[str, float]) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.3, momentum=0.9)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.3, 17, pct_start=options.get("rise", 0.3))
+    ours, found = dr.OneCycle(0.3, 17, **options).momentum(), []
+    for _ in range(17):
+        found.append(optimizer.param_groups[0]["momentum"])
+        optimizer.step()
+        if len(found) < 17:
+            scheduler.step()
+    assert [ours(step) for step in range(17)] == pytest.approx(found)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: dr.OneCycle(0.1, 9).momentum(0.95, 0.85), "the first not above the second"),
+        (lambda: dr.OneCycle(0.1, 9, start=0.0), "start above 0"),
         (lambda: dr.OneCycle(0.1, 1), "steps to be a whole number of at least 2"),
         (lambda: dr.OneCycle(0.1, 9, rise=1.0), "a rise between 0 and 1"),
         (lambda: dr.CosineRestarts(0.1, 0), "period to be a whole number of at least 1"),

@@ -13,7 +13,7 @@ from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
 from distir_relax.optimizers.nadam import NAdam, RAdam
 from distir_relax.optimizers.optimize import GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
-from distir_relax.optimizers.optimizer import RATE, Optimizer, Update, rates_of
+from distir_relax.optimizers.optimizer import Optimizer, Update, rates_of
 from distir_relax.optimizers.order_updates import OrderUpdates
 from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
@@ -33,7 +33,6 @@ __all__ = [
     "LOSS_SCALE",
     "NEW",
     "OPTIMIZERS",
-    "RATE",
     "SGD",
     "STEP",
     "SWA",

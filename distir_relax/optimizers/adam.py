@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas, moving_average
 from distir_relax.support.learning_rate import Schedule
 
 
@@ -25,14 +25,14 @@ from distir_relax.support.learning_rate import Schedule
 class Adam(Optimizer):
     """The options of `torch.optim.Adam`; `weight_decay` is part of the gradient.
 
-    `lr` may be a `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
-    With `amsgrad` steps are divided by the largest average of squares so far (Reddi, Kale and Kumar, On the Convergence
-    of Adam and Beyond, 2018). Raises `DistIRError` for options that are not numbers or below 0, and for betas that are
-    not below 1.
+    `lr` and the first of the `betas` may be schedules. Parameters that match one of the patterns `no_decay`
+    (``"*.bias"``) have no weight decay. With `amsgrad` steps are divided by the largest average of squares so far
+    (Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, 2018). Raises `DistIRError` for options that are not
+    numbers or below 0, and for betas that are not below 1.
     """
 
     lr: float | Schedule = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float | Schedule, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     no_decay: str | tuple[str, ...] = ()
@@ -43,7 +43,8 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        check_betas(self.betas, type(self).__name__)
+        is_cycled = isinstance(self.betas, (tuple, list)) and isinstance(self.betas[0], Schedule)
+        check_betas((0.0, *self.betas[1:]) if is_cycled else self.betas, type(self).__name__)
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -51,20 +52,31 @@ class Adam(Optimizer):
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
 
     @property
+    def momentum_schedule(self) -> Schedule | None:
+        """Return the schedule of the first beta, if it has one."""
+        return self.betas[0] if isinstance(self.betas[0], Schedule) else None
+
+    @property
     def counts(self) -> bool:
         """Return True: bias correction needs the step number."""
         return True
 
-    def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
+    def numbers(
+        self, g: Builder, rate: Value, step: Value | None, dtype: str, momentum: Value | None = None
+    ) -> Numbers:
         """Emit the rate, the step size along ``m / (sqrt(v) + floor)``, and the floor, computed in float64."""
         assert step is not None, "Adam needs the step number"
         one, eps = g.constant(1.0, "float64"), g.constant(self.eps, "float64")
-        first, second = (
-            g.emit("subtract", one, g.emit("power", g.constant(beta, "float64"), step)) for beta in self.betas
-        )
+        if not isinstance(self.betas[0], Schedule):
+            momentum = g.constant(self.betas[0], "float64")
+        assert momentum is not None, "betas with a schedule need the momentum"
+        betas = (momentum, g.constant(self.betas[1], "float64"))
+        first, second = (g.emit("subtract", one, g.emit("power", beta, step)) for beta in betas)
         root = g.emit("sqrt", second)
         size = g.emit("divide", g.emit("multiply", cast(g, rate, "float64"), root), first)
         scalars = {"rate": rate, "size": size, "floor": g.emit("multiply", eps, root)}
+        if self.momentum_schedule is not None:
+            scalars |= {"beta": momentum, "share": g.emit("subtract", one, momentum)}
         return {name: cast(g, number, dtype) for name, number in scalars.items()}
 
     def update(
@@ -74,8 +86,11 @@ class Adam(Optimizer):
         decay = float(self.decay_of(parameter))
         if not self.decoupled:
             gradient = add_weight_decay(g, parameter, gradient, decay)
-        beta1, beta2 = map(float, self.betas)
-        average = g.emit("moving_average", state["exp_avg"], gradient, decay=beta1, weight=1 - beta1)
+        first, beta2 = self.betas[0], float(self.betas[1])
+        factors = (
+            (numbers["beta"], numbers["share"]) if isinstance(first, Schedule) else (float(first), 1 - float(first))
+        )
+        average = moving_average(g, state["exp_avg"], gradient, *factors)
         square = g.emit("moving_square", state["exp_avg_sq"], gradient, decay=beta2)
         new_state = {"exp_avg": average, "exp_avg_sq": square}
         if self.amsgrad:

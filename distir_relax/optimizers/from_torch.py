@@ -6,6 +6,7 @@ import copy
 import glob
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError
@@ -40,8 +41,16 @@ _OPTIONS: Mapping[str, tuple[type[Optimizer], tuple[str, ...]]] = {
 """The optimizers of `torch.optim` by name, with the options that they share with torch's."""
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable", "params", "lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a group that do not change a step, or are the rate."""
-_CHANGED = ("momentum", "betas", "weight_decay")
-"""Entries of a group that schedulers may change besides the rate."""
+_OF_MOMENTUM = {SGD: "momentum", RMSprop: "momentum", Adam: "betas", AdamW: "betas"}
+"""The options of optimizers whose momentum a scheduler may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The rates of a group, and its momenta if they change."""
+
+    lr: Schedule
+    momentum: Schedule | None = None
 
 
 def from_torch(
@@ -51,26 +60,26 @@ def from_torch(
     """Return the optimizer that makes the steps of a torch optimizer of a model's parameters, group by group.
 
     Those of `torch.optim` that have an equal here become it; a class of another package is traced (`TorchOptimizer`).
-    `scheduler` is one of `torch.optim.lr_scheduler`, or None: its rates of `steps` steps are recorded, where it is
-    stepped after each `steps_per_call`, counted anew in each epoch of `steps_per_epoch`.
+    `scheduler` is one of `torch.optim.lr_scheduler`, or None: its rates and momenta in `steps` steps are recorded; it
+    is stepped after each `steps_per_call`, counted anew in each epoch of `steps_per_epoch`.
 
     Raises `DistIRError` for an optimizer that has made steps or has other parameters than the trained ones of the
-    model, for a scheduler that needs a metric, changes more than rates or has no number of `steps`, and as
-    `TorchOptimizer` does.
+    model, for a scheduler that needs a metric, changes something else or has no number of `steps`, for momenta that
+    change of an optimizer that takes none, and as `TorchOptimizer` does.
     """
     where = type(optimizer).__name__
     # Adagrad has its state, without steps, from the beginning.
     if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise DistIRError("expected an optimizer that has made no step, found one with state", where)
     names = _names(optimizer, model)
-    rates: list[float | Schedule] = [float(group["lr"]) for group in optimizer.param_groups]
+    rates = [Recorded(Constant(float(group["lr"]))) for group in optimizer.param_groups]
     if scheduler is not None:
         if steps is None:
             raise DistIRError(
                 "expected the number of steps, of which the scheduler's rates are recorded", type(scheduler).__name__,
                 "pass steps=",
             )  # fmt: skip
-        rates = list(record_rates(scheduler, steps, steps_per_call, steps_per_epoch))
+        rates = record_rates(scheduler, steps, steps_per_call, steps_per_epoch)
     parts = [_part(optimizer, group, rate) for group, rate in zip(optimizer.param_groups, rates, strict=True)]
     largest = max(range(len(parts)), key=lambda number: len(names[number]))
     others = {
@@ -84,11 +93,11 @@ def from_torch(
 
 def record_rates(
     scheduler: Any, steps: int, steps_per_call: int = 1, steps_per_epoch: int | None = None
-) -> list[Schedule]:
-    """Return the rates of each group that a scheduler of torch sets in `steps` steps; it does not change itself.
+) -> list[Recorded]:
+    """Return what a scheduler of torch sets for each group in `steps` steps; it does not change itself.
 
     It is stepped after each `steps_per_call` steps, counted anew in each epoch of `steps_per_epoch`. Raises
-    `DistIRError` for one that needs a metric, and for one that changes the momentum.
+    `DistIRError` for one that needs a metric, and for one that changes more than rates and momenta.
     """
     import torch
 
@@ -112,20 +121,28 @@ def record_rates(
         # Without a copy of the parameters.
         own = copy.deepcopy(scheduler, {id(optimizer): stand_in})
         others = _others(stand_in)
-        rates = [[float(group["lr"])] for group in stand_in.param_groups]
-        for step in range(1, steps):
+        rates: list[list[float]] = [[] for _ in groups]
+        momenta: list[list[float]] = [[] for _ in groups]
+        for step in range(max(steps, 1)):
             in_epoch = step if steps_per_epoch is None else (step - 1) % steps_per_epoch + 1
-            if in_epoch % steps_per_call == 0:
+            if step and in_epoch % steps_per_call == 0:
                 own.step()
-            for recorded, group in zip(rates, stand_in.param_groups, strict=True):
-                recorded.append(float(group["lr"]))
+            for number, group in enumerate(stand_in.param_groups):
+                rates[number].append(float(group["lr"]))
+                momenta[number].append(float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0)))
             if _others(stand_in) != others:
-                raise DistIRError("expected a scheduler of learning rates, found one of momentum or decay", where)
-    return [Constant(rate[0]) if len(set(rate)) == 1 else Tabulated(tuple(rate)) for rate in rates]
+                raise DistIRError("expected a scheduler of learning rates, found one of other options", where)
+    of_momentum = [None if len(set(row)) == 1 else Tabulated(tuple(row)) for row in momenta]
+    return [Recorded(*pair) for pair in zip(map(_schedule, rates), of_momentum, strict=True)]
+
+
+def _schedule(rates: list[float]) -> Schedule:
+    return Constant(rates[0]) if len(set(rates)) == 1 else Tabulated(tuple(rates))
 
 
 def _others(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [[group.get(name) for name in _CHANGED] for group in optimizer.param_groups]
+    """Return the options of groups that are neither rates nor momenta, which schedulers must not change."""
+    return [[group.get("betas", (0.0,))[1:], group.get("weight_decay")] for group in optimizer.param_groups]
 
 
 def _names(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[list[str]]:
@@ -148,24 +165,40 @@ def _names(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[lis
     return groups
 
 
-def _part(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], rate: float | Schedule) -> Optimizer:
+def _part(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], recorded: Recorded) -> Optimizer:
     """Return the optimizer of a group."""
     import torch
 
     kind = type(optimizer)
+    rate = recorded.lr.lr if isinstance(recorded.lr, Constant) else recorded.lr
     if kind.__name__ in _OPTIONS and getattr(torch.optim, kind.__name__, None) is kind:
         ours, shared = _OPTIONS[kind.__name__]
         if ours is Adam and group.get("decoupled_weight_decay"):
             ours = AdamW
-        options = {name: group[name] for name in shared if name in group}
+        options = {name: group[name] for name in shared if name in group} | _changed(ours, group, recorded)
         make: Callable[..., Optimizer] = ours
         return make(lr=rate, **options)
+    _changed(TorchOptimizer, group, recorded)
     if kind.__name__ == "Adafactor" and kind.__module__.startswith("transformers."):
         return _adafactor_of_transformers(group, rate)
     options = {name: value for name, value in group.items() if name not in _IMPLEMENTATION}
     if any(isinstance(value, torch.Tensor) for value in options.values()):
         raise DistIRError("expected options that are numbers, found a tensor", kind.__name__)
     return TorchOptimizer(kind, rate, **options)
+
+
+def _changed(kind: type[Optimizer], group: Mapping[str, Any], recorded: Recorded) -> dict[str, Any]:
+    """Return the options with a momentum that changes. Raises `DistIRError` for an optimizer that takes none."""
+    if recorded.momentum is None:
+        return {}
+    if kind not in _OF_MOMENTUM:
+        raise DistIRError(
+            "expected a scheduler of learning rates, found one of momenta, too", kind.__name__,
+            "SGD, RMSprop, Adam and AdamW take them; torch's OneCycleLR and CyclicLR change none with "
+            "cycle_momentum=False",
+        )  # fmt: skip
+    name = _OF_MOMENTUM[kind]
+    return {name: (recorded.momentum, group["betas"][1]) if name == "betas" else recorded.momentum}
 
 
 def _adafactor_of_transformers(group: Mapping[str, Any], rate: float | Schedule) -> Optimizer:

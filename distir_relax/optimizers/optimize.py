@@ -19,7 +19,7 @@ from distir_relax.optimizers.conditional_update import ConditionalUpdate
 from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale, ScaledStep
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, Update, rates_of
 from distir_relax.optimizers.order_updates import OpsBetweenUpdates
-from distir_relax.support.learning_rate import Schedule, as_schedule
+from distir_relax.support.learning_rate import MOMENTUM, RATE, Schedule, as_schedule, is_of_kind
 
 STEP = STEP_COUNT
 """The state that counts steps, an int64 scalar."""
@@ -127,8 +127,8 @@ class Optimize:
     ) -> list[Output]:
         """Emit an update; return the outputs with new values."""
         if not begun.rates:
-            schedules = rates_of(self.optimizer)
-            begun.rates = [(schedule, g.input(name, TensorType((), "float64"))) for name, schedule in schedules.items()]
+            inputs = rates_of(self.optimizer).items()
+            begun.rates = [(name, schedule, g.input(name, TensorType((), "float64"))) for name, schedule in inputs]
         outputs: list[Output] = []
         scaled = None if self.loss_scale is None else ScaledStep(g, grads, self.loss_scale)
         writing = None if scaled is None else scaled.writing
@@ -157,8 +157,8 @@ class Optimize:
             key = id(optimizer), dtype
             if key not in numbers:
                 g.hint = ""
-                rate = next(value for schedule, value in begun.rates if schedule == as_schedule(optimizer.lr))
-                numbers[key] = optimizer.numbers(g, rate, number if optimizer.counts else None, dtype)
+                numbered = number if optimizer.counts else None
+                numbers[key] = optimizer.numbers(g, step=numbered, dtype=dtype, **begun.of(optimizer))
             kinds = optimizer.states(parameter.tensor)
             state = {label: g.input(f"{name}.{label}", kind, "state") for label, kind in kinds.items()}
             g.hint = f"{name}{NEW}"
@@ -224,8 +224,18 @@ class Optimize:
 class _Begun:
     """What the updates of a step share: the inputs for `rates`, and the number of the `step` as state and as value."""
 
-    rates: list[tuple[Schedule, Value]] = field(default_factory=list)
+    rates: list[tuple[str, Schedule, Value]] = field(default_factory=list)
     step: tuple[Value, Value] | None = None
+
+    def of(self, optimizer: Optimizer) -> dict[str, Value]:
+        """Return the rate of an optimizer, and the momentum if it has a schedule."""
+        found = {"rate": self._input(RATE, as_schedule(optimizer.lr))}
+        if optimizer.momentum_schedule is not None:
+            found["momentum"] = self._input(MOMENTUM, optimizer.momentum_schedule)
+        return found
+
+    def _input(self, kind: str, schedule: Schedule) -> Value:
+        return next(value for name, known, value in self.rates if known == schedule and is_of_kind(name, kind))
 
 
 def _check_groups(optimizer: Optimizer, names: Sequence[str]) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 from distir_relax.errors import DistIRError
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
-from distir_relax.support.learning_rate import Schedule, as_schedule
+from distir_relax.support.learning_rate import MOMENTUM, RATE, Schedule, as_schedule
 
-RATE = "learning_rate"
-"""The input for the learning rate, a float64 scalar; that of further groups is ``learning_rate.1``."""
 Numbers = Mapping[str, Value]
 """The scalars of a step, by name: the same for all parameters of a dtype."""
 
@@ -63,6 +61,11 @@ class Optimizer(ABC):
         return ()
 
     @property
+    def momentum_schedule(self) -> Schedule | None:
+        """Return the schedule of the momentum, whose value `numbers` then takes as `momentum`; None if it has none."""
+        return None
+
+    @property
     def counts(self) -> bool:
         """Return whether `numbers` needs the number of the step."""
         return False
@@ -70,7 +73,7 @@ class Optimizer(ABC):
     def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
         """Emit with `g` the scalars of a step for the parameters of a dtype.
 
-        `rate` is float64, as is `step`, which counts from 1.
+        `rate` is float64, as is `step`, which counts from 1. With a `momentum_schedule` there is `momentum`, too.
         """
         return {"rate": cast(g, rate, dtype)}
 
@@ -97,7 +100,7 @@ class Optimizer(ABC):
         """Raise `DistIRError` for an option that is not a number of at least 0, and for `no_decay` without patterns."""
         where = type(self).__name__
         for name, number in numbers.items():
-            if isinstance(number, Schedule) and name == "lr":
+            if isinstance(number, Schedule) and name in ("lr", "momentum"):
                 continue
             if not isinstance(number, Real):
                 hint = (
@@ -162,12 +165,29 @@ def check_betas(betas: Any, where: str, what: str = "two betas") -> None:
 
 
 def rates_of(optimizer: Optimizer) -> dict[str, Schedule]:
-    """Return the inputs for learning rates, by name: one for each schedule of the optimizer's parts."""
-    schedules: list[Schedule] = []
-    for part in optimizer.parts:
-        if (schedule := as_schedule(part.lr)) not in schedules:
-            schedules.append(schedule)
-    return {f"{RATE}.{number}" if number else RATE: schedule for number, schedule in enumerate(schedules)}
+    """Return the inputs for learning rates and momenta, by name: one for each schedule of the optimizer's parts."""
+    named: dict[str, Schedule] = {}
+    for kind, several in (
+        (RATE, [as_schedule(part.lr) for part in optimizer.parts]),
+        (MOMENTUM, [part.momentum_schedule for part in optimizer.parts]),
+    ):
+        schedules: list[Schedule] = []
+        for schedule in several:
+            if schedule is not None and schedule not in schedules:
+                schedules.append(schedule)
+        named |= {f"{kind}.{number}" if number else kind: schedule for number, schedule in enumerate(schedules)}
+    return named
+
+
+def moving_average(g: Builder, old: Value, new: Value, decay: float | Value, weight: float | Value = 1.0) -> Value:
+    """Emit ``decay * old + weight * new``: one op in place, unless `decay` is a scalar that changes.
+
+    `weight` is then another, or 1.
+    """
+    if isinstance(decay, Value):
+        added = g.emit("multiply", new, weight) if isinstance(weight, Value) else new
+        return g.emit("add", g.emit("multiply", old, decay), added)  # type: ignore[no-any-return]
+    return g.emit("moving_average", old, new, decay=decay, weight=float(weight))  # type: ignore[no-any-return,arg-type]
 
 
 def add_weight_decay(g: Builder, parameter: Value, gradient: Value, decay: float) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distir_relax.ir import Value
-from distir_relax.ops import Builder
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas
+from distir_relax.ops import Builder, cast
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas, moving_average
 from distir_relax.support.learning_rate import Schedule
 
 
@@ -19,15 +19,16 @@ from distir_relax.support.learning_rate import Schedule
 class RMSprop(Optimizer):
     """The options of `torch.optim.RMSprop`; `weight_decay` is part of the gradient.
 
-    `lr` may be a `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
-    Raises `DistIRError` for options that are not numbers or below 0, and for an `alpha` that is not below 1.
+    `lr` and `momentum` may be schedules. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no
+    weight decay. Raises `DistIRError` for options that are not numbers or below 0, and for an `alpha` that is not
+    below 1.
     """
 
     lr: float | Schedule = 1e-2
     alpha: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.0
-    momentum: float = 0.0
+    momentum: float | Schedule = 0.0
     centered: bool = False
     no_decay: str | tuple[str, ...] = ()
     maximize: bool = False
@@ -40,6 +41,18 @@ class RMSprop(Optimizer):
     def keeps(self) -> tuple[str, ...]:
         """Return the average of the gradient's square, the momentum if used, and the average of the gradient."""
         return ("square_avg", *("momentum_buffer",) * bool(self.momentum), *("grad_avg",) * self.centered)
+
+    @property
+    def momentum_schedule(self) -> Schedule | None:
+        """Return the schedule of the momentum, if it has one."""
+        return self.momentum if isinstance(self.momentum, Schedule) else None
+
+    def numbers(
+        self, g: Builder, rate: Value, step: Value | None, dtype: str, momentum: Value | None = None
+    ) -> Numbers:
+        """Emit the rate, and the momentum if it changes."""
+        scalars = {"rate": rate} if momentum is None else {"rate": rate, "momentum": momentum}
+        return {name: cast(g, number, dtype) for name, number in scalars.items()}
 
     def update(
         self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
@@ -56,8 +69,7 @@ class RMSprop(Optimizer):
         deviation = g.emit("add", g.emit("sqrt", variance), g.constant(self.eps, parameter.tensor.dtype))
         direction = g.emit("divide", gradient, deviation)
         if self.momentum:
-            direction = g.emit(
-                "moving_average", state["momentum_buffer"], direction, decay=float(self.momentum), weight=1.0
-            )
+            factor = numbers["momentum"] if isinstance(self.momentum, Schedule) else float(self.momentum)
+            direction = moving_average(g, state["momentum_buffer"], direction, factor)
             new_state["momentum_buffer"] = direction
         return {**new_state, "": g.emit("sgd_step", parameter, direction, numbers["rate"], decay=0.0)}

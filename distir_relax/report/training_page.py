@@ -15,6 +15,7 @@ from distir_relax.report.page import ROWS, embedded, figure, op_row, ops_note, t
 from distir_relax.report.run_record import RunRecord
 from distir_relax.report.timeline import Timeline, as_data, timeline
 from distir_relax.support.files import write_text
+from distir_relax.support.learning_rate import MOMENTUM, RATE, is_of_kind
 from distir_relax.support.units import count, seconds, size
 
 _SCRIPTS = ("common.js", "timeline.js")
@@ -79,17 +80,16 @@ def _curves(record: RunRecord) -> Iterable[str]:
         points = [(step, metrics[name]) for step, metrics in record.evaluations.items() if name in metrics]
         yield chart(f"evaluation: {name}", [Curve(name, "c1", points)], _number)
     later = record.steps[1:] or record.steps
-    rates = dict.fromkeys(name for r in record.steps for name in r.rates)
+    named = dict.fromkeys(name for r in record.steps for name in r.rates)
     kinds = ("compute", "c1", "c2", "c3")
-    yield chart(
-        "learning rate",
-        [
+    for title, kind in (("learning rate", RATE), ("momentum", MOMENTUM)):
+        rates = [name for name in named if is_of_kind(name, kind)]
+        curves = [
             Curve(name.replace("_", " "), kinds[number % 4], [(r.step, r.rates[name]) for r in later])
             for number, name in enumerate(rates)
-        ],
-        _number,
-        from_zero=True,
-    )
+        ]
+        if curves:
+            yield chart(title, curves, _number, from_zero=True)
     norms = [(r.step, r.gradient_norm) for r in record.steps if r.gradient_norm is not None]
     if norms:
         yield chart("norm of the gradients", [Curve("before clipping", "compute", norms)], _number, from_zero=True)

@@ -11,6 +11,9 @@ from typing import Any
 from distir_relax.errors import DistIRError
 from distir_relax.support import Fields, is_finite
 
+RATE, MOMENTUM = "learning_rate", "momentum"
+"""A program's inputs for its learning rate and for a momentum with a schedule; further ones are ``learning_rate.1``."""
+
 
 class Schedule(ABC):
     """A learning rate for each step, counted from 0."""
@@ -226,7 +229,7 @@ class OneCycle(Schedule):
     """A cosine from ``lr / start`` to `lr` in the fraction `rise` of `steps`, then one to ``lr / start / end``.
 
     Smith and Topin, Super-Convergence, 2018: `torch.optim.lr_scheduler.OneCycleLR`. Raises `DistIRError` for fewer than
-    two steps, a rate below 0, a fraction that is not between 0 and 1, and factors below 1.
+    two steps, a rate below 0, a fraction that is not between 0 and 1, and factors not above 0.
     """
 
     lr: float
@@ -241,8 +244,8 @@ class OneCycle(Schedule):
         if not 0 < self.rise < 1:
             raise DistIRError(f"expected a rise between 0 and 1, found {self.rise}")
         for name, factor in (("start", self.start), ("end", self.end)):
-            if not 1 <= factor < math.inf:
-                raise DistIRError(f"expected {name} of at least 1, found {factor}")
+            if not 0 < factor < math.inf:
+                raise DistIRError(f"expected {name} above 0, found {factor}")
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""
@@ -251,6 +254,17 @@ class OneCycle(Schedule):
         if step <= top:
             return _by_cosine(first, self.lr, step / top if top > 0 else 1.0)
         return _by_cosine(self.lr, first / self.end, min(1.0, (step - top) / (last - top)))
+
+    def momentum(self, least: float = 0.85, most: float = 0.95) -> OneCycle:
+        """Return the schedule of a momentum that is `least` where the rate is highest, and `most` at both ends.
+
+        The defaults are torch's. Raises `DistIRError` unless 0 < `least` <= `most` < 1.
+        """
+        if not 0 < least <= most < 1:
+            raise DistIRError(
+                f"expected momenta between 0 and 1, the first not above the second, found {least}, {most}"
+            )
+        return OneCycle(least, self.steps, self.rise, least / most, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +339,11 @@ class ByEpoch(Schedule):
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""
         return self.schedule(step // self.steps)
+
+
+def is_of_kind(name: str, kind: str = RATE) -> bool:
+    """Return whether an input of a program that has a schedule is a learning rate, or of another kind."""
+    return name.partition(".")[0] == kind
 
 
 def as_schedule(lr: float | Schedule) -> Schedule:

@@ -16,10 +16,11 @@ from distir_relax.bundle import Tensor
 from distir_relax.checkpoints import STATE_FILE, Position, StateFile, latest, saved_steps
 from distir_relax.checkpoints.state_file import runs
 from distir_relax.errors import CheckpointError
-from distir_relax.optimizers import RATE, Optimize
+from distir_relax.optimizers import Optimize
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.support.learning_rate import RATE
 from tests.optimizers.steps import Perceptron, batches, training_plan
 
 

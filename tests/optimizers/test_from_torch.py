@@ -87,9 +87,45 @@ def test_the_steps_are_those_of_torch(name: str) -> None:
         torch.testing.assert_close(parameters[key], parameter.detach(), rtol=1e-10, atol=1e-12)
 
 
+CYCLED: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda net: torch.optim.SGD(groups(net, lr=0.05), 0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, nesterov=True),
+    "dampened": lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, dampening=0.5),
+    "adam": lambda net: torch.optim.Adam(groups(net, lr=0.01), 0.02, amsgrad=True),
+    "adamw": lambda net: torch.optim.AdamW(net.parameters(), 0.02),
+    "rmsprop": lambda net: torch.optim.RMSprop(net.parameters(), 0.02, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1"])
+@pytest.mark.parametrize("name", CYCLED)
+def test_the_momentum_is_that_of_one_cycle(name: str, strategy: str) -> None:
+    """`OneCycleLR` cycles the momentum, or the first beta, unless told otherwise."""
+    theirs = model()
+    optimizer = CYCLED[name](theirs)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, STEPS)
+    mine = CYCLED[name](ours := model())
+    step = dr.compile_training(
+        ours, F.cross_entropy, optimizer=from_torch(mine, ours, lr_scheduler.OneCycleLR(mine, 0.1, STEPS), steps=STEPS),
+        example_batch=batch(0), strategy=strategy,
+    )  # fmt: skip
+    for number in range(STEPS):
+        x, y = batch(number)
+        optimizer.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+        if number < STEPS - 1:
+            scheduler.step()
+        step(x, y)
+    parameters = step.parameters()
+    for key, parameter in theirs.named_parameters():
+        torch.testing.assert_close(parameters[key], parameter.detach(), rtol=1e-10, atol=1e-12)
+
+
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 11, eta_min=0.001),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.2], 20, cycle_momentum=False),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.2], 20),
+    "cycles": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 4, cycle_momentum=True),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, [lambda s: 1 / (s + 1), lambda s: 0.9**s]),
     "sequence": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.StepLR(o, 3)], milestones=[5]
@@ -108,7 +144,9 @@ def test_the_rates_are_those_of_a_scheduler(name: str, calls: int) -> None:
     if before is not None:
         assert scheduler.last_epoch == before["last_epoch"]
     for step in range(17):
-        assert [rate(step) for rate in recorded] == [group["lr"] for group in optimizer.param_groups]
+        assert [of_group.lr(step) for of_group in recorded] == [group["lr"] for group in optimizer.param_groups]
+        momenta = [0.9 if of_group.momentum is None else of_group.momentum(step) for of_group in recorded]
+        assert momenta == [group["momentum"] for group in optimizer.param_groups]
         optimizer.step()
         if (step + 1) % calls == 0:
             scheduler.step()
@@ -122,8 +160,9 @@ def test_mistakes_are_errors() -> None:
         from_torch(optimizer, net, scheduler)
     with pytest.raises(DistIRError, match="depend on a metric"):
         from_torch(optimizer, net, lr_scheduler.ReduceLROnPlateau(optimizer), steps=3)
-    with pytest.raises(DistIRError, match="one of momentum"):
-        from_torch(optimizer, net, lr_scheduler.OneCycleLR(optimizer, 0.1, 9), steps=3)
+    other = torch.optim.NAdam(net.parameters(), 0.1)
+    with pytest.raises(DistIRError, match="one of momenta, too"):
+        from_torch(other, net, lr_scheduler.OneCycleLR(other, 0.1, 9), steps=3)
     with pytest.raises(DistIRError, match="of another tensor"):
         from_torch(optimizer, model())
     with pytest.raises(DistIRError, match=r"'0\.weight' is not"):

@@ -13,8 +13,9 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.errors import DistIRError
 from distir_relax.ops import lookup
-from distir_relax.optimizers import RATE, STEP, MasterWeights, Optimize
+from distir_relax.optimizers import STEP, MasterWeights, Optimize
 from distir_relax.runtime.session import Session
+from distir_relax.support.learning_rate import RATE
 from tests.optimizers.steps import Perceptron, batches, by_torch, trained, training, training_plan, updated
 
 # Rates that a float32 has as they are: the input of the program is one.

@@ -18,6 +18,7 @@ from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts, user_inputs
 from distir_relax.runtime.training.executor import Batch
+from distir_relax.support.learning_rate import is_of_kind
 from distir_relax.support.tensor_bytes import tensor_checksum
 from distir_relax.support.units import consecutive
 
@@ -246,7 +247,7 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
 
 def _scaled_rates(manifest: Manifest, inputs: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Return the learning rates among inputs, times a factor."""
-    return {name: inputs[name] * factor for name in training_of(manifest).rates}
+    return {name: inputs[name] * factor for name in training_of(manifest).rates if is_of_kind(name)}
 
 
 def samples_of(manifest: Manifest) -> int:

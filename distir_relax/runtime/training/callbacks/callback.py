@@ -47,7 +47,7 @@ class StepResult:
     work: int
     """Samples or tokens that the step processed."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of the step, by name: ``learning_rate``, ``learning_rate.1``, ..."""
+    """Learning rates of the step, by name: ``learning_rate``, ``learning_rate.1``, ..., and momenta with a schedule."""
     communication_seconds: float = 0.0
     """Seconds of the first rank in communication, waiting for others included."""
     peak_memory: int = 0

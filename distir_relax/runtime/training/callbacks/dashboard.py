@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from distir_relax.runtime.training.callbacks.callback import RunInfo, StepResult
 from distir_relax.runtime.training.callbacks.loss_chart import History, line_chart
 from distir_relax.support import units
+from distir_relax.support.learning_rate import is_of_kind
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,7 +105,7 @@ class Dashboard:
             share = min(self._communication / self._seconds, 1)
             cells = [
                 ("loss", f"{last.loss:.4g}"),
-                ("learning rate", ", ".join(f"{rate:.3g}" for rate in last.rates.values())),
+                ("learning rate", ", ".join(f"{rate:.3g}" for name, rate in last.rates.items() if is_of_kind(name))),
                 ("throughput", self.speed),
                 ("step time", units.seconds(self._seconds)),
                 ("communication", f"{share:.0%}"),
