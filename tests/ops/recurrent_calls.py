@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from distir_relax.frontends.torch.packed_sequences import padded_recurrence
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -33,11 +37,20 @@ def _cell(name: str, biased: bool) -> Call:
     return _call("f64[4,5]", states, f"f64[{wide},5]", f"f64[{wide},7]", *[f"f64[{wide}]"] * (2 if biased else 0))
 
 
+def _padded(name: str, states: int) -> Call:
+    padded_recurrence()
+    wide = 7 * _GATES[name]
+    weights = [f"f64[{wide},5]", f"f64[{wide},7]"]
+    lengths = torch.tensor([3, 1, 2, 3])
+    return _call(name, "f64[3,4,5]", lengths, ["f64[1,4,7]"] * states, weights, False, 1, 0.0, False, False)
+
+
 def _call(*args: Any) -> Call:
     return args, {}
 
 
 CALLS: dict[str, list[Call]] = {
     **{f"{name}.input": _layers(name) for name in _GATES},
+    "distir.padded_recurrence.default": [_padded(name, states) for name, states in (("gru", 1), ("lstm", 2))],
     **{f"{name}_cell.default": [_cell(name, True), _cell(name, False)] for name in _GATES},
 }

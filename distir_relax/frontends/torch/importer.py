@@ -36,6 +36,7 @@ from distir_relax.frontends.torch.module_state import (
     state_buffers,
 )
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
+from distir_relax.frontends.torch.packed_sequences import padded_sequences
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.frontends.torch.recurrent_shapes import open_recurrence_lengths
 from distir_relax.frontends.torch.scans import captured_scans
@@ -247,6 +248,7 @@ def _export(
                 explicit_arguments(model, kwargs, spec or {}),
                 recorder as decisions,
                 open_recurrence_lengths() if spec else nullcontext(),
+                padded_sequences(),
                 captured_scans(model),
                 captured_gradients(),
                 traceable_functions(),

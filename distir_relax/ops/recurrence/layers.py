@@ -69,7 +69,7 @@ def stack_directions(g: Builder, parts: Sequence[Any]) -> Any:
 
 def _layers(
     g: Builder, name: str, x: Value, states: Sequence[Any], params: Sequence[Any], biased: bool, layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool = False, lengths: Value | None = None,
 ) -> Any:  # fmt: skip
     cell, directions = torch_cell(name), 2 if bidirectional else 1
     each = len(params) // (layers * directions)
@@ -81,7 +81,9 @@ def _layers(
         for index in range(directions):
             number = layer * directions + index
             cell_params = list(params[number * each : (number + 1) * each])
-            extras = {"projection": cell_params.pop()} if each not in (2, 4) else {}
+            extras: dict[str, Any] = {"lengths": lengths}
+            if each not in (2, 4):
+                extras["projection"] = cell_params.pop()
             weights = cell_params if biased else [*cell_params, None, None]
             start = [g.aten("select.int", state, 0, number) for state in states]
             results = direction(g, cell, x, weights, start, reverse=index == 1, **extras)
@@ -112,6 +114,15 @@ def _register(name: str) -> None:
         sequence = reshape_to(g, x, (1, *x.tensor.shape))
         _, *results = direction(g, torch_cell(name), sequence, [*weights, *missing], states)
         return tuple(results) if name == "lstm" else results[0]
+
+
+@aten("distir.padded_recurrence.default")
+def _padded_recurrence(
+    g: Builder, name: str, x: Value, lengths: Value, states: Sequence[Any], params: Sequence[Any], biased: bool,
+    layers: int, dropout: float, train: bool, bidirectional: bool,
+) -> Any:  # fmt: skip
+    """Emit the layers of a packed sequence, which is padded to (t, n, i), with its lengths (n)."""
+    return list(_layers(g, name, x, states, params, biased, layers, dropout, train, bidirectional, lengths=lengths))
 
 
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
