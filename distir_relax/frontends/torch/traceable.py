@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from traceback import format_stack
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.location import location_in_stack
 from distir_relax.support.torch_compat import BATCH_NORM, replaced
 
 if TYPE_CHECKING:
@@ -98,8 +100,13 @@ def _embedding(
     import torch
     import torch.nn.functional as F
 
-    if not scale_grad_by_freq or max_norm is not None:
-        return F.embedding(ids, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if max_norm is not None:
+        raise ImportModelError(
+            "an embedding with max_norm changes its weights while it runs", location_in_stack("".join(format_stack())),
+            "leave it out, and bound the rows: x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)",
+        )  # fmt: skip
+    if not scale_grad_by_freq:
+        return F.embedding(ids, weight, padding_idx, sparse=sparse)
     rows = F.embedding(ids, weight, padding_idx)
     flat = ids.flatten()
     counts = weight.new_zeros(weight.shape[0]).index_add(0, flat, torch.ones_like(flat, dtype=weight.dtype))
