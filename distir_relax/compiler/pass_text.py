@@ -27,14 +27,19 @@ from distir_relax.ir import Inline, Pass, pass_name
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
+    AllPositions,
+    DropIdentities,
     FuseDifferentiable,
     FuseLocal,
     JoinProducts,
+    MergeEqual,
     Microbatches,
+    OneSequence,
     OrderSums,
     OverlapCollectives,
     Pipeline,
     Project,
+    SkipRepeats,
     ToDistIR,
     ToPlaces,
 )
@@ -73,6 +78,7 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
+    OneSequence, AllPositions, MergeEqual, DropIdentities, SkipRepeats,
 ):  # fmt: skip
     register_pass(_kind)
 

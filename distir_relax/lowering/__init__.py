@@ -13,20 +13,29 @@ if TYPE_CHECKING:
     from distir_relax.lowering.overlap import OverlapCollectives
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
+    from distir_relax.lowering.ranked.drop_identities import DropIdentities
     from distir_relax.lowering.ranked.fuse import FuseDifferentiable, FuseLocal
     from distir_relax.lowering.ranked.join_products import JoinProducts
+    from distir_relax.lowering.ranked.merge_equal import MergeEqual
+    from distir_relax.lowering.ranked.one_sequence import AllPositions, OneSequence
+    from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
     from distir_relax.lowering.to_distir import ToDistIR
 
 __all__ = [
     "AccumulateInCalls",
+    "AllPositions",
+    "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
     "JoinProducts",
+    "MergeEqual",
     "Microbatches",
+    "OneSequence",
     "OrderSums",
     "OverlapCollectives",
     "Pipeline",
     "Project",
+    "SkipRepeats",
     "ToDistIR",
     "ToPlaces",
 ]
@@ -34,14 +43,19 @@ __all__ = [
 # Lazy: ranks import `lowering.emit`, and must not load the compiler.
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
+    "AllPositions": "distir_relax.lowering.ranked.one_sequence",
+    "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
+    "MergeEqual": "distir_relax.lowering.ranked.merge_equal",
     "Microbatches": "distir_relax.lowering.microbatches",
+    "OneSequence": "distir_relax.lowering.ranked.one_sequence",
     "OrderSums": "distir_relax.lowering.ordered_sums",
     "OverlapCollectives": "distir_relax.lowering.overlap",
     "Pipeline": "distir_relax.lowering.pipeline",
     "Project": "distir_relax.lowering.project",
+    "SkipRepeats": "distir_relax.lowering.ranked.skip_repeats",
     "ToDistIR": "distir_relax.lowering.to_distir",
     "ToPlaces": "distir_relax.lowering.multi_mesh",
 }

@@ -20,9 +20,9 @@ from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.kernels.requests import are_bound
 from distir_relax.layout import assuming
 from distir_relax.lowering.emit.request_rows import Rows, row_ops, rows_of
-from distir_relax.lowering.emit.torch_function import fixed_values, sized_values
-from distir_relax.lowering.emit.torch_requests import single_sequence
 from distir_relax.lowering.project import Project
+from distir_relax.lowering.ranked.lasting_values import fixed_values, sized_values
+from distir_relax.lowering.ranked.one_sequence import OneSequence
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.spmd_inference import infer_placed
 
@@ -79,7 +79,7 @@ class RequestSteps:
 
     def __init__(self, module: Module, states: Mapping[str, str]) -> None:
         with assuming(module.guards):
-            self.single = single_sequence(module)
+            self.single = OneSequence().run(module)
             self.states = states
             self.runs: dict[str, Runs] = {}
             self.joined: dict[str, Rows] = {}

@@ -89,7 +89,7 @@ def _curves(record: RunRecord) -> Iterable[str]:
             for number, name in enumerate(rates)
         ]
         if curves:
-            yield chart(title, curves, _number, from_zero=True)
+            yield chart(title, curves, _number, from_zero=kind == RATE)
     norms = [(r.step, r.gradient_norm) for r in record.steps if r.gradient_norm is not None]
     if norms:
         yield chart("norm of the gradients", [Curve("before clipping", "compute", norms)], _number, from_zero=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Function, Op, Value, producers
 from distir_relax.layout import is_symbolic
-from distir_relax.lowering.emit.repeated_operands import operand_before_repeat
+from distir_relax.lowering.ranked.skip_repeats import operand_before_repeat
 from distir_relax.ops import PARALLEL, lookup
 from distir_relax.sharding.factors import Slot, is_annotation
 from distir_relax.strategies.factor_costs import Classes

@@ -10,18 +10,18 @@ from typing import Any
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op_names
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.lowering.emit.repeated_operands import without_repeats
 from distir_relax.lowering.emit.torch_bound import bind_function
-from distir_relax.lowering.emit.torch_bound_requests import all_outputs, bind_text
+from distir_relax.lowering.emit.torch_bound_requests import bind_text
 from distir_relax.lowering.emit.torch_function import (
     Callee,
     ClockedOp,
     TorchFunction,
-    fixed_values,
     identifier,
-    mutated_values,
 )
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
+from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values
+from distir_relax.lowering.ranked.one_sequence import AllPositions
+from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
 from distir_relax.ops import Trait, lookup
 
 
@@ -31,7 +31,7 @@ def to_torch_requests(
 ) -> str:  # fmt: skip
     """Return the text of the module that runs a step of several requests with the program `entry`.
 
-    `module` is a ranked program of one sequence (`single_sequence`), and `states` maps its inputs that are states to
+    `module` is a ranked program of one sequence (`OneSequence`), and `states` maps its inputs that are states to
     the outputs with their next values; `growing` are the dims along which states grow. The text defines
     ``main(comm, weights, requests, *inputs)``, of inputs and outputs with the rows of all requests; ``prepare_sizes``,
     for the values of a request that depend on its sizes alone, ``SIZED``, the kinds of their dims, and ``MASKS``, which
@@ -65,7 +65,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     ``STEPS``, the op of each step number; and ``CALLS``, the locations in the model of each function's calls, in order,
     if there are functions.
     """
-    module = _unrepeated(module)
+    module = SkipRepeats().run(module)
     ranks_of: dict[str, list[int]] = {}
     for rank, function in enumerate(module.ranks):
         ranks_of.setdefault(function, []).append(rank)
@@ -97,12 +97,8 @@ def to_torch_bound(module: Module, entry: str, name: str) -> str:
 def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
     """Return the code of the program `entry`, with options of `_Program`."""
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
-    module = _unrepeated(module)
+    module = SkipRepeats().run(module)
     return _Program(module, module.function(entry), name, ranks, **options)
-
-
-def _unrepeated(module: Module) -> Module:
-    return replace(module, functions=tuple(map(without_repeats, module.functions)))
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
@@ -237,7 +233,7 @@ class _Program:
         """Generate a step of several requests, and its form that is bound, if it has one."""
         assert self.states is not None
         text = RequestsFunction(emitted, self.states, self.growing).text()
-        decoding = all_outputs(self.module).function(self.main.name)
+        decoding = AllPositions().run(self.module).function(self.main.name)
         fixed = set(emitted.stored) - set(emitted.mutated)
         taken = _RESERVED | set(module_symbols(self.module))
         bound = TorchFunction(

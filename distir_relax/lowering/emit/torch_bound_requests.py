@@ -7,11 +7,8 @@ each number of requests: then the step is a list of native calls with prepared a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from distir_relax.ir import Function, Module, Op, Value
-from distir_relax.ir.symbols import module_symbols, specialize
-from distir_relax.layout import size_of
+from distir_relax.ir import Op, Value
 from distir_relax.lowering.emit.cached_operands import cached_operands, with_new_elements
 from distir_relax.lowering.emit.request_rows import RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_bound import Statement, freed, only_computes, step_code
@@ -19,33 +16,11 @@ from distir_relax.lowering.emit.torch_function import TorchFunction
 from distir_relax.ops import lookup, torch_cached, torch_kind
 
 
-def all_outputs(module: Module) -> Module:
-    """Return a program of one sequence with outputs for all new positions; slices that are the whole are left out."""
-    new = module_symbols(module).get("new")
-    if new is None:
-        return module
-    module = specialize(module, {"last": size_of(new)})
-    return replace(module, functions=tuple(map(_without_identities, module.functions)))
-
-
-def _without_identities(function: Function) -> Function:
-    names: dict[str, Value] = {}
-    ops: list[Op] = []
-    for op in function.ops:
-        op = replace(op, operands=tuple(names.get(v.name, v) for v in op.operands))
-        if lookup(op.name, op.location).is_identity(op.operands, op.results):
-            names[op.results[0].name] = op.operands[0]
-        else:
-            ops.append(op)
-    outputs = tuple(replace(o, value=names.get(o.value.name, o.value)) for o in function.outputs)
-    return replace(function, ops=tuple(ops), outputs=outputs)
-
-
 def bind_text(emitted: TorchFunction, states: Mapping[str, str], growing: Mapping[str, int]) -> str:
     """Return the function ``bind(comm, weights, step, attending, new, *inputs) -> tuple`` of outputs.
 
-    `emitted` is the code of a program of `all_outputs`; `states` and `growing` are as for `to_torch_requests`. The text
-    is empty if some op has to run for each request.
+    `emitted` is the code of a program after `AllPositions`; `states` and `growing` are as for `to_torch_requests`. The
+    text is empty if some op has to run for each request.
     """
     try:
         return _Binding(emitted, states, growing).text()

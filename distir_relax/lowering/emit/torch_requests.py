@@ -8,44 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.ir import Function, Module, Op, Output, Value, inline
-from distir_relax.ir.symbols import module_symbols, specialize
+from distir_relax.ir import Op, Output, Value
 from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.lowering.emit.cached_operands import Cache, cached_operands, with_new_elements
 from distir_relax.lowering.emit.request_rows import ROWS, RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_function import TorchFunction
+from distir_relax.lowering.ranked.one_sequence import SIZES
 from distir_relax.ops import Trait, lookup, torch_cached
-
-SIZES = ("last", "new", "past")
-"""The sizes of a request."""
-
-
-def single_sequence(module: Module) -> Module:
-    """Return a program that continues sequences for batches of one; functions are inlined, equal ops merged."""
-    others = module_symbols(module).keys() - set(SIZES)
-    single = specialize(inline(module), dict.fromkeys(others, 1))
-    return replace(single, functions=tuple(map(_merge_equal, single.functions)))
-
-
-def _merge_equal(function: Function) -> Function:
-    """Let equal ops of a function be one: positions and masks of every layer."""
-    names: dict[str, Value] = {}
-    found: dict[object, tuple[Value, ...]] = {}
-    ops: list[Op] = []
-    for op in function.ops:
-        operands = tuple(names.get(v.name, v) for v in op.operands)
-        key = (op.name, operands, tuple(sorted(op.attrs.items())), tuple(v.type for v in op.results))
-        if Trait.ON_COMMUNICATOR not in lookup(op.name, op.location).traits and key in found:
-            names |= {v.name: first for v, first in zip(op.results, found[key], strict=True)}
-            continue
-        found[key] = op.results
-        ops.append(replace(op, operands=operands))
-    outputs = tuple(replace(o, value=names.get(o.value.name, o.value)) for o in function.outputs)
-    return replace(function, ops=tuple(ops), outputs=outputs)
 
 
 @dataclass(slots=True)

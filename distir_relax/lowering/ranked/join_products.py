@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.ir import Function, Module, Op, PlacedType, Untyped, Value
-from distir_relax.lowering.emit.torch_function import mutated_values
+from distir_relax.lowering.ranked.lasting_values import mutated_values
 from distir_relax.ops import Trait, is_packable, lookup
 
 

@@ -1,4 +1,8 @@
-"""Fused scaled dot-product attention; it splits by batch, heads, and query rows."""
+"""Fused scaled dot-product attention; it splits by batch, heads, and query rows.
+
+With the attribute ``grouped``, which `SkipRepeats` sets in ranks' programs, each head of keys and values serves several
+in a row of the queries: equally many, or as many as ``repeats`` has for each.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,10 @@ from distir_relax.ops.table import (
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     q, k, v = types[:3]
-    if len(q.shape) != 4 or q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+    if len(q.shape) != 4 or len(k.shape) != 4 or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        raise ValueError("expected query (b, h, s, d), key (b, h, t, d) and value (b, h, t, e)")
+    heads = sum(_repeats(types, attrs)) if attrs.get("grouped") else k.shape[1]
+    if (k.shape[0], heads) != q.shape[:2]:
         raise ValueError("expected query (b, h, s, d), key (b, h, t, d) and value (b, h, t, e)")
     return (TensorType((*q.shape[:3], v.shape[3]), q.dtype),)
 
@@ -49,10 +56,18 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     # A causal mask counts rows from the first, so the rows of a causal query must be whole.
     row = "[s]" if attrs["causal"] else "s"
-    text = f"b h {row} [d], b h [t] [d], b h [t] e"
+    head, key_head = ("[h]", "[k]") if attrs.get("grouped") else ("h", "h")
+    text = f"b {head} {row} [d], b {key_head} [t] [d], b {key_head} [t] e"
     if len(types) == 4:
-        text += ", " + " ".join(["b", "h", row, "[t]"][4 - len(types[3].shape) :])
-    return parse_rule(f"{text} -> b h {row} e", [t.shape for t in types], [results[0].shape])
+        text += ", " + " ".join(["b", head, row, "[t]"][4 - len(types[3].shape) :])
+    return parse_rule(f"{text} -> b {head} {row} e", [t.shape for t in types], [results[0].shape])
+
+
+def _repeats(types: Types, attrs: Attrs) -> tuple[int, ...]:
+    """Return how many heads of the queries each head of the keys serves."""
+    heads, key_heads = types[0].shape[1], types[1].shape[1]
+    repeats: tuple[int, ...] = attrs.get("repeats") or (heads // max(key_heads, 1),) * key_heads
+    return repeats if len(repeats) == key_heads else ()
 
 
 def _torch(attrs: Attrs) -> str:
@@ -80,8 +95,7 @@ def _cached(attrs: Attrs) -> str:
 
 def _cached_kernel(types: Types, attrs: Attrs) -> str:
     q, k, v = types[:3]
-    repeats = attrs.get("repeats") or (q.shape[1] // k.shape[1],) * k.shape[1]
-    return f'attention.load_kernel({repeats}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
+    return f'attention.load_kernel({_repeats(types, attrs)}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
 
 
 def _relax(attrs: Attrs) -> str:

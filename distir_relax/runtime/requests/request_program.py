@@ -67,7 +67,7 @@ def emit_request_programs(
     from distir_relax.ir import gc_disabled
     from distir_relax.layout import assuming
     from distir_relax.lowering.emit.torch import to_torch_requests
-    from distir_relax.lowering.emit.torch_requests import single_sequence
+    from distir_relax.lowering.ranked.one_sequence import OneSequence
 
     manifest = bundle.manifest
     LanguageProgram.for_requests(manifest)
@@ -76,7 +76,7 @@ def emit_request_programs(
         wanted = [entry for entry in dict.fromkeys(ranked.ranks) if entries is None or entry in entries]
         functions = tuple(f for f in ranked.functions if f.name in wanted or f.name not in ranked.ranks)
         with assuming(ranked.guards):
-            single = single_sequence(replace(ranked, functions=functions))
+            single = OneSequence().run(replace(ranked, functions=functions))
             states = {state.tensor.name: state.output for state in manifest.states}
             growing = {state.tensor.name: state.dim for state in manifest.states if state.grows}
             return {

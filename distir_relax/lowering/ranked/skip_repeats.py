@@ -7,15 +7,27 @@ Models repeat each head of the keys for the query heads of its group. Ops whose 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from distir_relax.ir import Attribute, Function, Op, Size, Value, live_ops, producers
+from distir_relax.ir import Attribute, Function, Module, Op, Size, Value, live_ops, producers
 from distir_relax.layout import is_symbolic
 from distir_relax.ops import Trait, lookup
 
 
-def without_repeats(function: Function) -> Function:
-    """Return a function whose ops take operands before they are repeated, with attribute ``grouped``."""
+@dataclass(frozen=True, slots=True)
+class SkipRepeats:
+    """Pass: ranked stage, in and out."""
+
+    takes: ClassVar[tuple[str, ...]] = ("ranked",)
+    gives: ClassVar[str] = ""
+
+    def run(self, module: Module) -> Module:
+        """Let ops of every function take operands before they are repeated, with attribute ``grouped``."""
+        return replace(module, functions=tuple(map(_without_repeats, module.functions)))
+
+
+def _without_repeats(function: Function) -> Function:
     made_by = producers(function)
     ops = []
     for op in function.ops:
