@@ -180,7 +180,7 @@ def _attends_to_cache(step: BoundStep, q: torch.Tensor, k: torch.Tensor, v: torc
     step.keep(requests, request, q, new_k, new_v)
     try:
         for n in range(_CALLS):
-            caches = (f"k{n}", 2, None, None), (f"v{n}", 2, None, None)
+            caches = (f"k{n}", 2, (), ()), (f"v{n}", 2, (), ())
             requests.attend(q, new_k, new_v, None, scale, caches)
     except CannotBind:
         return False

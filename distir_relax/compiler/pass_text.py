@@ -28,6 +28,7 @@ from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
     AllPositions,
+    AttendStates,
     DropIdentities,
     FuseDifferentiable,
     FuseLocal,
@@ -78,7 +79,7 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
-    OneSequence, AllPositions, MergeEqual, DropIdentities, SkipRepeats,
+    OneSequence, AllPositions, MergeEqual, DropIdentities, SkipRepeats, AttendStates,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -252,18 +252,19 @@ def equal_repeats(heads: int, groups: int) -> tuple[int, ...]:
 class Cache(NamedTuple):
     """A growing state as keys or values: its name, the dim that grows, and its view (1, heads, tokens, width).
 
-    The view is of `shape`, -1 along the tokens, with its dims permuted by `axes`; None for those of the state.
+    The view is of `shape`, -1 along the tokens, with its dims permuted by `axes`; both are empty where they are those
+    of the state.
     """
 
     state: str
     axis: int
-    shape: tuple[int, ...] | None
-    axes: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
 
     def view(self, x: torch.Tensor) -> torch.Tensor:
         """Return the view of some tokens."""
-        x = x if self.shape is None else x.reshape(self.shape)
-        return x if self.axes is None else x.permute(self.axes)
+        x = x.reshape(self.shape) if self.shape else x
+        return x.permute(self.axes) if self.axes else x
 
     def place(self, request: Request) -> bytes:
         """Return the address of a request's buffer, and its strides by head and by token, as three int64."""
@@ -274,7 +275,24 @@ class Cache(NamedTuple):
         return places[self.state]
 
 
-CacheArguments: TypeAlias = "tuple[str, int, tuple[int, ...] | None, tuple[int, ...] | None]"
+CacheArguments: TypeAlias = "tuple[str, int, tuple[int, ...], tuple[int, ...]]"
+View: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
+
+
+def attend_states(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past_k: torch.Tensor, past_v: torch.Tensor,
+    mask: torch.Tensor | None, scale: float, views: tuple[View, View], repeats: Sequence[int] = (),
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the attention of queries to states with new elements, and these states.
+
+    `views` are the arguments of a `Cache` after its name; others are as for `attend`.
+    """
+    import torch
+
+    caches = [Cache("", *view) for view in views]
+    all_k, all_v = (torch.cat(pair, cache.axis) for pair, cache in zip(((past_k, k), (past_v, v)), caches, strict=True))
+    keys, values = (cache.view(x) for cache, x in zip(caches, (all_k, all_v), strict=True))
+    return attend(q, keys, values, mask, scale, repeats), all_k, all_v
 
 
 class RequestsAttention:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distir_relax.lowering.overlap import OverlapCollectives
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
+    from distir_relax.lowering.ranked.attend_states import AttendStates
     from distir_relax.lowering.ranked.drop_identities import DropIdentities
     from distir_relax.lowering.ranked.fuse import FuseDifferentiable, FuseLocal
     from distir_relax.lowering.ranked.join_products import JoinProducts
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccumulateInCalls",
     "AllPositions",
+    "AttendStates",
     "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
@@ -43,6 +45,7 @@ __all__ = [
 # Lazy: ranks import `lowering.emit`, and must not load the compiler.
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
+    "AttendStates": "distir_relax.lowering.ranked.attend_states",
     "AllPositions": "distir_relax.lowering.ranked.one_sequence",
     "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",

@@ -19,10 +19,10 @@ from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Valu
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.kernels.requests import are_bound
 from distir_relax.layout import assuming
-from distir_relax.lowering.emit.request_rows import Rows, row_ops, rows_of
 from distir_relax.lowering.project import Project
 from distir_relax.lowering.ranked.lasting_values import fixed_values, sized_values
 from distir_relax.lowering.ranked.one_sequence import OneSequence
+from distir_relax.lowering.ranked.request_rows import Rows, row_ops, rows_of
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.spmd_inference import infer_placed
 

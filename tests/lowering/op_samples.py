@@ -334,11 +334,21 @@ def _attention() -> list[Sample]:
         (name, [q, k, v, f32(2, 1, 5, 7)], {**plain, "masked": True}),
         (name, [q, k, v, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
         (name, [f32(2, 0, 5, 8), f32(2, 0, 7, 8), f32(2, 0, 7, 6)], plain),
+        *_attention_of_states(),
         ("attention_grad", [q, k, v, y], plain),
         ("attention_grad", [q, k, v, y], {**plain, "causal": True}),
         ("attention_grad", [q, k, v, y, f32(2, 1, 5, 7)], {**plain, "masked": True}),
         ("attention_grad", [q, k, v, y, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
     ]
+
+
+def _attention_of_states() -> list[Sample]:
+    states = [f32(1, 3, 5, 8), f32(1, 3, 5, 8), f32(1, 5, 18), f32(1, 3, 7, 8), f32(1, 7, 18)]
+    plain: dict[str, Attribute] = {"scale": 0.35, "masked": False, "boolean": False, "dtype": "float32"}
+    plain["views"] = ((2, (), ()), (1, (1, -1, 3, 6), (0, 2, 1, 3)))
+    masked = {**plain, "masked": True, "boolean": True}
+    name = "nn.attention_of_states"
+    return [(name, states, plain), (name, [*states, of("bool", 5, 12)], masked)]
 
 
 def _recurrences() -> list[Sample]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distir_relax.ir import parse
-from distir_relax.lowering.emit.request_rows import row_ops, rows_of
+from distir_relax.lowering.ranked.request_rows import row_ops, rows_of
 
 TEXT = """
 module @global {

@@ -289,6 +289,13 @@ SAMPLES: dict[str, list[Sample]] = {
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
         ),
     ],
+    "nn.attention_of_states": [
+        of(
+            *("f64[1,4,2,6]", "f64[1,4,2,6]", "f64[1,2,12]", "f64[1,4,3,6]", "f64[1,3,12]"),
+            **{"scale": 0.5, "masked": False, "boolean": False},
+            views=((2, (), ()), (1, (1, -1, 4, 3), (0, 2, 1, 3))),
+        ),
+    ],
     "attention_grad": [
         of(
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]"),

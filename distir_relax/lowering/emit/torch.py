@@ -19,6 +19,7 @@ from distir_relax.lowering.emit.torch_function import (
     identifier,
 )
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
+from distir_relax.lowering.ranked.attend_states import AttendStates
 from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values
 from distir_relax.lowering.ranked.one_sequence import AllPositions
 from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
@@ -40,8 +41,12 @@ def to_torch_requests(
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
-    single = replace(module, functions=(module.function(entry),))
-    return _program(single, entry, name, states=states, growing=growing, clocked=clocked).text()
+    single = SkipRepeats().run(replace(module, functions=(module.function(entry),)))
+    decoding = AttendStates(states).run(AllPositions().run(single))
+    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
+    single = AttendStates(states).run(single)
+    main = single.function(entry)
+    return _Program(single, main, name, ranks, states, growing, decoding, clocked).text()
 
 
 def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[ClockedOp]]:
@@ -158,6 +163,8 @@ class _Program:
     """For a step of several requests, the outputs with the next values of its states."""
     growing: Mapping[str, int] = field(default_factory=dict)
     """The dims along which states grow."""
+    decoding: Module | None = None
+    """The program with outputs for all positions, for steps that are bound."""
     clocked: list[ClockedOp] | None = None
     checked: bool = False
     names: dict[str, str] = field(default_factory=dict)
@@ -232,15 +239,16 @@ class _Program:
     def _of_requests(self, emitted: TorchFunction) -> str:
         """Generate a step of several requests, and its form that is bound, if it has one."""
         assert self.states is not None
+        assert self.decoding is not None
         text = RequestsFunction(emitted, self.states, self.growing).text()
-        decoding = AllPositions().run(self.module).function(self.main.name)
+        decoding = self.decoding.function(self.main.name)
         fixed = set(emitted.stored) - set(emitted.mutated)
         taken = _RESERVED | set(module_symbols(self.module))
         bound = TorchFunction(
             decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, self.clocked, by_call=False
         )
         is_alike = bound.prepare == emitted.prepare and bound.sized_results == emitted.sized_results
-        return text + (bind_text(bound, self.states, self.growing) if is_alike else "")
+        return text + (bind_text(bound, self.states) if is_alike else "")
 
     def _visit(self, function: Function, location: str) -> None:
         for op in function.ops:

@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distir_relax.ir import Op, Value
-from distir_relax.lowering.emit.cached_operands import cached_operands, with_new_elements
-from distir_relax.lowering.emit.request_rows import RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_bound import Statement, freed, only_computes, step_code
 from distir_relax.lowering.emit.torch_function import TorchFunction
-from distir_relax.ops import lookup, torch_cached, torch_kind
+from distir_relax.lowering.ranked.request_rows import RowOps, row_ops, rows_of
+from distir_relax.ops import cached_states, torch_cached, torch_kind
 
 
-def bind_text(emitted: TorchFunction, states: Mapping[str, str], growing: Mapping[str, int]) -> str:
+def bind_text(emitted: TorchFunction, states: Mapping[str, str]) -> str:
     """Return the function ``bind(comm, weights, step, attending, new, *inputs) -> tuple`` of outputs.
 
-    `emitted` is the code of a program after `AllPositions`; `states` and `growing` are as for `to_torch_requests`. The
-    text is empty if some op has to run for each request.
+    `emitted` is the code of a program after `AllPositions`; `states` are as for `to_torch_requests`. The text is empty
+    if some op has to run for each request.
     """
     try:
-        return _Binding(emitted, states, growing).text()
+        return _Binding(emitted, states).text()
     except _RunsForEach:
         return ""
 
@@ -33,19 +32,17 @@ class _RunsForEach(Exception):
 
 
 class _Binding:
-    def __init__(self, emitted: TorchFunction, states: Mapping[str, str], growing: Mapping[str, int]) -> None:
+    def __init__(self, emitted: TorchFunction, states: Mapping[str, str]) -> None:
         self.emitted = emitted
         function = emitted.function
         self.rows: RowOps = row_ops(function, emitted.fixed)
-        self.caches = cached_operands(function, states, growing)
         self.sized = {name: number for number, name in enumerate(emitted.sized_results)}
         self.inputs = [i.value for i in function.inputs if i.value.name not in {*emitted.stored, *states}]
         self.outputs = [o.value for o in function.outputs if o.name not in states.values()]
-        replaced = {v.name for caches in self.caches.values() for c in caches for op in c.replaced for v in op.results}
-        absent = replaced | emitted.fixed | emitted.sized
+        absent = emitted.fixed | emitted.sized
         self.ops = [op for op in function.ops if op.results[0].name not in absent and not emitted.is_number(op)]
         self.variables = {v.name for v in self.inputs}
-        computed = {v.name for op in self.ops for v in op.results}
+        computed = {v.name for op in self.ops if not cached_states(op) for v in op.results}
         if any(o.value.name in computed for o in function.outputs if o.name in states.values()):
             raise _RunsForEach
 
@@ -67,11 +64,12 @@ class _Binding:
 
     def _statements(self, op: Op) -> list[Statement]:
         """Return the statements of an op, with those of values that depend on sizes if it is the first to read them."""
-        is_cached = op.results[0].name in self.caches
-        if not is_cached and (op.results[0].name not in self.rows.once or not only_computes(self.emitted, op)):
+        states = cached_states(op)
+        if not states and (op.results[0].name not in self.rows.once or not only_computes(self.emitted, op)):
             raise _RunsForEach
-        masks = self._masks(op) if is_cached else {}
-        reads = [v for v in self._operands(op) if v.name not in masks and v.name not in self.emitted.numbers]
+        masks = self._masks(op) if states else {}
+        operands = [value for number, value in enumerate(op.operands) if number not in states]
+        reads = [v for v in operands if v.name not in masks and v.name not in self.emitted.numbers]
         statements = []
         for value in reads:
             if value.name in self.sized and value.name not in self.variables:
@@ -79,18 +77,15 @@ class _Binding:
                 self.variables.add(value.name)
             elif value.name not in self.variables and value.name not in self.emitted.fixed:
                 raise _RunsForEach
-        code = self._cached(op, masks) if is_cached else step_code(self.emitted, op)
-        self.variables |= {v.name for v in op.results}
+        code = self._cached(op, masks) if states else step_code(self.emitted, op)
+        results = op.results[:1] if states else op.results
+        self.variables |= {v.name for v in results}
         clocks = [f"step.do(lambda: {line})" for line in self.emitted.clock_lines(op)]
-        return [*statements, Statement([self.emitted.line(op, code), *clocks], reads)]
-
-    def _operands(self, op: Op) -> list[Value]:
-        return with_new_elements(op, self.caches.get(op.results[0].name, ()))
+        return [*statements, Statement([self.emitted.line(op, code, results), *clocks], reads)]
 
     def _masks(self, op: Op) -> dict[str, str]:
         """Return the number among the values that depend on sizes, as text, of each operand of a request's own."""
-        numbers = {0, *lookup(op.name, op.location).code.cached_operands}
-        own = [value.name for number, value in enumerate(op.operands) if number not in numbers]
+        own = [value.name for value in op.operands[cached_states(op)[-1] + 1 :]]
         if not self.sized.keys() >= set(own):
             raise _RunsForEach
         return {name: str(self.sized[name]) for name in own}
@@ -102,5 +97,4 @@ class _Binding:
         return f"{name} = attending.of_sizes({self.sized[value.name]}, {rows[0] if rows else None}, {kind})"
 
     def _cached(self, op: Op, masks: Mapping[str, str]) -> str:
-        operands = [masks.get(v.name) or self.emitted.names[v.name] for v in self._operands(op)]
-        return torch_cached(op, operands, tuple(cache.arguments for cache in self.caches[op.results[0].name]))
+        return torch_cached(op, [masks.get(v.name) or self.emitted.names[v.name] for v in op.operands])

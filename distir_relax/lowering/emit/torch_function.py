@@ -402,9 +402,9 @@ class TorchFunction:
         self.clocked.append(ClockedOp(op, tuple(v.name in self.fixed for v in op.operands)))
         return [f"clock({len(self.clocked) - 1})"]
 
-    def line(self, op: Op, code: str) -> str:
-        """Return the line that assigns the results of `code` to the variables of an op's."""
-        targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
+    def line(self, op: Op, code: str, results: Sequence[Value] = ()) -> str:
+        """Return the line that assigns the results of `code` to the variables of an op's, or of some of them."""
+        targets = ", ".join(self.names.get(v.name) or self._name(v) for v in results or op.results)
         return f"{targets} = {code}{_comment(op.location)}"
 
     def _choose_packed(self, fixed: set[str]) -> None:

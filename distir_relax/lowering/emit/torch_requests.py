@@ -14,11 +14,10 @@ from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Op, Output, Value
 from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
-from distir_relax.lowering.emit.cached_operands import Cache, cached_operands, with_new_elements
-from distir_relax.lowering.emit.request_rows import ROWS, RowOps, row_ops, rows_of
 from distir_relax.lowering.emit.torch_function import TorchFunction
 from distir_relax.lowering.ranked.one_sequence import SIZES
-from distir_relax.ops import Trait, lookup, torch_cached
+from distir_relax.lowering.ranked.request_rows import ROWS, RowOps, row_ops, rows_of
+from distir_relax.ops import Trait, cached_states, lookup, torch_cached
 
 
 @dataclass(slots=True)
@@ -43,8 +42,6 @@ class RequestsFunction:
     states: Mapping[str, str]
     growing: Mapping[str, int]
     rows: RowOps = field(init=False)
-    caches: Mapping[str, tuple[Cache, ...]] = field(init=False)
-    """The operands that are caches, of the ops that run for all requests in one call."""
     regions: list[str] = field(default_factory=list)
     """The functions that run for each request."""
     statements: list[_Statement] = field(default_factory=list)
@@ -59,7 +56,6 @@ class RequestsFunction:
 
     def __post_init__(self) -> None:
         self.rows = row_ops(self.emitted.function, self.emitted.fixed)
-        self.caches = cached_operands(self.emitted.function, self.states, self.growing)
         for output in self._outputs():
             if rows_of(output.value.tensor) is None:
                 raise UnsupportedOpError(
@@ -82,7 +78,7 @@ class RequestsFunction:
             + f"def main({', '.join(arguments)}):\n"
             + ("" if emitted.clocked is None else "    clock(-1)\n")
             + "    sizes = rows(requests)\n"
-            + ("    attending = attention.RequestsAttention(requests)\n" if self.caches else "")
+            + ("    attending = attention.RequestsAttention(requests)\n" if self._cached_ops() else "")
             + "".join(f"    {name} = sum(sizes[{json.dumps(name)}])\n" for name in ROWS if name in self.used_sizes)
             + "".join(f"    {line}\n" for line in self._lines(outputs))
             + f"    return ({', '.join(outputs)}{',' * (len(outputs) == 1)})\n"
@@ -100,12 +96,14 @@ class RequestsFunction:
 
     def _load_kernels(self) -> str:
         """Generate the function that loads the kernels for caches; empty if there are none."""
-        ops = [op for op in self.emitted.function.ops if op.results[0].name in self.caches]
-        codes = [(lookup(op.name, op.location).code.cached_kernel, op) for op in ops]
+        codes = [(lookup(op.name, op.location).code.cached_kernel, op) for op in self._cached_ops()]
         lines = dict.fromkeys(
             f"    {write([v.tensor for v in op.operands], op.attrs)}\n" for write, op in codes if write
         )
         return f"def load_kernels():\n{''.join(lines)}\n\n" if lines else ""
+
+    def _cached_ops(self) -> list[Op]:
+        return [op for op in self.emitted.function.ops if cached_states(op)]
 
     def _masks(self) -> list[int]:
         """Return which sized values may be None if all their elements are true."""
@@ -128,11 +126,10 @@ class RequestsFunction:
     def _generate(self) -> None:
         """Generate `main`: ops that run for each request wait until one that runs once needs their results."""
         emitted, function = self.emitted, self.emitted.function
-        replaced = {v.name for caches in self.caches.values() for c in caches for op in c.replaced for v in op.results}
-        absent = replaced | emitted.fixed | emitted.sized
+        absent = emitted.fixed | emitted.sized
         ops = [op for op in function.ops if op.results[0].name not in absent and not emitted.is_number(op)]
         for op in ops:
-            for value in self._operands(op):
+            for value in op.operands:
                 self.users.setdefault(value.name, set()).add(op.results[0].name)
         for output in self._outputs():
             self.users.setdefault(output.value.name, set()).add(f"output {output.name}")
@@ -144,12 +141,12 @@ class RequestsFunction:
             runs_once = op.results[0].name in self.rows.once
             # All ranks communicate in one order only if such an op is alone in its function.
             is_alone = not runs_once and Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
-            runs_once |= op.results[0].name in self.caches
+            runs_once |= bool(cached_states(op))
             produced = {v.name for other in waiting for v in other.results}
-            if is_alone or (runs_once and any(v.name in produced for v in self._operands(op))):
+            if is_alone or (runs_once and any(v.name in produced for v in op.operands)):
                 self._region(waiting)
                 waiting.clear()
-            if op.results[0].name in self.caches:
+            if cached_states(op):
                 self._cached(op)
                 continue
             if runs_once:
@@ -169,21 +166,19 @@ class RequestsFunction:
         for output in self._outputs():
             self._variable(output.value)
 
-    def _operands(self, op: Op) -> list[Value]:
-        return with_new_elements(op, self.caches.get(op.results[0].name, ()))
-
     def _cached(self, op: Op) -> None:
-        """Generate an op that runs for all requests in one call, with their caches."""
-        caches = self.caches[op.results[0].name]
-        rows = {0, *lookup(op.name, op.location).code.cached_operands}
-        operands, reads = list[str](), list[str]()
-        for number, value in enumerate(self._operands(op)):
-            code, read = (self._variable(value),) * 2 if number in rows else self._each(value)
+        """Generate an op that runs for all requests in one call, with their states; it extends these."""
+        states, operands, reads = cached_states(op), list[str](), list[str]()
+        for number, value in enumerate(op.operands):
+            code, read = "", ""
+            if number < states[0]:
+                code = read = self._variable(value)
+            elif number > states[-1]:
+                code, read = self._each(value)
             operands.append(code)
             reads += [read] if read else []
-        code = torch_cached(op, operands, tuple(cache.arguments for cache in caches))
-        (result,) = op.results
-        lines = [self.emitted.line(op, code), *self.emitted.clock_lines(op)]
+        result = op.results[0]
+        lines = [self.emitted.line(op, torch_cached(op, operands), op.results[:1]), *self.emitted.clock_lines(op)]
         self.statements.append(_Statement(lines, reads, [self.emitted.names[result.name]]))
         self.joined.add(result.name)
         self.used_sizes |= self.emitted.sizes_in_code(op)

@@ -4,6 +4,7 @@
 from distir_relax.ops.contraction import (  # noqa: F401
     attention,
     attention_gradient,
+    attention_of_states,
     einsum,
     grouped,
     matmul,

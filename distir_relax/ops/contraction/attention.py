@@ -43,7 +43,8 @@ from distir_relax.ops.table import (
 )
 
 
-def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+def infer_attention(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """Return the type of the result. Raises ValueError for operands of other shapes."""
     q, k, v = types[:3]
     if len(q.shape) != 4 or len(k.shape) != 4 or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise ValueError("expected query (b, h, s, d), key (b, h, t, d) and value (b, h, t, e)")
@@ -86,14 +87,8 @@ def _bound(attrs: Attrs) -> str:
     return f"attention.bind_attend(step, {{0}}, {{1}}, {{2}}, {mask}, {{scale}}{repeats}{causal})"
 
 
-def _cached(attrs: Attrs) -> str:
-    """Return the code for all requests of a step; none for a causal mask, which counts rows from the first."""
-    masks = "{3}" if attrs["masked"] else "None"
-    repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
-    return "" if attrs["causal"] else f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}}{repeats})"
-
-
-def _cached_kernel(types: Types, attrs: Attrs) -> str:
+def load_kernel(types: Types, attrs: Attrs) -> str:
+    """Return the code that loads the kernel of a step of several requests."""
     q, k, v = types[:3]
     return f'attention.load_kernel({_repeats(types, attrs)}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
 
@@ -145,7 +140,7 @@ def _continue_causal(step: IncrementalStep) -> Value:
 
 define(
     "nn.scaled_dot_product_attention",
-    Semantics(infer=_infer, torch=_torch, linear=(operands(2),)),
+    Semantics(infer=infer_attention, torch=_torch, linear=(operands(2),)),
     Split(_rule),
     cost=Cost(
         flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
@@ -157,9 +152,7 @@ define(
         relax=_relax,
         unrepeated=(1, 2),
         bound=_bound,
-        cached=_cached,
-        cached_operands=(1, 2),
-        cached_kernel=_cached_kernel,
+        of_states="nn.attention_of_states",
         none_if_true=(3,),
     ),
     gradient=Gradient(all=attention_gradient),

@@ -35,6 +35,7 @@ from distir_relax.ops.table.entry import (
 )
 from distir_relax.ops.table.expansion import Emitter, Expansion
 from distir_relax.ops.table.expression import (
+    cached_states,
     evaluate,
     is_packable,
     is_zero,
@@ -183,6 +184,7 @@ __all__ = [
     "backward_step",
     "broadcast_shape",
     "broadcast_to",
+    "cached_states",
     "cast",
     "check",
     "checked_axis",

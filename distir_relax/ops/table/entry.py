@@ -350,11 +350,13 @@ class Code:
     """The torch expression where operand 0 is the beginning of a buffer, which is ``{0}`` instead: it has the first
     ``{length}`` elements along attribute `axis`, and room for the others of the result."""
     cached: Expression = ""
-    """The torch expression for all requests of a step, where the operands `cached_operands` are views of states with
-    their new elements. Those stand for the new elements of all requests, and operand 0 for their rows; ``{caches}`` has
-    the arguments of a `kernels.attention.Cache` for each. Other operands are lists with the value of each request.
-    `attending` is a `kernels.attention.RequestsAttention`."""
-    cached_operands: tuple[int, ...] = ()
+    """The torch expression for all requests of a step of an op with growing states, the operands `cached_states`. Those
+    before them have the rows of all requests, and those after them are lists with the value of each; ``{caches}`` has
+    the arguments of a `kernels.attention.Cache` for each state, its name and its attribute ``views``. `attending` is a
+    `kernels.attention.RequestsAttention`."""
+    cached_states: tuple[int, ...] = ()
+    of_states: str = ""
+    """The op that appends to growing states itself, where operands 1 and 2 are views of them (`AttendStates`)."""
     cached_kernel: Callable[[Types, Attrs], str] | None = None
     """From the types of operands, and the attributes, the expression that loads the kernel of `cached`, which may have
     to be compiled."""

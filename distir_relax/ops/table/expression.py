@@ -10,7 +10,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Attribute, Op, TensorType
+from distir_relax.ir import Op, TensorType
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
@@ -76,9 +76,18 @@ def torch_buffered(op: Op, operands: Sequence[str]) -> str:
     return _fill(form, {**op.attrs, "length": op.operands[0].tensor.shape[axis]}, operands, op.location)
 
 
-def torch_cached(op: Op, operands: Sequence[str], caches: Attribute) -> str:
-    """Return the torch code of `op` for all requests of a step, with `caches`; "" if it has no such form."""
-    return _fill(lookup(op.name, op.location).code.cached, {**op.attrs, "caches": caches}, operands, op.location)
+def cached_states(op: Op) -> tuple[int, ...]:
+    """Return the operands of an op that are growing states, which it extends, by number (`Code.cached_states`)."""
+    return () if op.callee else lookup(op.name, op.location).code.cached_states
+
+
+def torch_cached(op: Op, operands: Sequence[str]) -> str:
+    """Return the torch code of `op`, which has `Code.cached_states`, for all requests of a step."""
+    code = lookup(op.name, op.location).code
+    states = [op.operands[number].name for number in code.cached_states]
+    views: Any = op.attrs["views"]
+    caches = tuple((state, *view) for state, view in zip(states, views, strict=True))
+    return _fill(code.cached, {**op.attrs, "caches": caches}, operands, op.location)
 
 
 def torch_bound(op: Op, operands: Sequence[str]) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from distir_relax.ir import parse
-from distir_relax.lowering.emit.cached_operands import cached_operands
+from distir_relax.analysis import interpret
+from distir_relax.ir import parse, verify
+from distir_relax.ir.symbols import specialize
+from distir_relax.lowering import AttendStates
+from distir_relax.ops import check
 
 TEXT = """
 module @global {
@@ -27,16 +31,28 @@ module @global {
   }
 }
 """  # noqa: E501
-STATES, GROWING = {"k.past": "k.next", "v.past": "v.next"}, {"k.past": 2, "v.past": 1}
+PASS = AttendStates({"k.past": "k.next", "v.past": "v.next"})
 
 
 def test_keys_by_head_and_values_by_token() -> None:
-    found = cached_operands(parse(TEXT).main, STATES, GROWING)
-    keys, values = found["y"]
-    assert keys.arguments == ("k.past", 2, None, None)
-    assert values.arguments == ("v.past", 1, (1, -1, 6, 4), (0, 2, 1, 3))
-    assert (keys.new.name, values.new.name) == ("k", "v")
-    assert [op.results[0].name for op in values.replaced] == ["v.all", "view", "values"]
+    module = parse(TEXT)
+    changed = PASS.run(module)
+    verify(changed, check)
+    (op,) = changed.main.ops
+    assert op.name == "nn.attention_of_states"
+    assert [v.name for v in op.operands] == ["q", "k", "v", "k.past", "v.past"]
+    assert [v.name for v in op.results] == ["y", "k.all", "v.all"]
+    assert op.attrs["views"] == ((2, (), ()), (1, (1, -1, 6, 4), (0, 2, 1, 3)))
+
+
+@pytest.mark.parametrize(("past", "new"), [(0, 3), (5, 1), (7, 4)])
+def test_it_computes_the_same(past: int, new: int) -> None:
+    module = specialize(parse(TEXT), {"past": past, "new": new})
+    inputs = {i.value.name: torch.randn(i.value.tensor.shape) for i in module.main.inputs}
+    expected, found = interpret(module, inputs), interpret(PASS.run(module), inputs)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
 
 
 @pytest.mark.parametrize(
@@ -52,17 +68,23 @@ def test_keys_by_head_and_values_by_token() -> None:
         ('return "y": %y', "%u: f32[1, 6, new + past, 4] = nn.relu(%k.all)\n    return \"u\": %u, \"y\": %y"),
         ('return "y": %y', "%u: f32[1, new + past, 6, 4] = nn.relu(%view)\n    return \"u\": %u, \"y\": %y"),
         ('return "y": %y', "%u: f32[1, 6, past, 4] = nn.relu(%k.past)\n    return \"u\": %u, \"y\": %y"),
+        # It is no state to which the keys are appended, and the result is none.
+        ('%k.all: f32[1, 6, new + past, 4] = append(%k.past, %k)',
+         "%p: f32[1, 6, past, 4] = nn.relu(%k.past)\n    %k.all: f32[1, 6, new + past, 4] = append(%p, %k)"),
+        ('"k.next": %k.all', '"k.all": %k.past'),
         # The keys are not appended to the state as it was.
         ('"k.next": %k.all', '"k.next": %k.past'),
     ],
 )  # fmt: skip
 def test_look_alikes(before: str, after: str) -> None:
     assert before in TEXT
-    assert not cached_operands(parse(TEXT.replace(before, after)).main, STATES, GROWING)
+    module = parse(TEXT.replace(before, after))
+    assert PASS.run(module) == module
 
 
-def test_states_that_do_not_grow() -> None:
-    assert not cached_operands(parse(TEXT).main, STATES, {"k.past": 2})
+def test_states_that_are_none() -> None:
+    module = parse(TEXT)
+    assert AttendStates({"k.past": "k.next"}).run(module) == module
 
 
 def test_keys_whose_last_dim_is_that_of_the_tokens() -> None:
@@ -71,4 +93,5 @@ def test_keys_whose_last_dim_is_that_of_the_tokens() -> None:
         "{axis=2}", "{axis=3}\n    %keys: f32[1, 6, new + past, 4] = permute_dims(%k.all) {axes=(0, 1, 3, 2)}"
     )
     text = text.replace("(%q, %k.all,", "(%q, %keys,")
-    assert not cached_operands(parse(text).main, STATES, {"k.past": 3, "v.past": 1})
+    module = parse(text)
+    assert PASS.run(module) == module

@@ -1,0 +1,88 @@
+"""Attention to growing states with their new elements, which it returns, too: `AttendStates` puts it into programs.
+
+``nn.attention_of_states(q, k, v, past_k, past_v[, mask])`` appends `k` and `v` to the states, and attends to views of
+the results. Attribute ``views`` has for keys and for values the dim that grows, the shape (-1 along the tokens) and the
+order of dims of the view; both are empty for those of the state. The others are those of
+``nn.scaled_dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.contraction.attention import infer_attention, load_kernel
+from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
+
+_STATES = (3, 4)
+"""The operands that are states."""
+
+
+def _all_and_viewed(types: Types, attrs: Attrs) -> tuple[list[TensorType], list[TensorType]]:
+    """Return the types of the states with their new elements, and of keys and values."""
+    wholes, viewed = [], []
+    for new, state, (axis, shape, axes) in zip(types[1:3], types[3:5], attrs["views"], strict=True):
+        grown = list(state.shape)
+        grown[axis] += new.shape[axis]
+        same = list(new.shape)
+        same[axis] = state.shape[axis]
+        if tuple(same) != state.shape or new.dtype != state.dtype:
+            raise ValueError(f"{new} has other dims than the state {state}, to which it is appended")
+        wholes.append(TensorType(tuple(grown), state.dtype))
+        view: Sequence[Any] = [grown[axis] if size == -1 else size for size in shape] or grown
+        viewed.append(TensorType(tuple(view[dim] for dim in axes) if axes else tuple(view), state.dtype))
+    return wholes, viewed
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if len(types) != 5 + attrs["masked"]:
+        raise ValueError("expected a query, new keys and values, their states, and a mask if it is masked")
+    wholes, viewed = _all_and_viewed(types, attrs)
+    return (*infer_attention([types[0], *viewed, *types[5:]], attrs), *wholes)
+
+
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """Nothing is split: ranks' programs have the op, whose shapes are those of shards."""
+
+    def whole(letter: str, kinds: Types) -> str:
+        return ", ".join(" ".join(f"[{letter}{n}_{dim}]" for dim in range(len(t.shape))) for n, t in enumerate(kinds))
+
+    text = f"{whole('x', types)} -> {whole('y', results)}"
+    return parse_rule(text, [t.shape for t in types], [t.shape for t in results])
+
+
+def _torch(attrs: Attrs) -> str:
+    mask = "{5}" if attrs["masked"] else "None"
+    repeats = f", repeats={attrs['repeats']}" if attrs.get("repeats") else ""
+    return f"attention.attend_states({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {mask}, {{scale}}, {{views}}{repeats})"
+
+
+def _cached(attrs: Attrs) -> str:
+    masks = "{5}" if attrs["masked"] else "None"
+    repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
+    return f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}}{repeats})"
+
+
+def _kernel(types: Types, attrs: Attrs) -> str:
+    _, viewed = _all_and_viewed(types, attrs)
+    return load_kernel([types[0], *viewed], attrs)
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 4.0 * results[0].elements * _all_and_viewed(types, attrs)[1][0].shape[2]
+
+
+define(
+    "nn.attention_of_states",
+    Semantics(infer=_infer, torch=_torch),
+    Split(_rule),
+    cost=Cost(flops=_flops),
+    code=Code(
+        relax="attention_of_states({*}, scale={scale}, views={views}, boolean={boolean})",
+        cached=_cached,
+        cached_states=_STATES,
+        cached_kernel=_kernel,
+        none_if_true=(5,),
+    ),
+)
