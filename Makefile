@@ -57,6 +57,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/layers.py --check
 	$(BIN)/python scripts/prose.py
+	$(BIN)/python scripts/lines.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
