@@ -1,4 +1,4 @@
-"""Lines of each package beside its budget in ``scripts/lines.toml``: ``python scripts/lines.py``. Exits 1 if one is over.
+"""Lines of each package beside its budget, of ``scripts/lines.toml``: ``python scripts/lines.py``. Exits 1 above it.
 
 Size is a cost: who adds a feature says how many lines it took, and looks for what it makes superfluous. A package that
 shrinks gets a smaller budget.
