@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op_names
 from distir_relax.ir.symbols import module_symbols
@@ -26,11 +26,21 @@ from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
 from distir_relax.ops import Trait, lookup
 
 
+class RequestsCode(NamedTuple):
+    """The text of a module that runs steps of several requests.
+
+    `is_bound` is whether it has a form that is bound: all ops of a step of one new token for each run once for all.
+    """
+
+    text: str
+    is_bound: bool
+
+
 def to_torch_requests(
     module: Module, entry: str, name: str, states: Mapping[str, str], growing: Mapping[str, int],
     clocked: list[ClockedOp] | None = None,
-) -> str:  # fmt: skip
-    """Return the text of the module that runs a step of several requests with the program `entry`.
+) -> RequestsCode:  # fmt: skip
+    """Return the module that runs a step of several requests with the program `entry`.
 
     `module` is a ranked program of one sequence (`OneSequence`), and `states` maps its inputs that are states to
     the outputs with their next values; `growing` are the dims along which states grow. The text defines
@@ -46,7 +56,8 @@ def to_torch_requests(
     ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
     single = AttendStates(states).run(single)
     main = single.function(entry)
-    return _Program(single, main, name, ranks, states, growing, decoding, clocked).text()
+    program = _Program(single, main, name, ranks, states, growing, decoding, clocked)
+    return RequestsCode(program.text(), program.is_bound)
 
 
 def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[ClockedOp]]:
@@ -167,6 +178,8 @@ class _Program:
     """The program with outputs for all positions, for steps that are bound."""
     clocked: list[ClockedOp] | None = None
     checked: bool = False
+    is_bound: bool = False
+    """Whether `text` has written the form of such a step."""
     names: dict[str, str] = field(default_factory=dict)
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -247,8 +260,9 @@ class _Program:
         bound = TorchFunction(
             decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, self.clocked, by_call=False
         )
-        is_alike = bound.prepare == emitted.prepare and bound.sized_results == emitted.sized_results
-        return text + (bind_text(bound, self.states) if is_alike else "")
+        bind = bind_text(bound, self.states) if bound.before_calls == emitted.before_calls else ""
+        self.is_bound = bool(bind)
+        return text + bind
 
     def _visit(self, function: Function, location: str) -> None:
         for op in function.ops:

@@ -132,6 +132,12 @@ class TorchFunction:
         return sorted(names.union(self.symbols, *(c.all_symbols for c in self._called())))
 
     @property
+    def before_calls(self) -> object:
+        """What is computed before the first call: ops on weights alone, packed weights, and values of sizes alone."""
+        ops = [op for op in self.function.ops if op.results and op.results[0].name in self.fixed]
+        return ops, self.packed, self.sized_results
+
+    @property
     def prepare_name(self) -> str:
         """The name of the function that prepares the weights."""
         return "prepare" if self.name == "main" else f"prepare_{self.name}"

@@ -101,11 +101,11 @@ def _all_have_some(size: Size) -> bool:
     return all(is_always(0, "<", n) is True for n in sizes)
 
 
-def _torch_scatter(attrs: Attrs) -> str:
-    how = REDUCTIONS[attrs["reduction"]]
+def _torch_scatter(attrs: Attrs, in_place: bool = False) -> str:
+    how, end = REDUCTIONS[attrs["reduction"]], "_" if in_place else ""
     if not how:
-        return "{0}.scatter({axis}, {1}.long(), {2})"
-    return f'{{0}}.scatter_reduce({{axis}}, {{1}}.long(), {{2}}, "{how}")'
+        return f"{{0}}.scatter{end}({{axis}}, {{1}}.long(), {{2}})"
+    return f'{{0}}.scatter_reduce{end}({{axis}}, {{1}}.long(), {{2}}, "{how}")'
 
 
 def _scatter_gradient(b: Backward) -> tuple[Value | None, ...]:
@@ -169,7 +169,7 @@ define(
     cost=Cost(flops=lambda types, attrs, results: float(types[2].elements)),
     code=Code(
         relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})",
-        reusing=lambda attrs: _torch_scatter(attrs).replace("(", "_(", 1),
+        reusing=lambda attrs: _torch_scatter(attrs, in_place=True),
         reusable=operands(0),
     ),
     gradient=Gradient(all=_scatter_gradient),

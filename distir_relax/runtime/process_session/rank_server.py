@@ -100,9 +100,9 @@ def _serve(connection: Connection, options: Mapping[str, Any], imported: threadi
         if options["requests"]:
             with agreed(world):
                 entry = session.bundle.manifest.program_of(world.rank).name
-                texts = emit_request_programs(session.bundle, [entry])
+                programs = emit_request_programs(session.bundle, [entry])
             with agreed(world):
-                requests = RankRequests(session.bundle, texts, session.communicator)
+                requests = RankRequests(session.bundle, programs, session.communicator)
         connection.send({"kind": "ready", "verified": Verified.of(session.bundle).to_json()})
         _Server(connection, world, detector, Served(world, session, requests)).run()
     world.exit()

@@ -20,6 +20,7 @@ from distir_relax.runtime.requests.state_memory import RequestStates, StateMemor
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.lowering.emit.torch import RequestsCode
     from distir_relax.runtime.communicator import Communicator
 
 
@@ -45,10 +46,10 @@ class Slot:
 class RankRequests:
     """The program and the states of the requests of one rank; all ranks make theirs together.
 
-    `texts` are the result of `emit_request_programs`.
+    `programs` are the result of `emit_request_programs`.
     """
 
-    def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
+    def __init__(self, bundle: Bundle, programs: Mapping[str, RequestsCode], comm: Communicator) -> None:
         if comm.device == "cpu":
             # Also a rank whose own program is not bound; before a rank may fail on its own.
             comm.share_memory()
@@ -56,7 +57,7 @@ class RankRequests:
         self._manifest = bundle.manifest
         self._language = LanguageProgram.for_requests(bundle.manifest)
         self._calls = CallShapes(bundle.manifest)
-        self._program = load_request_program(bundle, texts, comm.rank, comm, self._language.max_length)
+        self._program = load_request_program(bundle, programs, comm.rank, comm, self._language.max_length)
         if self._program.bound is not None:
             self._program.bound.prepare(1, self._inputs([0], self._call(1, 1)))
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)

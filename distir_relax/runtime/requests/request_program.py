@@ -21,6 +21,7 @@ from distir_relax.runtime.watchdog import Steps
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.lowering.emit.torch import RequestsCode
     from distir_relax.lowering.emit.torch_function import ClockedOp
     from distir_relax.runtime.communicator import Communicator
 
@@ -56,8 +57,8 @@ class RequestProgram:
 def emit_request_programs(
     bundle: Bundle, entries: Collection[str] | None = None, clocked: Mapping[str, list[ClockedOp]] = _NONE,
     verified: bool = False,
-) -> dict[str, str]:  # fmt: skip
-    """Return the text of the program of each rank entry, or of those called `entries`, by name.
+) -> dict[str, RequestsCode]:  # fmt: skip
+    """Return the program of each rank entry, or of those called `entries`, by name.
 
     Those that are in `clocked` record when their ops end, which are appended there. The text of the ranked stage is
     verified, unless it is `verified` already.
@@ -85,17 +86,12 @@ def emit_request_programs(
             }
 
 
-def runs_once(text: str) -> bool:
-    """Return whether all ops of a step of one new token a request run once for all requests, by the program's text."""
-    return "\ndef bind(" in text
-
-
 def load_request_program(
-    bundle: Bundle, texts: dict[str, str], rank: int, comm: Communicator, max_length: int | None
+    bundle: Bundle, programs: Mapping[str, RequestsCode], rank: int, comm: Communicator, max_length: int | None
 ) -> RequestProgram:
     """Load the program of a rank, with its weights, on the device of its communicator."""
     name = bundle.manifest.program_of(rank).name
-    module = load_text(texts[name], f"{name}.requests", f"<{bundle.manifest.name}/{name}.requests.py>")
+    module = load_text(programs[name].text, f"{name}.requests", f"<{bundle.manifest.name}/{name}.requests.py>")
     weights = prepare_weights(module, comm, RankWeights(bundle, rank, comm.device))
     if comm.device == "cpu" and hasattr(module, "load_kernels"):
         # Here, rather than in the first step that needs them, which others would wait for.

@@ -18,7 +18,6 @@ from distir_relax.runtime.requests.request_program import (
     RequestProgram,
     emit_request_programs,
     load_request_program,
-    runs_once,
 )
 from distir_relax.runtime.requests.state_memory import RequestStates, StateMemory
 from distir_relax.runtime.watchdog import Steps
@@ -26,6 +25,7 @@ from distir_relax.runtime.watchdog import Steps
 if TYPE_CHECKING:
     import torch
 
+    from distir_relax.lowering.emit.torch import RequestsCode
     from distir_relax.runtime.communicator import Communicator
 
 
@@ -36,22 +36,22 @@ def load_sequence_programs(
 
     The ranks have these `communicators`. In a launch `collect` collects from all processes, which choose alike.
     """
-    texts: dict[str, str] = {}
+    programs: dict[str, RequestsCode] = {}
 
     def prepare() -> list[bool]:
         is_possible = all(_can_continue(bundle, comm.device) for comm in communicators)
         if is_possible:
             entries = {bundle.manifest.program_of(comm.rank).name for comm in communicators}
             # Sessions verify their programs.
-            texts.update(emit_request_programs(bundle, entries, verified=True))
-        return [is_possible, any(runs_once(text) for text in texts.values())]
+            programs.update(emit_request_programs(bundle, entries, verified=True))
+        return [is_possible, any(program.is_bound for program in programs.values())]
 
     choices = collect(prepare)
     # Other programs run some ops for each sequence, where that of the batch runs them once.
     if not all(is_possible for is_possible, _ in choices) or not any(runs for _, runs in choices):
         return []
     # Ranks share memory from the first step on, which is not bound.
-    return [SequenceProgram(bundle, texts, comm) for comm in communicators]
+    return [SequenceProgram(bundle, programs, comm) for comm in communicators]
 
 
 def _can_continue(bundle: Bundle, device: str) -> bool:
@@ -71,12 +71,12 @@ def _can_continue(bundle: Bundle, device: str) -> bool:
 class SequenceProgram:
     """A `RankProgram` that keeps the states of its sequences itself: it returns those that it is given."""
 
-    def __init__(self, bundle: Bundle, texts: dict[str, str], comm: Communicator) -> None:
+    def __init__(self, bundle: Bundle, programs: Mapping[str, RequestsCode], comm: Communicator) -> None:
         self._manifest, self._rank = bundle.manifest, comm.rank
         length = LanguageProgram.of(bundle.manifest).max_length
         assert length is not None, "_can_continue"
         self._length = length
-        self._program: RequestProgram = load_request_program(bundle, texts, comm.rank, comm, length)
+        self._program: RequestProgram = load_request_program(bundle, programs, comm.rank, comm, length)
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: list[RequestStates] = []
         self.steps: Steps = self._program.steps

@@ -29,10 +29,10 @@ class ThreadRequests:
 
     def __init__(self, bundle: Bundle, device: str = "cpu") -> None:
         self._world = ThreadWorld(bundle.manifest.mesh)
-        texts = emit_request_programs(bundle)
+        programs = emit_request_programs(bundle)
         count = bundle.manifest.mesh.size
         communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in range(count)]
-        self._ranks = [RankRequests(bundle, texts, comm) for comm in communicators]
+        self._ranks = [RankRequests(bundle, programs, comm) for comm in communicators]
         self._steps: list[queue.SimpleQueue[_Step | None]] = [queue.SimpleQueue() for _ in self._ranks]
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: deque[_Step] = deque()
