@@ -52,7 +52,7 @@ def main() -> None:
         model, ids, exporting[0] = llama(), torch.zeros(rows, 128, dtype=torch.long), 0.0
         begin = time.perf_counter()
         step = dr.compile_training(
-            model, next_words, optimizer=dr.AdamW(), example_batch=({"input_ids": ids}, ids), strategy=strategy,
+            model, next_words, optimizer=dr.optim.AdamW(), example_batch=({"input_ids": ids}, ids), strategy=strategy,
             verify=False,
         )  # fmt: skip
         taken = time.perf_counter() - begin

@@ -73,8 +73,8 @@ def _step(name: str, batch: int, precision: str | None, strategy: str) -> Any:
         loss, targets = next_words, inputs
         inputs = {"input_ids": inputs, "use_cache": False}
     return dr.compile_training(
-        _model(name).train(), loss, optimizer=dr.AdamW(lr=1e-4), example_batch=(inputs, targets), strategy=strategy,
-        precision=precision, name=name,
+        _model(name).train(), loss, optimizer=dr.optim.AdamW(lr=1e-4), example_batch=(inputs, targets),
+        strategy=strategy, precision=precision, name=name,
     )  # fmt: skip
 
 

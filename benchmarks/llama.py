@@ -35,7 +35,7 @@ def llama(
     with torch.device("meta"):
         model = Llama(layers, width, heads, key_heads, hidden, words)
         ids, labels = (torch.zeros(batch, tokens, dtype=torch.int64) for _ in range(2))
-    return dr.Training(model, next_words, dr.AdamW(lr=8e-5), (ids, labels), precision="bf16-true")
+    return dr.Training(model, next_words, dr.optim.AdamW(lr=8e-5), (ids, labels), precision="bf16-true")
 
 
 def next_words(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,7 @@ def _step(
             inputs, targets = {"input_ids": example, "use_cache": False}, torch.randint(WORDS, example.shape)
             loss = next_words
         return dr.compile_training(
-            model.train(), loss, optimizer=dr.AdamW(lr=1e-4), example_batch=(inputs, targets), strategy=strategy,
+            model.train(), loss, optimizer=dr.optim.AdamW(lr=1e-4), example_batch=(inputs, targets), strategy=strategy,
             precision=precision, name=name, **options,
         )  # fmt: skip
 

@@ -119,7 +119,7 @@ def _save(make: Callable[[], models.Made], strategy: str, folder: Path) -> dict[
         torch.manual_seed(0)
         model, loss, batch = make()
         step = dr.compile_training(
-            model, loss, optimizer=dr.AdamW(lr=1e-4), example_batch=batch, strategy=strategy, overlap=size
+            model, loss, optimizer=dr.optim.AdamW(lr=1e-4), example_batch=batch, strategy=strategy, overlap=size
         )
         step.save(folder / mode)
         tensors = step.plan.imported.flatten(*call_arguments(*batch, loss is not None))

@@ -83,7 +83,7 @@ def _write(program: Program, folder: Path) -> list[int]:
         inputs, outputs = plan.imported.flatten(args, {}), None
     else:
         step = dr.compile_training(
-            model, program.loss, optimizer=dr.AdamW(), example_batch=args, strategy=program.strategy
+            model, program.loss, optimizer=dr.optim.AdamW(), example_batch=args, strategy=program.strategy
         )
         step.save(folder / "program.dist", ("torch",))
         plan = step.plan

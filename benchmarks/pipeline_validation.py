@@ -91,16 +91,16 @@ def gpt2() -> Made:
     blocks = [Block(width, 6) for _ in range(6)]
     model = nn.Sequential(nn.Embedding(words, width), *blocks, nn.LayerNorm(width), nn.Linear(width, words, bias=False))
     batch = torch.randint(words, shape), torch.randint(words, shape)
-    return model, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()), dr.AdamW(lr=1e-4), batch
+    return model, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()), dr.optim.AdamW(lr=1e-4), batch
 
 
 def mlp() -> Made:
     """7 blocks of 480 by 1100 on 203 samples."""
     blocks = (nn.Sequential(nn.Linear(480, 1100), nn.GELU(), nn.Linear(1100, 480)) for _ in range(7))
-    return nn.Sequential(*blocks), F.mse_loss, dr.SGD(lr=1e-3), (torch.randn(203, 480), torch.randn(203, 480))
+    return nn.Sequential(*blocks), F.mse_loss, dr.optim.SGD(lr=1e-3), (torch.randn(203, 480), torch.randn(203, 480))
 
 
 def encoder() -> Made:
     """5 layers of 160 on 22 samples of 65 patches."""
     batch = torch.randn(22, 65, 48), torch.randint(10, (22,))
-    return Encoder((Layer(160, 5) for _ in range(5)), 160, 48, 10), F.cross_entropy, dr.AdamW(lr=1e-4), batch
+    return Encoder((Layer(160, 5) for _ in range(5)), 160, 48, 10), F.cross_entropy, dr.optim.AdamW(lr=1e-4), batch

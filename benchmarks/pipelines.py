@@ -164,7 +164,7 @@ def main(rounds: int) -> None:
             if name == "alone":
                 strategy, x, targets = "1/1/2/1", x[: ROWS // MICROBATCHES], targets[: ROWS // MICROBATCHES]
             step = dr.compile_training(
-                whole(), loss, optimizer=dr.SGD(lr=0.01), example_batch=(x, targets), strategy=strategy,
+                whole(), loss, optimizer=dr.optim.SGD(lr=0.01), example_batch=(x, targets), strategy=strategy,
                 stages=[f"{1 + BLOCKS // 2}"],
             )  # fmt: skip
             step.save(here / f"{name}.dist", ("torch",))

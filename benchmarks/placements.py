@@ -64,7 +64,7 @@ def training() -> Module:
 
     tokens = torch.zeros(64, 2048, dtype=torch.long)
     step = dr.Training(
-        model(use_cache=False), next_words, dr.AdamW(), ({"input_ids": tokens}, tokens), precision="bf16-true"
+        model(use_cache=False), next_words, dr.optim.AdamW(), ({"input_ids": tokens}, tokens), precision="bf16-true"
     )
     source = step.read(CompileOptions(mesh=(8, 8), shardings="auto", profile=MACHINE))
     before = itertools.takewhile(lambda step: not isinstance(step, PlaceBySearch), source.passes())

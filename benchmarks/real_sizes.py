@@ -85,7 +85,7 @@ def _training(model: torch.nn.Module, ids: torch.Tensor) -> dr.Training:
         return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
 
     precision = {"precision": "bf16-true", "reduce_dtype": "bf16"}
-    return dr.Training(model, loss, optimizer=dr.AdamW(1e-4), example_batch=(ids, ids), **precision)
+    return dr.Training(model, loss, optimizer=dr.optim.AdamW(1e-4), example_batch=(ids, ids), **precision)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,10 @@ def gpt2(batch: int, tokens: int, layers: int, words: int) -> dr.Training:
     config = GPT2Config(n_layer=layers, n_embd=WIDTH, n_head=HEADS, vocab_size=words, **none)
     ids = torch.randint(words, (batch, tokens))
     return dr.Training(
-        GPT2LMHeadModel(config).train(), next_tokens, dr.AdamW(lr=1e-4), ({"input_ids": ids, "use_cache": False}, ids)
+        GPT2LMHeadModel(config).train(),
+        next_tokens,
+        dr.optim.AdamW(lr=1e-4),
+        ({"input_ids": ids, "use_cache": False}, ids),
     )
 
 

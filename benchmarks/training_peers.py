@@ -137,7 +137,7 @@ def compile_ours(options: argparse.Namespace) -> None:
     for name in BATCHES:
         model, loss, batch = made(name)
         step = dr.compile_training(
-            model, loss, optimizer=dr.AdamW(lr=RATE), example_batch=batch, clip_norm=CLIP,
+            model, loss, optimizer=dr.optim.AdamW(lr=RATE), example_batch=batch, clip_norm=CLIP,
             strategy=STRATEGIES[options.system].format(options.ranks[0]), precision=options.precision[0], name=name,
         )  # fmt: skip
         step.save(bundle(options, name), backends=("torch",))

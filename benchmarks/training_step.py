@@ -26,7 +26,7 @@ def main() -> None:
         model, loss, (inputs, targets) = make()
         own = copy.deepcopy(model)
         optimizer = torch.optim.AdamW(own.parameters(), lr=1e-4)
-        step = dr.compile_training(model, loss, optimizer=dr.AdamW(lr=1e-4), example_batch=(inputs, targets))
+        step = dr.compile_training(model, loss, optimizer=dr.optim.AdamW(lr=1e-4), example_batch=(inputs, targets))
         theirs, ours = [], []
         for _ in range(WARM_UP + STEPS):
             begin = time.perf_counter()

@@ -36,7 +36,12 @@ def configurations() -> dict[str, Any]:
             blocks = make is not mlp or "checkpoint" not in strategy
             if blocks:
                 step = dr.compile_training(
-                    model, loss, optimizer=dr.AdamW(lr=1e-4), example_batch=batch, strategy=strategy, name=make.__name__
+                    model,
+                    loss,
+                    optimizer=dr.optim.AdamW(lr=1e-4),
+                    example_batch=batch,
+                    strategy=strategy,
+                    name=make.__name__,
                 )
                 found[f"{make.__name__} {strategy}"] = step.plan
     return found

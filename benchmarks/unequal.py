@@ -63,13 +63,18 @@ def configurations(profile: Profile) -> dict[str, dr.Plan]:
     more = torch.randn(4 * ROWS, WIDTH)
     trained, trained_more = (
         dr.compile_training(
-            perceptron(1), F.mse_loss, optimizer=dr.SGD(lr=1e-4), example_batch=(batch, batch), strategy="2/1/1/1",
-            profile=profile,
+            perceptron(1), F.mse_loss, optimizer=dr.optim.SGD(lr=1e-4), example_batch=(batch, batch),
+            strategy="2/1/1/1", profile=profile,
         )
         for batch in (x, more)
     )  # fmt: skip
     staged = dr.compile_training(
-        perceptron(3), F.mse_loss, optimizer=dr.SGD(lr=1e-4), example_batch=(x, x), strategy="1/1/2/6", profile=profile
+        perceptron(3),
+        F.mse_loss,
+        optimizer=dr.optim.SGD(lr=1e-4),
+        example_batch=(x, x),
+        strategy="1/1/2/6",
+        profile=profile,
     )
     words = torch.randn(6, 128, 768)
     attention = Attention().eval()

@@ -87,7 +87,7 @@ def training() -> dict[str, Any]:
         for batch in (16, 64):
             for text in strategies:
                 step = dr.compile_training(
-                    model, F.mse_loss, optimizer=dr.SGD(lr=1e-4), strategy=text, name="mlp",
+                    model, F.mse_loss, optimizer=dr.optim.SGD(lr=1e-4), strategy=text, name="mlp",
                     example_batch=(torch.randn(batch, width), torch.randn(batch, width)),
                 )  # fmt: skip
                 found[f"training {layers} x {width}, {text}, batch {batch}"] = step.plan

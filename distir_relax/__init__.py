@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax import lr, optim
     from distir_relax.bisection import Bisection, bisect
     from distir_relax.compiler.compare_precision import PrecisionComparison, compare_precision
     from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
@@ -24,27 +25,6 @@ if TYPE_CHECKING:
     from distir_relax.layout import DeviceMesh
     from distir_relax.lowering.program_builder import ProgramBuilder
     from distir_relax.ops import define as define_op
-    from distir_relax.optimizers import (
-        EMA,
-        SGD,
-        SWA,
-        Adadelta,
-        Adafactor,
-        Adagrad,
-        Adam,
-        AdamW,
-        Groups,
-        Lion,
-        LossScale,
-        Muon,
-        NAdam,
-        Optimizer,
-        RAdam,
-        RMSprop,
-        TorchOptimizer,
-        Update,
-        from_torch,
-    )
     from distir_relax.report.training_run import RunReport
     from distir_relax.runtime.process_session.session import ProcessSession, launch
     from distir_relax.runtime.training import callbacks
@@ -56,75 +36,27 @@ if TYPE_CHECKING:
     from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.generation import search_generation
     from distir_relax.strategy_search.search import search
-    from distir_relax.support.learning_rate import (
-        ByEpoch,
-        Constant,
-        Cosine,
-        CosineRestarts,
-        Exponential,
-        InverseSqrt,
-        Linear,
-        MultiStep,
-        OneCycle,
-        Polynomial,
-        Schedule,
-        StepDecay,
-        Tabulated,
-        WarmupStableDecay,
-    )
 
 __version__ = "0.1.0"
 __all__ = [
-    "EMA",
-    "SGD",
-    "SWA",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
     "Bisection",
-    "ByEpoch",
     "Callback",
-    "Constant",
-    "Cosine",
-    "CosineRestarts",
     "DeviceMesh",
     "Dim",
     "DistIRError",
-    "Exponential",
     "FineTuning",
     "Generation",
     "GenerationSimulation",
-    "Groups",
-    "InverseSqrt",
-    "Linear",
-    "Lion",
-    "LossScale",
-    "MultiStep",
-    "Muon",
-    "NAdam",
     "NothingSplit",
-    "OneCycle",
-    "Optimizer",
     "Plan",
-    "Polynomial",
     "PrecisionComparison",
     "ProcessSession",
     "ProgramBuilder",
-    "RAdam",
-    "RMSprop",
     "RunReport",
-    "Schedule",
-    "StepDecay",
     "Strategy",
     "SurpriseGather",
-    "Tabulated",
-    "TorchOptimizer",
     "Training",
     "TrainingStep",
-    "Update",
-    "WarmupStableDecay",
     "annotate_shape_ops",
     "annotate_sharding",
     "bind",
@@ -137,10 +69,11 @@ __all__ = [
     "define_op",
     "empty_weights",
     "finetune",
-    "from_torch",
     "launch",
     "load",
     "load_profile",
+    "lr",
+    "optim",
     "pack",
     "search",
     "search_generation",
@@ -151,23 +84,6 @@ __all__ = [
 
 # Imported lazily: a rank that runs a bundle imports this package too, and must not load the compiler.
 _HOMES = {
-    **dict.fromkeys(
-        (
-            *("EMA", "SGD", "SWA", "Adafactor", "Adagrad", "Adam", "AdamW", "Groups", "Lion", "Muon", "Optimizer"),
-            "LossScale",
-            *("Adadelta", "NAdam", "RAdam", "RMSprop"),
-            *("TorchOptimizer", "Update", "from_torch"),
-        ),
-        "distir_relax.optimizers",
-    ),
-    **dict.fromkeys(
-        (
-            *("ByEpoch", "Constant", "Cosine", "CosineRestarts", "Exponential", "InverseSqrt", "Linear", "MultiStep"),
-            "OneCycle",
-            *("Polynomial", "Schedule", "StepDecay", "Tabulated", "WarmupStableDecay"),
-        ),
-        "distir_relax.support.learning_rate",
-    ),
     "DeviceMesh": "distir_relax.layout",
     "Dim": "distir_relax.frontends.dynamic_shapes",
     "NothingSplit": "distir_relax.compiler.source",
@@ -207,7 +123,11 @@ _HOMES = {
     "train": "distir_relax.runtime.training.in_process",
 }
 # Public names that are modules.
-_MODULES = {"callbacks": "distir_relax.runtime.training.callbacks"}
+_MODULES = {
+    "callbacks": "distir_relax.runtime.training.callbacks",
+    "lr": "distir_relax.lr",
+    "optim": "distir_relax.optim",
+}
 # Public names that differ from those in their modules.
 _NAMES = {"define_op": "define"}
 

@@ -149,7 +149,7 @@ def base() -> nn.Module:
 def build() -> dr.Training:
     """Return the training of the adapters."""
     model = adapt(base())
-    return dr.Training(model, F.cross_entropy, optimizer=dr.AdamW(lr=RATE), example_batch=next(batches()))
+    return dr.Training(model, F.cross_entropy, optimizer=dr.optim.AdamW(lr=RATE), example_batch=next(batches()))
 
 
 def accuracy(model: nn.Module, rotated: bool) -> float:

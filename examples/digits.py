@@ -33,7 +33,7 @@ import distir_relax as dr
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
 
 ROWS, STEPS, STRATEGIES = 99, 250, ("3/1/1/1", "1/3/1/1")
-RATE = dr.Cosine(3e-3, STEPS, warmup=20)
+RATE = dr.lr.Cosine(3e-3, STEPS, warmup=20)
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 console = Console(highlight=False)
@@ -97,7 +97,11 @@ def build() -> dr.Training:
     """What is trained, and how."""
     torch.manual_seed(0)
     return dr.Training(
-        VisionTransformer(), F.cross_entropy, optimizer=dr.AdamW(lr=RATE), example_batch=next(batches()), clip_norm=1.0
+        VisionTransformer(),
+        F.cross_entropy,
+        optimizer=dr.optim.AdamW(lr=RATE),
+        example_batch=next(batches()),
+        clip_norm=1.0,
     )
 
 

@@ -59,15 +59,15 @@ def model() -> transformers.LlamaForCausalLM:
     return transformers.LlamaForCausalLM(config).train()
 
 
-def rate() -> dr.Schedule:
+def rate() -> dr.lr.Schedule:
     """The learning rate of a step; the number of steps is that of this run of the example."""
     steps = int((FOLDER / "steps").read_text())
-    return dr.Cosine(3e-3, steps, warmup=max(1, steps // 20), least=3e-4)
+    return dr.lr.Cosine(3e-3, steps, warmup=max(1, steps // 20), least=3e-4)
 
 
 def build() -> dr.Training:
     """The training, for ``distir compile``."""
-    optimizer = dr.AdamW(lr=rate(), weight_decay=0.1, no_decay=("*norm*",))
+    optimizer = dr.optim.AdamW(lr=rate(), weight_decay=0.1, no_decay=("*norm*",))
     return dr.Training(model(), optimizer=optimizer, example_batch=next(batches()), clip_norm=1.0, metrics={})
 
 

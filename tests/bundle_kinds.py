@@ -87,7 +87,7 @@ def training(path: Path) -> None:
     loss = torch.nn.functional.cross_entropy
     batch = torch.ones(6, 5), torch.zeros(6, dtype=torch.int64)
     step = dr.compile_training(
-        _layers().train(), loss, optimizer=dr.AdamW(lr=1e-3), example_batch=batch, clip_norm=1.0,
+        _layers().train(), loss, optimizer=dr.optim.AdamW(lr=1e-3), example_batch=batch, clip_norm=1.0,
         metrics={"entropy": loss}, strategy="3/1/1/1",
     )  # fmt: skip
     step.save(path)
@@ -145,7 +145,9 @@ def adapters(path: Path) -> None:
 
     batch = torch.ones(4, 5), torch.zeros(4, 7)
     loss = torch.nn.functional.mse_loss
-    dr.compile_training(Adapted(), loss, example_batch=batch, optimizer=dr.SGD(lr=0.1), strategy="1/2/1/1").save(path)
+    dr.compile_training(Adapted(), loss, example_batch=batch, optimizer=dr.optim.SGD(lr=0.1), strategy="1/2/1/1").save(
+        path
+    )
 
 
 KINDS: Mapping[str, Callable[[Path], None]] = {

@@ -164,7 +164,7 @@ def trained(name: str, strategy: str, precision: str | None = None) -> tuple[Bun
     torch.manual_seed(0)
     # AdamW divides gradients by their own size, rounding errors too, which are large in float32.
     is_wide = precision is None and name != "mixtral"
-    optimizer = dr.AdamW(lr=1e-3) if is_wide else dr.SGD(lr=0.02, momentum=0.9)
+    optimizer = dr.optim.AdamW(lr=1e-3) if is_wide else dr.optim.SGD(lr=0.02, momentum=0.9)
     family = FAMILIES[name]()
     model = family.model.to(torch.float64 if is_wide else torch.float32).train()
     step = dr.compile_training(

@@ -24,7 +24,7 @@ def perceptron(layers: int, width: int, dtype: torch.dtype = torch.float16, devi
 def training(layers: int, width: int, batch: int, dtype: torch.dtype = torch.float16) -> dr.Training:
     """A step on the meta device: nothing is made."""
     x, y = (torch.empty(batch, width, dtype=dtype, device="meta") for _ in range(2))
-    return dr.Training(perceptron(layers, width, dtype), half_squared_error, dr.SGD(lr=0.01), (x, y))
+    return dr.Training(perceptron(layers, width, dtype), half_squared_error, dr.optim.SGD(lr=0.01), (x, y))
 
 
 def program(layers: int, width: int, strategy: str, batch: int, dtype: torch.dtype = torch.float16) -> Module:

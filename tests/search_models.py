@@ -20,7 +20,7 @@ def run(global_batch: int = 12) -> tuple[nn.Module, tuple[torch.Tensor]]:
 def train(global_batch: int = 12) -> dr.Training:
     """The same to be trained."""
     model, (x,) = run(global_batch)
-    return dr.Training(model, lambda output, target: ((output - target) ** 2).mean(), dr.AdamW(), (x, x))
+    return dr.Training(model, lambda output, target: ((output - target) ** 2).mean(), dr.optim.AdamW(), (x, x))
 
 
 def fixed() -> tuple[nn.Module, tuple[torch.Tensor]]:

@@ -72,8 +72,8 @@ def generated(precision: str | None) -> list[torch.Tensor]:
 
 
 CORE: dict[str, Callable[[], list[torch.Tensor]]] = {
-    "AdamW": lambda: trained(dr.AdamW(1e-3)),
-    "bf16 training": lambda: trained(dr.AdamW(1e-3), "bf16"),
+    "AdamW": lambda: trained(dr.optim.AdamW(1e-3)),
+    "bf16 training": lambda: trained(dr.optim.AdamW(1e-3), "bf16"),
     "generation": lambda: generated(None),
     "int8": lambda: generated("int8"),
     "int4": lambda: generated("int4"),

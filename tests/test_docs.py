@@ -134,7 +134,7 @@ def test_the_worked_examples_are_parts_of_files_that_run() -> None:
     blocks = [*code_blocks("CONTRIBUTING.md", "python"), *code_blocks("docs/tvm.md", "python")]
     blocks += code_blocks("docs/strategies.md", "python")[1:]
     blocks += [block for block in code_blocks("docs/pipelines.md", "python") if "@schedule(" in block]
-    blocks += [block for block in code_blocks("docs/training.md", "python") if "(dr.Optimizer)" in block]
+    blocks += [block for block in code_blocks("docs/training.md", "python") if "(dr.optim.Optimizer)" in block]
     shown = [[name for name, text in files.items() if block in text] for block in blocks]
     assert {name for (name,) in shown} == set(files)
 
@@ -184,7 +184,7 @@ def _context(name: str) -> dict[str, object]:
     context["model"] = _WithLoss() if name == "gradients" else _Blocks()
     if name == "runtime":
         step = distir_relax.compile_training(
-            _WithLoss(), optimizer=distir_relax.SGD(lr=0.1), example_batch=(inputs, targets), strategy="3/1/1/1"
+            _WithLoss(), optimizer=distir_relax.optim.SGD(lr=0.1), example_batch=(inputs, targets), strategy="3/1/1/1"
         )
         context |= {"plan": step.plan, "Session": Session}
         context["inputs"] = step.numbers(step.plan.imported.flatten((inputs, targets), {}))

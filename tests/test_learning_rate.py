@@ -26,28 +26,28 @@ def of_torch(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (dr.Cosine(0.3, 17, least=0.05), lambda o: lr_scheduler.CosineAnnealingLR(o, 17, 0.05)),
-        (dr.Linear(0.3, 17, least=0.06), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.2, 17)),
-        (dr.StepDecay(0.3, 5, 0.5), lambda o: lr_scheduler.StepLR(o, 5, 0.5)),
-        (dr.MultiStep(0.3, (3, 4, 11), 0.5), lambda o: lr_scheduler.MultiStepLR(o, [3, 4, 11], 0.5)),
-        (dr.Exponential(0.3, 0.8), lambda o: lr_scheduler.ExponentialLR(o, 0.8)),
-        (dr.Polynomial(0.3, 17, power=1.7), lambda o: lr_scheduler.PolynomialLR(o, 17, 1.7)),
-        (dr.CosineRestarts(0.3, 5, least=0.05), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5, 1, 0.05)),
-        (dr.CosineRestarts(0.3, 2, 3), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 3)),
-        (dr.OneCycle(0.3, 17), lambda o: lr_scheduler.OneCycleLR(o, 0.3, 17, cycle_momentum=False)),
+        (dr.lr.Cosine(0.3, 17, least=0.05), lambda o: lr_scheduler.CosineAnnealingLR(o, 17, 0.05)),
+        (dr.lr.Linear(0.3, 17, least=0.06), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.2, 17)),
+        (dr.lr.StepDecay(0.3, 5, 0.5), lambda o: lr_scheduler.StepLR(o, 5, 0.5)),
+        (dr.lr.MultiStep(0.3, (3, 4, 11), 0.5), lambda o: lr_scheduler.MultiStepLR(o, [3, 4, 11], 0.5)),
+        (dr.lr.Exponential(0.3, 0.8), lambda o: lr_scheduler.ExponentialLR(o, 0.8)),
+        (dr.lr.Polynomial(0.3, 17, power=1.7), lambda o: lr_scheduler.PolynomialLR(o, 17, 1.7)),
+        (dr.lr.CosineRestarts(0.3, 5, least=0.05), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5, 1, 0.05)),
+        (dr.lr.CosineRestarts(0.3, 2, 3), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 3)),
+        (dr.lr.OneCycle(0.3, 17), lambda o: lr_scheduler.OneCycleLR(o, 0.3, 17, cycle_momentum=False)),
         (
-            dr.OneCycle(0.3, 17, 0.6, 5.0, 7.0),
+            dr.lr.OneCycle(0.3, 17, 0.6, 5.0, 7.0),
             lambda o: lr_scheduler.OneCycleLR(
                 o, 0.3, 17, pct_start=0.6, div_factor=5.0, final_div_factor=7.0, cycle_momentum=False
             ),
         ),
         (
-            dr.InverseSqrt(0.3, 4),
+            dr.lr.InverseSqrt(0.3, 4),
             lambda o: lr_scheduler.LambdaLR(o, lambda n: 4**0.5 * min((n + 1) ** -0.5, (n + 1) * 4**-1.5)),
         ),
-        (dr.Constant(0.3, warmup=4), lambda o: lr_scheduler.LinearLR(o, 0.25, 1.0, 3)),
+        (dr.lr.Constant(0.3, warmup=4), lambda o: lr_scheduler.LinearLR(o, 0.25, 1.0, 3)),
         (
-            dr.WarmupStableDecay(0.3, 17, decay=5, warmup=4, least=0.03),
+            dr.lr.WarmupStableDecay(0.3, 17, decay=5, warmup=4, least=0.03),
             lambda o: lr_scheduler.SequentialLR(
                 o,
                 [lr_scheduler.LinearLR(o, 0.25, 1.0, 3), lr_scheduler.LinearLR(o, 1.0, 0.1, 5)],
@@ -55,7 +55,7 @@ def of_torch(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], 
             ),
         ),
         (
-            dr.Cosine(0.3, 17, warmup=4),
+            dr.lr.Cosine(0.3, 17, warmup=4),
             lambda o: lr_scheduler.SequentialLR(
                 o, [lr_scheduler.LinearLR(o, 0.25, 1.0, 3), lr_scheduler.CosineAnnealingLR(o, 13)], [4]
             ),
@@ -71,7 +71,7 @@ def test_rates_are_torch_s(ours: Callable[[int], float], theirs: Callable[..., l
 def test_the_momentum_of_one_cycle_is_torch_s(options: dict[str, float]) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.3, momentum=0.9)
     scheduler = lr_scheduler.OneCycleLR(optimizer, 0.3, 17, pct_start=options.get("rise", 0.3))
-    ours, found = dr.OneCycle(0.3, 17, **options).momentum(), []
+    ours, found = dr.lr.OneCycle(0.3, 17, **options).momentum(), []
     for _ in range(17):
         found.append(optimizer.param_groups[0]["momentum"])
         optimizer.step()
@@ -83,15 +83,15 @@ def test_the_momentum_of_one_cycle_is_torch_s(options: dict[str, float]) -> None
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: dr.OneCycle(0.1, 9).momentum(0.95, 0.85), "the first not above the second"),
-        (lambda: dr.OneCycle(0.1, 9, start=0.0), "start above 0"),
-        (lambda: dr.OneCycle(0.1, 1), "steps to be a whole number of at least 2"),
-        (lambda: dr.OneCycle(0.1, 9, rise=1.0), "a rise between 0 and 1"),
-        (lambda: dr.CosineRestarts(0.1, 0), "period to be a whole number of at least 1"),
-        (lambda: dr.InverseSqrt(0.1, 2.5), "warmup to be a whole number"),  # type: ignore[arg-type]
-        (lambda: dr.MultiStep(0.1, (3, 0)), "a step of at"),
-        (lambda: dr.WarmupStableDecay(0.1, 9, decay=6, warmup=4), "as warm-up and decay have"),
-        (lambda: dr.Exponential(0.1, -1.0), "a factor of at least 0"),
+        (lambda: dr.lr.OneCycle(0.1, 9).momentum(0.95, 0.85), "the first not above the second"),
+        (lambda: dr.lr.OneCycle(0.1, 9, start=0.0), "start above 0"),
+        (lambda: dr.lr.OneCycle(0.1, 1), "steps to be a whole number of at least 2"),
+        (lambda: dr.lr.OneCycle(0.1, 9, rise=1.0), "a rise between 0 and 1"),
+        (lambda: dr.lr.CosineRestarts(0.1, 0), "period to be a whole number of at least 1"),
+        (lambda: dr.lr.InverseSqrt(0.1, 2.5), "warmup to be a whole number"),  # type: ignore[arg-type]
+        (lambda: dr.lr.MultiStep(0.1, (3, 0)), "a step of at"),
+        (lambda: dr.lr.WarmupStableDecay(0.1, 9, decay=6, warmup=4), "as warm-up and decay have"),
+        (lambda: dr.lr.Exponential(0.1, -1.0), "a factor of at least 0"),
     ],
 )
 def test_schedules_that_are_none(make: Callable[[], object], words: str) -> None:
@@ -100,6 +100,6 @@ def test_schedules_that_are_none(make: Callable[[], object], words: str) -> None
 
 
 def test_a_fall_ends_at_the_least_and_stays_there() -> None:
-    for schedule in (dr.Cosine(0.3, 17, 4, 0.05), dr.Linear(0.3, 17, 4, 0.05)):
+    for schedule in (dr.lr.Cosine(0.3, 17, 4, 0.05), dr.lr.Linear(0.3, 17, 4, 0.05)):
         assert schedule(3) == schedule(4) == 0.3
         assert [schedule(17), schedule(1000)] == pytest.approx([0.05, 0.05])

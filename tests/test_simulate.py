@@ -35,7 +35,7 @@ import distir_relax as dr
 def program(strategy=dr.Strategy(1, 1, 1, 1), global_batch=24):
     linear = [torch.nn.Linear(7, 7, bias=False, device="meta") for _ in range(3)]
     x, y = (torch.empty(global_batch, 7, device="meta") for _ in range(2))
-    training = dr.Training(torch.nn.Sequential(*linear), torch.nn.functional.mse_loss, dr.SGD(), (x, y))
+    training = dr.Training(torch.nn.Sequential(*linear), torch.nn.functional.mse_loss, dr.optim.SGD(), (x, y))
     return training.compile(strategy=strategy).plan.modules["distributed"]
 
 

@@ -81,7 +81,9 @@ def imported_rows() -> Imported:
 def imported_training() -> ImportedTraining:
     example = torch.randn(4, 9, 6), torch.randn(4, 9, 5)
     return ImportedTraining(
-        dr.Training(rows(), F.mse_loss, dr.SGD(lr=0.1), example_batch=example, dynamic_shapes=dims("x", "targets"))
+        dr.Training(
+            rows(), F.mse_loss, dr.optim.SGD(lr=0.1), example_batch=example, dynamic_shapes=dims("x", "targets")
+        )
     )
 
 
@@ -166,8 +168,9 @@ def test_shares_of_unlike_devices(tail: str) -> None:
 def test_training_of_language_models(kind: str, strategy: str, tail: str) -> None:
     model = deepcopy(language_model(kind)).train()
     example = torch.randint(0, 31, (2, 9))
+    batch = {"input_ids": example, "labels": example, "use_cache": False}
     step = dr.compile_training(
-        model, optimizer=dr.SGD(lr=0.1), example_batch={"input_ids": example, "labels": example, "use_cache": False},
+        model, optimizer=dr.optim.SGD(lr=0.1), example_batch=batch,
         dynamic_shapes={name: {0: "batch", 1: dr.Dim("length", min=2, max=32)} for name in ("input_ids", "labels")},
         strategy=strategy, tail=tail, verify=True,
     )  # fmt: skip

@@ -121,7 +121,7 @@ class Loss(nn.Module):
 @pytest.mark.parametrize("strategy", ["1/3/1/1", "2/2/1/1", "3/1/1/1,zero=1"])
 def test_steps_of_training_are_torch_s(strategy: str) -> None:
     model, args = Loss(vectors()), example()
-    step = dr.compile_training(deepcopy(model), optimizer=dr.SGD(0.1), example_batch=args, strategy=strategy)
+    step = dr.compile_training(deepcopy(model), optimizer=dr.optim.SGD(0.1), example_batch=args, strategy=strategy)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         optimizer.zero_grad()

@@ -67,10 +67,10 @@ LOSSES: dict[str, tuple[Callable[..., Any], bool]] = {
     "divergence": (lambda y, t: F.kl_div(F.log_softmax(y, -1), F.softmax(t, -1), reduction="batchmean"), False),
 }
 OPTIMIZERS: dict[str, tuple[Any, Callable[..., torch.optim.Optimizer]]] = {
-    "sgd": (dr.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (dr.SGD(lr=0.05, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
-    "adam": (dr.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
-    "adamw": (dr.AdamW(lr=0.01, amsgrad=True), lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True)),
+    "sgd": (dr.optim.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (dr.optim.SGD(lr=0.05, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    "adam": (dr.optim.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+    "adamw": (dr.optim.AdamW(lr=0.01, amsgrad=True), lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True)),
 }
 STRATEGIES = (
     "1/1/1/1", "3/1/1/1", "1/3/1/1", "2/1/1/2", "1/1/2/2", "1/1/2/3,schedule=zb-h1", "2/1/1/1,zero=1",

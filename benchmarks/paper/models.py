@@ -72,7 +72,7 @@ def mlp(layers: int, width: int, batch: int, dtype: torch.dtype = torch.float16)
     with torch.device("meta"):
         stack = [nn.Sequential(nn.Linear(width, width, bias=False, dtype=dtype), nn.ReLU()) for _ in range(layers)]
         x, y = (torch.empty(batch, width, dtype=dtype) for _ in range(2))
-        return dr.Training(nn.Sequential(*stack), half_squared_error, dr.SGD(lr=0.01), (x, y))
+        return dr.Training(nn.Sequential(*stack), half_squared_error, dr.optim.SGD(lr=0.01), (x, y))
 
 
 def half_squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,9 @@ def gpt(layers: int, width: int, heads: int, words: int, sequence: int, batch: i
     with torch.device("meta"):
         model = GPT(layers, width, heads, words, sequence, is_fused)
         ids, labels = (torch.zeros(batch, sequence, dtype=torch.int64) for _ in range(2))
-    return dr.Training(model, token_loss, dr.AdamW(lr=1e-4), (ids, labels), precision="bf16-true", reduce_dtype="bf16")
+    return dr.Training(
+        model, token_loss, dr.optim.AdamW(lr=1e-4), (ids, labels), precision="bf16-true", reduce_dtype="bf16"
+    )
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

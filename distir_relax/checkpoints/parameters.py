@@ -92,7 +92,7 @@ def names_in_state(saved: Saved, averaged: bool) -> dict[str, str]:
         )  # fmt: skip
     if averaged and not any(name.endswith(AVERAGED) for name in kinds):
         raise CheckpointError(
-            "the checkpoint has no averages of weights", str(saved.path), "compile with averaging=dr.EMA(0.999)"
+            "the checkpoint has no averages of weights", str(saved.path), "compile with averaging=dr.optim.EMA(0.999)"
         )
     return _averages(saved, saved.names, averaged)
 

@@ -690,7 +690,7 @@ def compile_training(
     are updated. Gradients are summed in float32; with ``reduce_dtype="bf16"`` those of ranks in bfloat16. `loss_scale`
     has other options of scaling than the default ones, for any precision. `seed` is that of dropout. `dynamic_shapes`
     names dims of inputs and ``targets`` that differ from batch to batch, as for `compile`, and `dims` gives bounds of
-    them. With `averaging`, such as ``dr.EMA(0.999)``, the step keeps averages of the trained parameters
+    them. With `averaging`, such as ``dr.optim.EMA(0.999)``, the step keeps averages of the trained parameters
     (`TrainingStep.parameters`). `metrics` are functions ``metric(output, targets)`` by name that return a scalar, or a
     pair (sum, count), and objects with `update`, `compute` and `reset`, such as those of torchmetrics:
     `TrainingStep.evaluate` computes them. With `deterministic` the batch is cut into that number of pieces, whose
@@ -748,7 +748,7 @@ def _with_tensors(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> Plan:
 
 
 def _no_averages() -> RunError:
-    return RunError("this step keeps no averages of parameters", hint="compile it with averaging=dr.EMA(0.999)")
+    return RunError("this step keeps no averages of parameters", hint="compile it with averaging=dr.optim.EMA(0.999)")
 
 
 def _weights_of_stages(step: Plan) -> tuple[tuple[str, ...], ...]:
@@ -780,8 +780,9 @@ def _check_optimizer(optimizer: Any) -> None:
     description = f"the class {name}" if isinstance(optimizer, type) else f"an object of type {name}"
     raise DistIRError(
         f"expected an optimizer of distir_relax, found {description}",
-        hint=f"pass dr.{ours}(lr=...), which has torch's options, dr.TorchOptimizer({kind.__name__}, lr=...) for a "
-        "class of torch.optim.Optimizer whose step is elementwise, or a dr.Optimizer of your own",
+        hint=f"pass dr.optim.{ours}(lr=...), which has torch's options, "
+        f"dr.optim.TorchOptimizer({kind.__name__}, lr=...) for a class of torch.optim.Optimizer whose step is "
+        "elementwise, or a dr.optim.Optimizer of your own",
     )
 
 

@@ -39,7 +39,7 @@ class Composite(Optimizer):
 
 @dataclass(frozen=True)
 class Groups(Composite):
-    """Optimizers by patterns of parameter names: ``dr.Groups(dr.AdamW(1e-3), {"*.embed.*": dr.SGD(0.1)})``.
+    """Optimizers by patterns of parameter names: ``Groups(AdamW(1e-3), {"*.embed.*": SGD(0.1)})``.
 
     A parameter is updated by the first pattern that matches its name, or by `default`. Each optimizer has its own
     learning rate, weight decay and state. Raises `DistIRError` for values that are no optimizers, and for groups in
@@ -54,7 +54,7 @@ class Groups(Composite):
             if not isinstance(optimizer, Optimizer) or isinstance(optimizer, Groups):
                 where = f"the group {pattern!r}" if pattern else "Groups"
                 raise DistIRError(
-                    f"expected an optimizer such as dr.AdamW(lr=1e-3), found {type(optimizer).__name__}", where
+                    f"expected an optimizer such as dr.optim.AdamW(lr=1e-3), found {type(optimizer).__name__}", where
                 )
 
     @property

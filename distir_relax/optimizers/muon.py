@@ -22,7 +22,7 @@ _ADJUSTED = ("original", "match_rms_adamw", "none")
 
 @dataclass(frozen=True, slots=True)
 class Muon(Optimizer):
-    """The options of `torch.optim.Muon`, for matrices alone; `dr.Groups` gives other parameters another optimizer.
+    """The options of `torch.optim.Muon`, for matrices alone; `Groups` gives other parameters another optimizer.
 
     `adjust_lr_fn` is torch's: the rate by the shape of a matrix, "original" by default, or "none" of it.
     The iteration of Newton and Schulz computes in `ns_dtype`, by default that of the parameter; torch's is bfloat16.
@@ -68,7 +68,8 @@ class Muon(Optimizer):
         if len(kind.shape) != 2:
             raise DistIRError(
                 f"expected a matrix, found {parameter.name!r} of shape {kind.shape}", "Muon",
-                'give such parameters another optimizer: dr.Groups(dr.AdamW(), {"*.weight": dr.Muon()})',
+                "give such parameters another optimizer: dr.optim.Groups(dr.optim.AdamW(), "
+                '{"*.weight": dr.optim.Muon()})',
             )  # fmt: skip
         beta = float(self.momentum)
         average = momentum = g.emit("moving_average", state["momentum_buffer"], gradient, decay=beta, weight=1 - beta)

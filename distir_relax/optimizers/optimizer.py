@@ -104,10 +104,12 @@ class Optimizer(ABC):
                 continue
             if not isinstance(number, Real):
                 hint = (
-                    "a learning rate that changes is a schedule, such as dr.Cosine(0.1, 1000)" if name == "lr" else ""
+                    "a learning rate that changes is a schedule, such as dr.lr.Cosine(0.1, 1000)"
+                    if name == "lr"
+                    else ""
                 )
                 if callable(number):
-                    hint = "a function of the step is recorded: dr.Tabulated.of(function, steps=1000)"
+                    hint = "a function of the step is recorded: dr.lr.Tabulated.of(function, steps=1000)"
                 raise DistIRError(f"expected {name} to be a number, found {number!r}", where, hint)
             if not 0 <= float(number) < math.inf:
                 raise DistIRError(f"expected {name} of at least 0, found {number}", where)
@@ -141,7 +143,7 @@ class Update:
             raise DistIRError(f"expected patterns of parameter names, found {self.parameters!r}", where)
         if not isinstance(self.optimizer, Optimizer):
             raise DistIRError(
-                f"expected an optimizer such as dr.Adam(lr=2e-4), found {type(self.optimizer).__name__}", where
+                f"expected an optimizer such as dr.optim.Adam(lr=2e-4), found {type(self.optimizer).__name__}", where
             )
         if not isinstance(self.every, int) or self.every < 1:
             raise DistIRError(f"expected every to be 1 or more steps, found {self.every!r}", where)

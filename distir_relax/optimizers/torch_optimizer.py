@@ -24,7 +24,7 @@ _FACTORS = ("alpha", "value")
 
 
 class TorchOptimizer(Optimizer):
-    """A step of ``kind(parameters, lr=lr, **options)``: ``dr.TorchOptimizer(Lion, lr=1e-4, betas=(0.9, 0.98))``.
+    """A step of ``kind(parameters, lr=lr, **options)``: ``dr.optim.TorchOptimizer(Lion, lr=1e-4, betas=(0.9, 0.98))``.
 
     The step is traced once for each dtype and number of dims, on a small parameter, and compared with the optimizer's
     own. It must be elementwise, linear in the learning rate, and the same for parameters of all sizes. `lr` may be a

@@ -25,7 +25,7 @@ MOST_DIMS = len(_SIZES)
 # Powers of two: slopes of numbers such as -rate are exact.
 _RATES = 0.25, 0.5, 0.125
 _CHECKED_RATES = 0.3, 0.07, 0.19, 0.11
-_HINT = "use an optimizer such as dr.AdamW, or write it as a dr.Optimizer (docs/training.md#optimizers)"
+_HINT = "use an optimizer such as dr.optim.AdamW, or write it as a dr.optim.Optimizer (docs/training.md#optimizers)"
 # Ops of one operand that torch does not call pointwise, but which are for tensors of equal shapes.
 _COPIES = (
     "detach", "alias", "clone", "_to_copy", "lift_fresh_copy", "copy_", "zero_", "fill_", "zeros_like", "ones_like",

@@ -26,8 +26,8 @@ class Updates(Composite):
         if not self.sequence or not all(isinstance(update, Update) for update in self.sequence):
             kinds = ", ".join(type(update).__name__ for update in self.sequence)
             raise DistIRError(
-                f"expected dr.Update objects, found {kinds or 'none'}", "optimizer",
-                'such as dr.Update("critic", "critic.*", dr.Adam(2e-4))',
+                f"expected dr.optim.Update objects, found {kinds or 'none'}", "optimizer",
+                'such as dr.optim.Update("critic", "critic.*", dr.optim.Adam(2e-4))',
             )  # fmt: skip
 
     @property

@@ -23,10 +23,10 @@ from distir_relax.ops import Builder
 
 
 @dataclass(frozen=True)
-class Signum(dr.Optimizer):
+class Signum(dr.optim.Optimizer):
     """`weight_decay` shrinks the weights, apart from the gradient's step."""
 
-    lr: float | dr.Schedule = 1e-4
+    lr: float | dr.lr.Schedule = 1e-4
     momentum: float = 0.9
     weight_decay: float = 0.0
     no_decay: str | tuple[str, ...] = ()

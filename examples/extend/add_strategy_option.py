@@ -116,7 +116,7 @@ def main() -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().mean()
 
-    training = dr.Training(model, loss, dr.AdamW(lr=1e-3), (batch, torch.randn(13, 1)))
+    training = dr.Training(model, loss, dr.optim.AdamW(lr=1e-3), (batch, torch.randn(13, 1)))
     step = training.compile(strategy="3/1/1/1,tables=rows")
     print(f"a training step's loss is {step(*training.example_batch):.4f}")
     result = dr.search(training, devices=3, profile="dgx2-v100", tables=("whole", "rows"), workers=1)

@@ -81,7 +81,7 @@ def test_training_steps_are_not() -> None:
     model = nn.Sequential(nn.Linear(35, 127), nn.ReLU(), nn.Linear(127, 7))
     batch = torch.randn(5, 35), torch.randn(5, 7)
     step = dr.compile_training(
-        model, nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=batch, strategy="1/1/1/1"
+        model, nn.functional.mse_loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=batch, strategy="1/1/1/1"
     )
     module = fuse_for_ranks(step.plan.modules["distributed"])
     free = simulate_module(module, FREE).makespan

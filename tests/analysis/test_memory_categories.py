@@ -56,7 +56,7 @@ def test_training(layers: int, width: int, batch: int, microbatches: int) -> Non
     model = mlp.perceptron(layers, width, torch.float32, "cpu")
     batch_of = torch.randn(batch, width), torch.randn(batch, width)
     step = dr.compile_training(
-        model, mlp.half_squared_error, optimizer=dr.SGD(lr=0.01), example_batch=batch_of,
+        model, mlp.half_squared_error, optimizer=dr.optim.SGD(lr=0.01), example_batch=batch_of,
         strategy=f"1/1/1/{microbatches}",
     )  # fmt: skip
     kinds = [i.value.tensor for i in step.plan.modules["ranked"].functions[0].inputs if i.role == "input"]

@@ -89,7 +89,7 @@ def under(strategy: str, profile: Profile, source: Source) -> Source:
 def read_training(rows: int, **options: Any) -> Source:
     """Read in once for all strategies."""
     with torch.device("meta"):
-        training = Training(Transformer(**options), loss, dr.AdamW(), (ids(rows), ids(rows)))
+        training = Training(Transformer(**options), loss, dr.optim.AdamW(), (ids(rows), ids(rows)))
     return training.read()
 
 

@@ -87,7 +87,7 @@ def read(rows: int) -> Source:
     """A step of training, read in once for all strategies."""
     with torch.device("meta"):
         batch = torch.empty(rows, WIDTH), torch.empty(rows, WIDTH)
-        return Training(Tied(), nn.MSELoss(), dr.AdamW(), batch).read()
+        return Training(Tied(), nn.MSELoss(), dr.optim.AdamW(), batch).read()
 
 
 PIPELINES = ["1/1/3/31,schedule=1f1b", "1/1/2/29,schedule=zb-v,chunks=2"]

@@ -39,7 +39,12 @@ def test_the_peak_of_a_step_with_native_attention(precision: str | None) -> None
     torch.manual_seed(0)
     batch = torch.randn(19, 45, 56), torch.randn(19, 56)
     step = dr.compile_training(
-        Attending(), F.mse_loss, optimizer=dr.SGD(lr=1e-3), example_batch=batch, strategy="1/1/1/1", precision=precision
+        Attending(),
+        F.mse_loss,
+        optimizer=dr.optim.SGD(lr=1e-3),
+        example_batch=batch,
+        strategy="1/1/1/1",
+        precision=precision,
     )
     bundle = step.bundle(("torch",))
     session, inputs = Session(bundle), random_inputs(bundle.manifest)

@@ -253,7 +253,7 @@ def test_alpha_dropout_keeps_mean_and_variance(features: bool) -> None:
     for strategy in ("1/1/1/1", "3/1/1/1"):
         model = SelfNormalizing(features, rate).train()
         step = dr.compile_training(
-            model, optimizer=dr.SGD(0.0), example_batch=(x, torch.ones_like(x)), strategy=strategy, seed=5
+            model, optimizer=dr.optim.SGD(0.0), example_batch=(x, torch.ones_like(x)), strategy=strategy, seed=5
         )
         values = torch.zeros(x.numel(), dtype=torch.float64)
         for number in range(0, x.numel(), 97):
@@ -272,6 +272,6 @@ def test_alpha_dropout_keeps_mean_and_variance(features: bool) -> None:
 def test_alpha_dropout_of_all_is_zero() -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     step = dr.compile_training(
-        SelfNormalizing(False, 1.0).train(), optimizer=dr.SGD(0.1), example_batch=(x, torch.ones_like(x))
+        SelfNormalizing(False, 1.0).train(), optimizer=dr.optim.SGD(0.1), example_batch=(x, torch.ones_like(x))
     )
     assert step((x, torch.ones_like(x))) == 0.0

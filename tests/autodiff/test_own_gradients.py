@@ -22,7 +22,7 @@ STRATEGIES = ["1/1/1/1", "3/1/1/1,zero=3", "1/2/1/1", "2/1/1/3,zero=2", "1/1/2/3
 
 def check(model: nn.Module, batch: Any, strategy: str = "1/1/1/1", loss: Any = None, rtol: float = 1e-5) -> None:
     """Three steps of SGD equal torch's, and the plan is proved."""
-    options: dict[str, Any] = {"optimizer": dr.SGD(lr=0.05), "example_batch": batch, "strategy": strategy}
+    options: dict[str, Any] = {"optimizer": dr.optim.SGD(lr=0.05), "example_batch": batch, "strategy": strategy}
     step = dr.compile_training(copy.deepcopy(model), loss, **options)
     modules = step.plan.modules
     prove(modules["ranked"], modules["distributed"], modules["sharded"], step.plan.imported.module)
@@ -138,7 +138,7 @@ def test_bloom_trains() -> None:
     batch = {"input_ids": ids, "labels": ids, "use_cache": False}
     trained = transformers.BloomForCausalLM(config).train()
     step = dr.compile_training(
-        copy.deepcopy(trained), optimizer=dr.SGD(lr=0.1), example_batch=batch, strategy="2/1/1/1"
+        copy.deepcopy(trained), optimizer=dr.optim.SGD(lr=0.1), example_batch=batch, strategy="2/1/1/1"
     )
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     for _ in range(3):

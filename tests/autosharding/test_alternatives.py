@@ -152,7 +152,7 @@ def test_a_mark_tells_what_it_costs() -> None:
 def test_what_contradicts_a_mark_is_refused() -> None:
     """A weight that is updated where it is lies as it is marked, or not at all."""
     given = dr.Training(
-        Marked(), nn.functional.mse_loss, optimizer=dr.AdamW(lr=1e-3), example_batch=(torch.randn(7, 60),) * 2
+        Marked(), nn.functional.mse_loss, optimizer=dr.optim.AdamW(lr=1e-3), example_batch=(torch.randn(7, 60),) * 2
     )
     step = given.compile(mesh=3, shardings="auto", profile=FAST)
     said = explained(step.bundle(("torch",)), "up.weight")

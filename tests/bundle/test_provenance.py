@@ -100,7 +100,7 @@ def test_a_program_has_no_model() -> None:
 def test_training_names_the_model_not_its_loss(tmp_path: Path) -> None:
     batch = torch.ones(6, 5), torch.zeros(6, 3)
     step = dr.compile_training(
-        seeded().train(), torch.nn.functional.mse_loss, example_batch=batch, optimizer=dr.SGD(lr=0.1), metrics={}
+        seeded().train(), torch.nn.functional.mse_loss, example_batch=batch, optimizer=dr.optim.SGD(lr=0.1), metrics={}
     )
     weights = {name: tensor + 1 for name, tensor in seeded().state_dict().items()}
     save_file(weights, tmp_path / "start.safetensors")

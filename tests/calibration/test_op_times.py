@@ -168,7 +168,7 @@ def test_a_step_of_training(strategy: str, tmp_path: Path) -> None:
     model = torch.nn.TransformerEncoderLayer(20, 5, 33, dropout=0.0, batch_first=True)
     batch = torch.randn(6, 7, 20), torch.randn(6, 7, 20)
     step = dr.compile_training(
-        model, torch.nn.functional.mse_loss, optimizer=dr.AdamW(lr=dr.Cosine(0.1, 1000)),
+        model, torch.nn.functional.mse_loss, optimizer=dr.optim.AdamW(lr=dr.lr.Cosine(0.1, 1000)),
         example_batch=batch, clip_norm=1.0, strategy=strategy,
     )  # fmt: skip
     step.save(tmp_path / "train.dist")

@@ -29,7 +29,7 @@ def a_few() -> dict[str, Any]:
     batch, names = (torch.randn(307, 191), torch.randn(307, 191)), ("3,schedule=gpipe", "3,schedule=zb-h1", "5")
     found: dict[str, Any] = {
         name: dr.compile_training(
-            model, nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=batch, strategy=f"1/1/2/{name}"
+            model, nn.functional.mse_loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=batch, strategy=f"1/1/2/{name}"
         )
         for name in names
     }

@@ -71,7 +71,7 @@ def test_a_file_of_every_dtype_is_read_by_safetensors(tmp_path: Path) -> None:
 def executor_of(ranks: int, shardings: dict[str, str], optimizer: object = None) -> tuple[ThreadExecutor, Session]:
     """A model in training on so many ranks."""
     torch.manual_seed(5)
-    step = Optimize(optimizer or dr.AdamW(2.0**-5))
+    step = Optimize(optimizer or dr.optim.AdamW(2.0**-5))
     plan = training_plan(Perceptron(), batches(1)[0], step, shardings=shardings, mesh=ranks)
     session = Session(plan.bundle(("torch",)))
     return ThreadExecutor(session), session
@@ -94,7 +94,7 @@ def position(step: int) -> Position:
 def test_state_of_one_element_that_is_expanded_zeros_is_written(tmp_path: Path) -> None:
     """Initial state is that: of 3 elements on 3 ranks, before and after a step."""
     step = dr.compile_training(
-        torch.nn.Linear(5, 3), torch.nn.functional.mse_loss, optimizer=dr.SGD(0.1, momentum=0.9),
+        torch.nn.Linear(5, 3), torch.nn.functional.mse_loss, optimizer=dr.optim.SGD(0.1, momentum=0.9),
         example_batch=(torch.randn(7, 5), torch.randn(7, 3)), strategy="3/1/1/1,zero=1",
     )  # fmt: skip
     dr.train(step, [(torch.randn(7, 5), torch.randn(7, 3))], steps=1, checkpoint=tmp_path)
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    executor, _ = executor_of(2, {"up.weight": "S[0]"}, dr.SGD())
+    executor, _ = executor_of(2, {"up.weight": "S[0]"}, dr.optim.SGD())
     save(executor, tmp_path, position(4), keep=1)
     other, session = executor_of(2, {"up.weight": "S[0]"})
     begin = session.state()
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    executor, _ = executor_of(2, {"up.weight": "S[0]"}, dr.SGD())
+    executor, _ = executor_of(2, {"up.weight": "S[0]"}, dr.optim.SGD())
     path = save(executor, tmp_path, position(4), keep=1)
     assert path is not None
     content = (path / STATE_FILE).read_bytes()

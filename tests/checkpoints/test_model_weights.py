@@ -80,7 +80,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     model.save_pretrained(folder / "before", max_shard_size="4KB")
     (folder / "before" / "pytorch_model.bin").write_bytes(b"an older copy of the weights")
     step = dr.compile_training(
-        model, likelihood, optimizer=dr.AdamW(0.01), example_batch=batches[0], averaging=dr.EMA(0.5),
+        model, likelihood, optimizer=dr.optim.AdamW(0.01), example_batch=batches[0], averaging=dr.optim.EMA(0.5),
         strategy="3/1/1/1,zero=1",
     )  # fmt: skip
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
@@ -99,7 +99,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def fresh() -> dr.TrainingStep:
     """The same model, untrained, on 2 ranks."""
     return dr.compile_training(
-        language_model(), likelihood, optimizer=dr.SGD(0.0), example_batch=tokens(1)[0], strategy="2/1/1/1", metrics={}
+        language_model(),
+        likelihood,
+        optimizer=dr.optim.SGD(0.0),
+        example_batch=tokens(1)[0],
+        strategy="2/1/1/1",
+        metrics={},
     )
 
 
@@ -211,7 +216,12 @@ def test_frozen_weights_are_loaded_also_after_steps(trained: Trained, fresh: dr.
     batches = tokens(4)
     model = language_model()
     step = dr.compile_training(
-        model, likelihood, optimizer=dr.SGD(0.1, momentum=0.5), example_batch=batches[0], strategy="3/1/1/1", metrics={}
+        model,
+        likelihood,
+        optimizer=dr.optim.SGD(0.1, momentum=0.5),
+        example_batch=batches[0],
+        strategy="3/1/1/1",
+        metrics={},
     )
     step.evaluate(batches[:1])
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, momentum=0.5)
@@ -271,7 +281,7 @@ def samples(dtype: torch.dtype, count: int) -> list[tuple[torch.Tensor, torch.Te
 def normalized(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("normalized")
     model, loss, batches = classifier(), ScaledLoss().double(), samples(torch.float64, 3)
-    step = dr.compile_training(model, loss, optimizer=dr.SGD(0.1), example_batch=batches[0], strategy="3/1/1/1")
+    step = dr.compile_training(model, loss, optimizer=dr.optim.SGD(0.1), example_batch=batches[0], strategy="3/1/1/1")
     optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], 0.1)
     for batch in batches:
         step(*batch)
@@ -300,7 +310,7 @@ def test_a_state_dict_is_loaded_into_a_model_with_a_loss(normalized: Trained) ->
         other.load_state_dict({n: t + (t.is_floating_point() and n != "table") for n, t in other.state_dict().items()})
     batch = samples(torch.float64, 1)[0]
     loss = ScaledLoss().double()
-    step = dr.compile_training(classifier(), loss, optimizer=dr.SGD(0.1), example_batch=batch, strategy="3/1/1/1")
+    step = dr.compile_training(classifier(), loss, optimizer=dr.optim.SGD(0.1), example_batch=batch, strategy="3/1/1/1")
     step.load_parameters(other.state_dict())
     assert_equal_states(state_of(step), other)
     assert step(*batch) == pytest.approx(float(loss(other(batch[0]), batch[1])), rel=1e-12)
@@ -329,7 +339,12 @@ def test_float32_masters_of_a_bfloat16_model(tmp_path: Path) -> None:
     def step_of() -> dr.TrainingStep:
         model = classifier(torch.float32)
         return dr.compile_training(
-            model, F.mse_loss, optimizer=dr.SGD(0.01), example_batch=batches[0], strategy="3/1/1/1", precision="bf16"
+            model,
+            F.mse_loss,
+            optimizer=dr.optim.SGD(0.01),
+            example_batch=batches[0],
+            strategy="3/1/1/1",
+            precision="bf16",
         )
 
     step, other = step_of(), step_of()

@@ -39,7 +39,7 @@ def freeze(model: Staged, frozen: bool) -> Staged:
 
 
 def compiled(frozen: bool, strategy: str, seed: int = 0, **options: Any) -> dr.TrainingStep:
-    options = {"optimizer": dr.AdamW(0.02)} | options
+    options = {"optimizer": dr.optim.AdamW(0.02)} | options
     return dr.compile_training(
         freeze(Staged(seed), frozen), mse_loss, example_batch=drawn(0), strategy=strategy, name="staged", **options
     )
@@ -93,7 +93,7 @@ def test_staged_training_resumes_both_ways(tmp_path: Path) -> None:
 
 
 def test_state_without_a_count_of_steps_continues_beside_new_state(tmp_path: Path) -> None:
-    momentum: dict[str, Any] = {"optimizer": dr.SGD(0.05, momentum=0.9)}
+    momentum: dict[str, Any] = {"optimizer": dr.optim.SGD(0.05, momentum=0.9)}
     expected = freeze(Staged(), frozen=True)
     steps = torch.optim.SGD(expected.parameters(), 0.05, momentum=0.9)
     dr.train(compiled(True, "2/1/1/1", **momentum), data.batches, steps=3, checkpoint=tmp_path)
@@ -148,7 +148,11 @@ def test_adapters_are_trained_after_all_parameters(wraps: bool, tmp_path: Path) 
     expected = adapted(wraps, base)
     for last, strategy in ((5, "2/1/1/1"), (7, "1/2/1/1")):
         step = dr.compile_training(
-            adapted(wraps, Staged()), mse_loss, optimizer=dr.AdamW(0.02), example_batch=drawn(0), strategy=strategy
+            adapted(wraps, Staged()),
+            mse_loss,
+            optimizer=dr.optim.AdamW(0.02),
+            example_batch=drawn(0),
+            strategy=strategy,
         )
         if last == 5:
             with pytest.warns(UserWarning, match=r"does not have .*lora_A\.weight, .*; .* begins anew, .*, is dropped"):
@@ -174,7 +178,7 @@ def test_other_frozen_weights_are_refused_by_name(tmp_path: Path) -> None:
             dr.train(compiled(frozen, "1/2/1/1", seed=1), data.batches, steps=3, checkpoint=tmp_path, resume="last")
     model = freeze(Staged(), frozen=True)
     model.norm.running_var[3] += 1
-    step = dr.compile_training(model, mse_loss, optimizer=dr.AdamW(0.02), example_batch=drawn(0))
+    step = dr.compile_training(model, mse_loss, optimizer=dr.optim.AdamW(0.02), example_batch=drawn(0))
     with pytest.raises(CheckpointError, match=r"the frozen weight 'norm\.running_var'"):
         dr.train(step, data.batches, steps=3, checkpoint=tmp_path, resume="auto")
     dr.train(compiled(True, "1/3/1/1"), data.batches, steps=3, checkpoint=tmp_path, resume="last")
@@ -183,9 +187,9 @@ def test_other_frozen_weights_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "others"),
     [
-        ({"optimizer": dr.SGD(0.1)}, r"has optimizer\.step, up\.weight\.exp_avg, up\.weight\.exp_avg_sq, .* and"),
-        ({"optimizer": dr.Adam(0.1, amsgrad=True)}, r"lacks up\.weight\.max_exp_avg_sq"),
-        ({"averaging": dr.EMA(0.9)}, r"lacks up\.weight\.averaged"),
+        ({"optimizer": dr.optim.SGD(0.1)}, r"has optimizer\.step, up\.weight\.exp_avg, up\.weight\.exp_avg_sq, .* and"),
+        ({"optimizer": dr.optim.Adam(0.1, amsgrad=True)}, r"lacks up\.weight\.max_exp_avg_sq"),
+        ({"averaging": dr.optim.EMA(0.9)}, r"lacks up\.weight\.averaged"),
     ],
 )
 def test_state_of_another_optimizer_is_refused(optimizer: dict[str, Any], others: str, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ GELU = (r"= nn\.gelu\(", "= nn.relu(")
 
 @cache
 def language_model() -> dr.Plan:
-    return step("1/3/1/1", optimizer=dr.SGD(0.1))
+    return step("1/3/1/1", optimizer=dr.optim.SGD(0.1))
 
 
 def test_no_element_can_be_zero() -> None:

@@ -34,7 +34,7 @@ class Function:
             if not self.trained:
                 return dr.compile(model.eval(), self.inputs, check=True, **self.options)
             batch = self.inputs if self.loss is not None else self.inputs[0]
-            options = {"optimizer": dr.SGD(0.1), **self.options}
+            options = {"optimizer": dr.optim.SGD(0.1), **self.options}
             return dr.compile_training(model, self.loss, example_batch=batch, check=True, **options).plan
 
 

@@ -56,7 +56,10 @@ def test_draw_is_refused_with_its_line(name: str) -> None:
     states = random.getstate(), np.random.get_state()[2], model.inner.python.getstate()
     with pytest.raises(ImportModelError, match=f"draws numbers from {name} in its forward") as caught:
         dr.compile_training(
-            model, nn.functional.mse_loss, optimizer=dr.SGD(0.1), example_batch=(torch.randn(3, 5), torch.randn(3, 5))
+            model,
+            nn.functional.mse_loss,
+            optimizer=dr.optim.SGD(0.1),
+            example_batch=(torch.randn(3, 5), torch.randn(3, 5)),
         )
     # The draw is in a function of this file that is called from that line.
     place = caught.value.where
@@ -70,7 +73,7 @@ def test_draw_by_the_loss_is_refused() -> None:
         return ((y - targets) * random.random()).mean()
 
     with pytest.raises(ImportModelError, match="draws numbers from Python's random") as caught:
-        dr.compile_training(nn.Linear(5, 5), loss, optimizer=dr.SGD(0.1), example_batch=(torch.ones(3, 5),) * 2)
+        dr.compile_training(nn.Linear(5, 5), loss, optimizer=dr.optim.SGD(0.1), example_batch=(torch.ones(3, 5),) * 2)
     assert caught.value.where.startswith("test_drawn_numbers.py:")
 
 

@@ -39,7 +39,7 @@ def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def training(model: nn.Module, device: str) -> dr.Training:
     """The model trained on a batch on a device."""
     batch = torch.zeros(SAMPLES, TOKENS, dtype=torch.int64, device=device)
-    return dr.Training(model, loss, dr.AdamW(), (batch, batch))
+    return dr.Training(model, loss, dr.optim.AdamW(), (batch, batch))
 
 
 def hollow() -> Model:

@@ -59,7 +59,7 @@ ACCEPTED: dict[str, Callable[[], nn.Module]] = {
 
 def compiled(model: nn.Module) -> dr.TrainingStep:
     batch = torch.ones(3, 5), torch.zeros(3, 5)
-    return dr.compile_training(model, F.mse_loss, optimizer=dr.SGD(0.1), example_batch=batch)
+    return dr.compile_training(model, F.mse_loss, optimizer=dr.optim.SGD(0.1), example_batch=batch)
 
 
 @pytest.mark.parametrize("name", WARNED)

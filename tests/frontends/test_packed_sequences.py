@@ -112,7 +112,7 @@ def test_training_is_torch_s(kind: Any, options: dict[str, Any], strategy: str) 
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    step = dr.compile_training(model, optimizer=dr.SGD(0.1), example_batch=batch, strategy=strategy)
+    step = dr.compile_training(model, optimizer=dr.optim.SGD(0.1), example_batch=batch, strategy=strategy)
     assert [step(batch) for _ in range(3)] == pytest.approx(losses, rel=1e-9)
     for name, parameter in theirs.named_parameters():
         torch.testing.assert_close(step.parameters()[name], parameter.detach(), rtol=1e-8, atol=1e-10)

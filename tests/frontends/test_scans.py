@@ -95,7 +95,9 @@ def test_a_model_of_transformers_trains() -> None:
     def loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
 
-    step = dr.compile_training(model, loss, optimizer=dr.SGD(lr=0.1), example_batch=(ids, ids), strategy="1/2/1/1")
+    step = dr.compile_training(
+        model, loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=(ids, ids), strategy="1/2/1/1"
+    )
     functions = step.plan.modules["global"].functions
     assert any(op.name == "linear_scan" for function in functions for op in function.ops)
     found = step(ids, ids)

@@ -83,7 +83,7 @@ def test_a_case_is_refused_in_training() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 3), Wrapped(lambda x: x * 3 if x.shape[0] == 1 else x))
     with pytest.raises(ImportModelError, match=r"the model has a case of its own for batch = 1, "):
         dr.compile_training(
-            model, torch.nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), strategy="1/1/1/1",
+            model, torch.nn.functional.mse_loss, optimizer=dr.optim.SGD(lr=0.1), strategy="1/1/1/1",
             example_batch=(torch.randn(4, 5), torch.randn(4, 3)),
             dynamic_shapes={"input": {0: "batch"}, "targets": {0: "batch"}},
         )  # fmt: skip

@@ -75,7 +75,7 @@ def test_functions_train_as_with_torch(name: str, strategy: str) -> None:
     torch.manual_seed(0)
     make, x, target, loss = CASES[name]
     model = make().train()
-    options: dict[str, Any] = {"optimizer": dr.SGD(lr=0.1), "example_batch": (x, target), "strategy": strategy}
+    options: dict[str, Any] = {"optimizer": dr.optim.SGD(lr=0.1), "example_batch": (x, target), "strategy": strategy}
     step = dr.compile_training(copy.deepcopy(model), loss, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):

@@ -186,7 +186,7 @@ def test_overfitting_reads_in_order() -> None:
     data = loader()
     shuffled = DataLoader(data.dataset, batch_size=9, shuffle=True)
     trainer = pl.Trainer(max_steps=4, overfit_batches=2, enable_checkpointing=False, **QUIET)
-    training = dr.Training(Classifier(), example_batch=next(iter(data)), optimizer=dr.SGD(0.0), arguments=trainer)
+    training = dr.Training(Classifier(), example_batch=next(iter(data)), optimizer=dr.optim.SGD(0.0), arguments=trainer)
     ours, expected = Losses(), Losses()
     step = training.compile()
     options = training.run_options()
@@ -233,7 +233,7 @@ HOOKS = (
 def test_hook_that_is_not_called_is_refused(hook: str) -> None:
     module = type("Hooked", (Classifier,), {hook: _clamp, "test_step": _clamp, "prepare_data": _clamp})()
     with pytest.raises(DistIRError, match=f"Hooked: the module has its own {hook}, which a compiled step does not"):
-        dr.compile_training(module, optimizer=dr.SGD(lr=0.1), example_batch=next(iter(loader())))
+        dr.compile_training(module, optimizer=dr.optim.SGD(lr=0.1), example_batch=next(iter(loader())))
 
 
 class Clamped(Classifier):
@@ -294,7 +294,9 @@ class Counting(pl.Callback):
 )
 def test_trainer_option_without_equal_is_refused(options: dict[str, Any], message: str) -> None:
     trainer = pl.Trainer(max_steps=4, enable_checkpointing=False, **{**QUIET, **options})
-    training = dr.Training(Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer)
+    training = dr.Training(
+        Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1), arguments=trainer
+    )
     with pytest.raises(DistIRError, match=message):
         training.compile()
 
@@ -302,10 +304,12 @@ def test_trainer_option_without_equal_is_refused(options: dict[str, Any], messag
 def test_loggers_and_time_limits_are_honoured(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_steps": 4, "enable_checkpointing": False, "accelerator": "cpu"}
     trainer = pl.Trainer(max_time={"hours": 1}, logger=pl.loggers.TensorBoardLogger(tmp_path), **options)
-    training = dr.Training(Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer)
+    training = dr.Training(
+        Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1), arguments=trainer
+    )
     trainer = pl.Trainer(logger=pl.loggers.CSVLogger(tmp_path), **options)
     (table,) = dr.Training(
-        Classifier(), example_batch=next(iter(loader())), optimizer=dr.SGD(0.1), arguments=trainer
+        Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1), arguments=trainer
     ).run_options()["callbacks"]
     assert table.path == tmp_path / "lightning_logs" / "version_0" / "metrics.csv"
     log, limit = training.run_options()["callbacks"]
@@ -323,13 +327,13 @@ def test_mistakes_are_errors() -> None:
             dr.compile_training(kind(), example_batch=batch)
     for kind, message in ((Manual, "automatic optimization"), (Clipping, "its own configure")):
         with pytest.raises(DistIRError, match=message):
-            dr.compile_training(kind(), optimizer=dr.SGD(lr=0.1), example_batch=batch)
+            dr.compile_training(kind(), optimizer=dr.optim.SGD(lr=0.1), example_batch=batch)
     with pytest.raises(DistIRError, match="label_smoothing: expected no loss with label_smoothing"):
-        dr.compile_training(Classifier(), optimizer=dr.SGD(lr=0.1), example_batch=batch, label_smoothing=0.1)
+        dr.compile_training(Classifier(), optimizer=dr.optim.SGD(lr=0.1), example_batch=batch, label_smoothing=0.1)
     with pytest.raises(DistIRError, match="label_smoothing: expected a factor from 0 to below 1, found 1"):
-        dr.compile_training(Classifier(), optimizer=dr.SGD(lr=0.1), example_batch=batch, label_smoothing=1)
+        dr.compile_training(Classifier(), optimizer=dr.optim.SGD(lr=0.1), example_batch=batch, label_smoothing=1)
     with pytest.raises(DistIRError, match="no loss and no metrics"):
-        dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.SGD(lr=0.1), example_batch=batch)
+        dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.optim.SGD(lr=0.1), example_batch=batch)
     with pytest.raises(DistIRError, match="the number of steps of an epoch"):
         dr.compile_training(Classifier(), example_batch=batch)
     with pytest.raises(DistIRError, match="no loss and no metrics"):

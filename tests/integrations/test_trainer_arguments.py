@@ -119,7 +119,7 @@ def test_noise_of_embeddings(strategy: str, tmp_path: Path) -> None:
     assert step.evaluate([{"input_ids": tokens}]) == {"loss": 0.0}
     with pytest.raises(DistIRError, match="get_input_embeddings returns its embeddings"):
         dr.compile_training(
-            torch.nn.Linear(5, 5), torch.nn.functional.mse_loss, optimizer=dr.SGD(0.1), neftune_noise_alpha=5.0,
+            torch.nn.Linear(5, 5), torch.nn.functional.mse_loss, optimizer=dr.optim.SGD(0.1), neftune_noise_alpha=5.0,
             example_batch=(torch.ones(3, 5), torch.ones(3, 5)),
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ def before(strategy: str) -> tuple[Module, Module, dict[str, torch.Tensor]]:
     """A step at the sharded and the distributed stage, for one place, nothing moved yet; and what it takes."""
     torch.manual_seed(0)
     plan = dr.compile_training(
-        Residual(), optimizer=dr.SGD(lr=0.1, momentum=0.5), example_batch=(x := torch.randn(ROWS, 7)),
+        Residual(), optimizer=dr.optim.SGD(lr=0.1, momentum=0.5), example_batch=(x := torch.randn(ROWS, 7)),
         strategy=strategy, passes=lambda ps: [p for p in ps if not isinstance(p, (AccumulateInCalls, Pipeline))],
     ).plan  # fmt: skip
     taken = dict(plan.imported.tensors)

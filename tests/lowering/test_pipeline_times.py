@@ -44,7 +44,7 @@ def makespan(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> f
     stages = ranks * chunks
     profile = replace(machine(ranks, FREE, flops=PRODUCT), vector={"float32": math.inf})
     step = dr.compile_training(
-        Equal(stages), optimizer=dr.SGD(lr=0.1), example_batch=torch.rand(ROWS * microbatches, WIDTH),
+        Equal(stages), optimizer=dr.optim.SGD(lr=0.1), example_batch=torch.rand(ROWS * microbatches, WIDTH),
         strategy=dr.Strategy(1, 1, ranks, microbatches, schedule=schedule, chunks=chunks), profile=profile,
         stages=[f"layers.{i}" for i in range(1, stages)],
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_scheduler_is_told_what_tasks_take() -> None:
     for schedule in ("1f1b", "gpipe", "zb-h1", "auto"):
         profile = replace(machine(3, FREE, flops=PRODUCT), vector={"float32": math.inf})
         step = dr.compile_training(
-            Equal(7), optimizer=dr.SGD(lr=0.1), example_batch=torch.rand(ROWS * 7, WIDTH),
+            Equal(7), optimizer=dr.optim.SGD(lr=0.1), example_batch=torch.rand(ROWS * 7, WIDTH),
             strategy=dr.Strategy(1, 1, 3, 7, schedule=schedule), profile=profile, stages=["layers.1", "layers.3"],
         )  # fmt: skip
         found[schedule] = dr.simulate(step.plan, profile=profile)

@@ -21,52 +21,52 @@ from tests.optimizers.steps import Perceptron, batches, by_torch, trained, train
 # Rates that a float32 has as they are: the input of the program is one.
 LR = 2.0**-5
 OURS_AND_TORCHS: list[tuple[Any, Callable[..., torch.optim.Optimizer]]] = [
-    (dr.SGD(LR), lambda p: torch.optim.SGD(p, LR)),
-    (dr.SGD(LR, weight_decay=0.1), lambda p: torch.optim.SGD(p, LR, weight_decay=0.1)),
+    (dr.optim.SGD(LR), lambda p: torch.optim.SGD(p, LR)),
+    (dr.optim.SGD(LR, weight_decay=0.1), lambda p: torch.optim.SGD(p, LR, weight_decay=0.1)),
     (
-        dr.SGD(LR, momentum=0.9, dampening=0.3, weight_decay=0.1),
+        dr.optim.SGD(LR, momentum=0.9, dampening=0.3, weight_decay=0.1),
         lambda p: torch.optim.SGD(p, LR, momentum=0.9, dampening=0.3, weight_decay=0.1),
     ),
     (
-        dr.SGD(LR, momentum=0.9, weight_decay=0.1, nesterov=True),
+        dr.optim.SGD(LR, momentum=0.9, weight_decay=0.1, nesterov=True),
         lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.1, nesterov=True),
     ),
-    (dr.Adam(LR), lambda p: torch.optim.Adam(p, LR)),
+    (dr.optim.Adam(LR), lambda p: torch.optim.Adam(p, LR)),
     (
-        dr.Adam(LR, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
+        dr.optim.Adam(LR, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
         lambda p: torch.optim.Adam(p, LR, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
     ),
-    (dr.AdamW(LR), lambda p: torch.optim.AdamW(p, LR)),
-    (dr.AdamW(LR, weight_decay=0.3), lambda p: torch.optim.AdamW(p, LR, weight_decay=0.3)),
-    (dr.SGD(LR, momentum=0.9, maximize=True), lambda p: torch.optim.SGD(p, LR, momentum=0.9, maximize=True)),
+    (dr.optim.AdamW(LR), lambda p: torch.optim.AdamW(p, LR)),
+    (dr.optim.AdamW(LR, weight_decay=0.3), lambda p: torch.optim.AdamW(p, LR, weight_decay=0.3)),
+    (dr.optim.SGD(LR, momentum=0.9, maximize=True), lambda p: torch.optim.SGD(p, LR, momentum=0.9, maximize=True)),
     (
-        dr.Adam(LR, amsgrad=True, weight_decay=0.1, maximize=True),
+        dr.optim.Adam(LR, amsgrad=True, weight_decay=0.1, maximize=True),
         lambda p: torch.optim.Adam(p, LR, amsgrad=True, weight_decay=0.1, maximize=True),
     ),
     (
-        dr.AdamW(LR, betas=(0.5, 0.6), amsgrad=True),
+        dr.optim.AdamW(LR, betas=(0.5, 0.6), amsgrad=True),
         lambda p: torch.optim.AdamW(p, LR, betas=(0.5, 0.6), amsgrad=True),
     ),
-    (dr.RMSprop(LR), lambda p: torch.optim.RMSprop(p, LR)),
+    (dr.optim.RMSprop(LR), lambda p: torch.optim.RMSprop(p, LR)),
     (
-        dr.RMSprop(LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
+        dr.optim.RMSprop(LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
         lambda p: torch.optim.RMSprop(p, LR, alpha=0.8, eps=1e-3, weight_decay=0.1, momentum=0.7, centered=True),
     ),
-    (dr.Adadelta(), torch.optim.Adadelta),
+    (dr.optim.Adadelta(), torch.optim.Adadelta),
     (
-        dr.Adadelta(LR, rho=0.7, eps=1e-3, weight_decay=0.1, maximize=True),
+        dr.optim.Adadelta(LR, rho=0.7, eps=1e-3, weight_decay=0.1, maximize=True),
         lambda p: torch.optim.Adadelta(p, LR, 0.7, 1e-3, 0.1, maximize=True),
     ),
-    (dr.RAdam(LR, betas=(0.8, 0.6)), lambda p: torch.optim.RAdam(p, LR, (0.8, 0.6))),
-    (dr.Adagrad(LR), lambda p: torch.optim.Adagrad(p, LR)),
-    (dr.Adagrad(LR, lr_decay=0.3, weight_decay=0.1), lambda p: torch.optim.Adagrad(p, LR, 0.3, 0.1)),
-    (dr.Adafactor(LR), lambda p: torch.optim.Adafactor(p, LR)),
+    (dr.optim.RAdam(LR, betas=(0.8, 0.6)), lambda p: torch.optim.RAdam(p, LR, (0.8, 0.6))),
+    (dr.optim.Adagrad(LR), lambda p: torch.optim.Adagrad(p, LR)),
+    (dr.optim.Adagrad(LR, lr_decay=0.3, weight_decay=0.1), lambda p: torch.optim.Adagrad(p, LR, 0.3, 0.1)),
+    (dr.optim.Adafactor(LR), lambda p: torch.optim.Adafactor(p, LR)),
     (
-        dr.Adafactor(0.5, beta2_decay=-0.5, eps=(1e-2, 0.5), d=1.5, weight_decay=0.1),
+        dr.optim.Adafactor(0.5, beta2_decay=-0.5, eps=(1e-2, 0.5), d=1.5, weight_decay=0.1),
         lambda p: torch.optim.Adafactor(p, 0.5, beta2_decay=-0.5, eps=(1e-2, 0.5), d=1.5, weight_decay=0.1),
     ),
-    (dr.Lion(LR), lambda p: Lion(p, LR)),
-    (dr.Lion(LR, betas=(0.7, 0.8), weight_decay=0.3), lambda p: Lion(p, LR, (0.7, 0.8), 0.3)),
+    (dr.optim.Lion(LR), lambda p: Lion(p, LR)),
+    (dr.optim.Lion(LR, betas=(0.7, 0.8), weight_decay=0.3), lambda p: Lion(p, LR, (0.7, 0.8), 0.3)),
 ]
 
 
@@ -129,7 +129,7 @@ def test_more_steps_are_torch_s(name: str, decoupled: bool) -> None:
     model, data = Perceptron(), batches(9)
     options: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
     options |= {"decoupled_weight_decay": decoupled, **({"momentum_decay": 0.3} if name == "NAdam" else {})}
-    step = Optimize(getattr(dr, name)(LR, **options))
+    step = Optimize(getattr(dr.optim, name)(LR, **options))
     imported, module = training(copy.deepcopy(model), data[0], step)
     theirs = getattr(torch.optim, name)(model.parameters(), LR, **options)
     for mine, other in zip(trained(imported, module, step, data), by_torch(model, theirs, data), strict=True):
@@ -141,7 +141,7 @@ def test_more_steps_are_torch_s(name: str, decoupled: bool) -> None:
 def test_some_parameters_have_no_decay() -> None:
     torch.manual_seed(0)
     model, data = Perceptron(), batches(3)
-    step = Optimize(dr.AdamW(LR, weight_decay=0.3, no_decay=("*.bias", "norm*")))
+    step = Optimize(dr.optim.AdamW(LR, weight_decay=0.3, no_decay=("*.bias", "norm*")))
     imported, module = training(copy.deepcopy(model), data[0], step)
     decayed = [model.up.weight, model.down.weight]
     others = [p for p in model.parameters() if all(p is not d for d in decayed)]
@@ -152,8 +152,8 @@ def test_some_parameters_have_no_decay() -> None:
 def test_patterns_that_match_no_parameter_are_errors() -> None:
     model, data = Perceptron(), batches(1)
     for optimizer in (
-        dr.AdamW(LR, no_decay=("norm*", "*.biass")),
-        dr.Groups(dr.SGD(LR), {"up.weight": dr.AdamW(LR, no_decay="*.biass")}),
+        dr.optim.AdamW(LR, no_decay=("norm*", "*.biass")),
+        dr.optim.Groups(dr.optim.SGD(LR), {"up.weight": dr.optim.AdamW(LR, no_decay="*.biass")}),
     ):
         message = r"(?s)AdamW: no parameter matches '\*\.biass' of `no_decay`.*names such as .*\.bias"
         with pytest.raises(DistIRError, match=message):
@@ -167,11 +167,11 @@ def test_groups_have_optimizers_of_their_own(adjust: str | None, monkeypatch: py
     torch.manual_seed(0)
     model, data = Perceptron(), batches(4)
     groups = {
-        "up.weight": dr.Muon(LR, momentum=0.8, adjust_lr_fn=adjust),
-        "down.weight": dr.Muon(LR, nesterov=False, weight_decay=0.0, ns_steps=3, adjust_lr_fn=adjust),
-        "norm.*": dr.SGD(dr.StepDecay(LR, 2, 0.5), momentum=0.9),
+        "up.weight": dr.optim.Muon(LR, momentum=0.8, adjust_lr_fn=adjust),
+        "down.weight": dr.optim.Muon(LR, nesterov=False, weight_decay=0.0, ns_steps=3, adjust_lr_fn=adjust),
+        "norm.*": dr.optim.SGD(dr.lr.StepDecay(LR, 2, 0.5), momentum=0.9),
     }
-    step = Optimize(dr.Groups(dr.AdamW(LR, weight_decay=0.3), groups), clip_norm=0.5)
+    step = Optimize(dr.optim.Groups(dr.optim.AdamW(LR, weight_decay=0.3), groups), clip_norm=0.5)
     imported, module = training(copy.deepcopy(model), data[0], step)
     assert [i.value.name for i in module.main.inputs if i.value.name.startswith(RATE)] == [RATE, f"{RATE}.1"]
     sgd = torch.optim.SGD(model.norm.parameters(), LR, momentum=0.9)
@@ -189,7 +189,7 @@ def test_groups_have_optimizers_of_their_own(adjust: str | None, monkeypatch: py
 def test_a_schedule_is_followed() -> None:
     torch.manual_seed(0)
     model, data = Perceptron(), batches(3)
-    step = Optimize(dr.SGD(dr.StepDecay(LR, 2, 0.5)))
+    step = Optimize(dr.optim.SGD(dr.lr.StepDecay(LR, 2, 0.5)))
     imported, module = training(copy.deepcopy(model), data[0], step)
     found = trained(imported, module, step, data)
     rates = iter((LR, LR, LR / 2))
@@ -200,13 +200,13 @@ def test_a_schedule_is_followed() -> None:
 
 def test_only_what_is_asked_for_is_trained() -> None:
     model, data = Perceptron(), batches(2)
-    _, module = training(model, data[0], Optimize(dr.SGD(), trained=("up.weight", "down.bias")))
+    _, module = training(model, data[0], Optimize(dr.optim.SGD(), trained=("up.weight", "down.bias")))
     assert [o.name for o in module.main.outputs] == ["output", "up.weight.new", "down.bias.new"]
 
 
 def test_updates_are_in_place_and_have_no_place_in_the_model() -> None:
     model, data = Perceptron(), batches(1)
-    _, module = training(model, data[0], Optimize(dr.AdamW(), clip_norm=1.0))
+    _, module = training(model, data[0], Optimize(dr.optim.AdamW(), clip_norm=1.0))
     made = {op.results[0].name: op for op in module.main.ops}
     states = {i.value.name for i in module.main.inputs if i.role in ("state", "parameter")}
     updates = [o for o in module.main.outputs[1:] if o.name != "gradient_norm"]
@@ -267,7 +267,7 @@ def test_ranks_clip_and_step_as_one(
 def test_masters_are_float32_and_keep_what_bfloat16_loses() -> None:
     torch.manual_seed(0)
     model, data = Perceptron(torch.bfloat16), batches(1, dtype=torch.bfloat16)
-    step = Optimize(dr.SGD(2.0**-14))
+    step = Optimize(dr.optim.SGD(2.0**-14))
     imported, module = training(copy.deepcopy(model), data[0], step, MasterWeights())
     (found,) = trained(imported, module, step, data)
     model(*data[0]).backward()
@@ -285,41 +285,44 @@ def test_masters_are_float32_and_keep_what_bfloat16_loses() -> None:
 
 def test_what_cannot_be_trained_is_said() -> None:
     model, data = Perceptron(), batches(1)
-    imported, module = training(model, data[0], Optimize(dr.SGD()))
+    imported, module = training(model, data[0], Optimize(dr.optim.SGD()))
     with pytest.raises(DistIRError, match=r"gives no gradient of up\.weight"):
-        Optimize(dr.SGD()).run(imported.module)
+        Optimize(dr.optim.SGD()).run(imported.module)
     with pytest.raises(DistIRError, match=r"no parameter 'up\.wieght' to train"):
-        Optimize(dr.SGD(), trained=("up.wieght",)).run(module)
+        Optimize(dr.optim.SGD(), trained=("up.wieght",)).run(module)
     with pytest.raises(DistIRError, match=r"no trained parameter matches 'out\.\*'"):
-        training(model, data[0], Optimize(dr.Groups(dr.SGD(), {"out.*": dr.SGD()})))
+        training(model, data[0], Optimize(dr.optim.Groups(dr.optim.SGD(), {"out.*": dr.optim.SGD()})))
     with pytest.raises(DistIRError, match=r"expected a matrix, found 'up\.bias' of shape \(7,\)"):
-        training(model, data[0], Optimize(dr.Muon()))
+        training(model, data[0], Optimize(dr.optim.Muon()))
     with pytest.raises(DistIRError, match="norm above 0"):
-        Optimize(dr.SGD(), clip_norm=0).run(module)
+        Optimize(dr.optim.SGD(), clip_norm=0).run(module)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: dr.SGD(-1.0), "expected lr of at least 0"),
-        (lambda: dr.SGD(0.1, nesterov=True), "Nesterov momentum needs"),
-        (lambda: dr.Adam(betas=(0.9, 1.0)), "two betas from 0 to below 1"),
-        (lambda: dr.AdamW(weight_decay=float("nan")), "weight_decay of at least 0"),
-        (lambda: dr.Cosine(0.1, 10, warmup=10), "more steps than there are of warm-up"),
-        (lambda: dr.StepDecay(0.1, 0), "at least one step"),
-        (lambda: dr.Linear(-0.1, 10), "a learning rate of at least 0"),
-        (lambda: dr.RMSprop(alpha=1.0), "an alpha from 0 to below 1, found 1.0"),
-        (lambda: dr.Adagrad(lr_decay=-1.0), "lr_decay of at least 0"),
-        (lambda: dr.Adafactor(eps=0.1), "two values of eps"),
-        (lambda: dr.Adafactor(beta2_decay=0.8), "beta2_decay of at most 0"),
-        (lambda: dr.Adafactor(d=0.5), "d of at least 1"),
-        (lambda: dr.Lion(betas=(0.9,)), "two betas from 0 to below 1"),
-        (lambda: dr.Muon(ns_coefficients=(1, 2)), "three ns_coefficients"),
-        (lambda: dr.Muon(ns_steps=100), "ns_steps from 0 to below 100"),
-        (lambda: dr.Muon(adjust_lr_fn="other"), "adjust_lr_fn of original, match_rms_adamw, none"),
-        (lambda: dr.Muon(ns_dtype="int8"), "ns_dtype of bfloat16"),
-        (lambda: dr.Groups(dr.SGD, {}), "expected an optimizer such as"),
-        (lambda: dr.Groups(dr.SGD(), {"*": dr.Groups(dr.SGD())}), r"found Groups\n.*the group '\*'|found Groups"),
+        (lambda: dr.optim.SGD(-1.0), "expected lr of at least 0"),
+        (lambda: dr.optim.SGD(0.1, nesterov=True), "Nesterov momentum needs"),
+        (lambda: dr.optim.Adam(betas=(0.9, 1.0)), "two betas from 0 to below 1"),
+        (lambda: dr.optim.AdamW(weight_decay=float("nan")), "weight_decay of at least 0"),
+        (lambda: dr.lr.Cosine(0.1, 10, warmup=10), "more steps than there are of warm-up"),
+        (lambda: dr.lr.StepDecay(0.1, 0), "at least one step"),
+        (lambda: dr.lr.Linear(-0.1, 10), "a learning rate of at least 0"),
+        (lambda: dr.optim.RMSprop(alpha=1.0), "an alpha from 0 to below 1, found 1.0"),
+        (lambda: dr.optim.Adagrad(lr_decay=-1.0), "lr_decay of at least 0"),
+        (lambda: dr.optim.Adafactor(eps=0.1), "two values of eps"),
+        (lambda: dr.optim.Adafactor(beta2_decay=0.8), "beta2_decay of at most 0"),
+        (lambda: dr.optim.Adafactor(d=0.5), "d of at least 1"),
+        (lambda: dr.optim.Lion(betas=(0.9,)), "two betas from 0 to below 1"),
+        (lambda: dr.optim.Muon(ns_coefficients=(1, 2)), "three ns_coefficients"),
+        (lambda: dr.optim.Muon(ns_steps=100), "ns_steps from 0 to below 100"),
+        (lambda: dr.optim.Muon(adjust_lr_fn="other"), "adjust_lr_fn of original, match_rms_adamw, none"),
+        (lambda: dr.optim.Muon(ns_dtype="int8"), "ns_dtype of bfloat16"),
+        (lambda: dr.optim.Groups(dr.optim.SGD, {}), "expected an optimizer such as"),
+        (
+            lambda: dr.optim.Groups(dr.optim.SGD(), {"*": dr.optim.Groups(dr.optim.SGD())}),
+            r"found Groups\n.*the group '\*'|found Groups",
+        ),
     ],
 )
 def test_options_are_checked(make: Callable[[], Any], words: str) -> None:

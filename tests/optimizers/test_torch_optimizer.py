@@ -95,9 +95,9 @@ def batches(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_steps(kind: type[torch.optim.Optimizer], strategy: str) -> None:
     """With a schedule, weight decay, and three steps after the first."""
     dtype = torch.float32 if strategy == "1/1/1/1" else torch.float64
-    model, schedule = model_of(dtype), dr.Cosine(0.05, 10, warmup=2)
+    model, schedule = model_of(dtype), dr.lr.Cosine(0.05, 10, warmup=2)
     own, data = copy.deepcopy(model), batches(dtype)
-    optimizer = dr.TorchOptimizer(kind, lr=schedule, weight_decay=0.1, no_decay="2.*")
+    optimizer = dr.optim.TorchOptimizer(kind, lr=schedule, weight_decay=0.1, no_decay="2.*")
     step = dr.compile_training(
         model, F.mse_loss, optimizer=optimizer, example_batch=data[0], strategy=strategy, verify=True
     )
@@ -125,10 +125,10 @@ def test_steps(kind: type[torch.optim.Optimizer], strategy: str) -> None:
 
 def test_groups_bundles_and_masters(tmp_path: Path) -> None:
     model, data = model_of(torch.float32), batches(torch.float32)
-    optimizer = dr.Groups(dr.SGD(0.1), {"0.*": dr.TorchOptimizer(TensorAdam, lr=0.01)})
+    optimizer = dr.optim.Groups(dr.optim.SGD(0.1), {"0.*": dr.optim.TorchOptimizer(TensorAdam, lr=0.01)})
     step = dr.compile_training(
         model, F.mse_loss, optimizer=optimizer, example_batch=data[0], strategy="3/1/1/1", precision="bf16",
-        averaging=dr.EMA(0.5), clip_norm=1.0,
+        averaging=dr.optim.EMA(0.5), clip_norm=1.0,
     )  # fmt: skip
     before = step.parameters()
     for batch in data:
@@ -193,7 +193,7 @@ class Vectors(Base):
 
 
 def test_a_step_that_is_refused_for_some_parameters() -> None:
-    optimizer = dr.TorchOptimizer(Vectors, lr=0.1)
+    optimizer = dr.optim.TorchOptimizer(Vectors, lr=0.1)
     model, batch = nn.Linear(13, 3, bias=False).double(), batches(torch.float64)[0]
     step = dr.compile_training(model, F.mse_loss, optimizer=optimizer, example_batch=batch)
     own = copy.deepcopy(model)
@@ -231,5 +231,5 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
 def test_refused(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DistIRError, match=message) as error:
-        dr.TorchOptimizer(kind, **options)
+        dr.optim.TorchOptimizer(kind, **options)
     assert "\n" not in error.value.message

@@ -175,7 +175,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert best.memory == memory[1]
     (tmp_path / "trained.py").write_text(
         "import torch, distir_relax as dr\ndef build():\n    x = torch.ones(2, 3)\n"
-        "    return dr.Training(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss, dr.SGD(), (x, x))\n"
+        "    return dr.Training(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss, dr.optim.SGD(), (x, x))\n"
     )
     for command in (["search", "--devices", "1"], ["simulate", "--strategy", "1/1/1/1"]):
         arguments = [command[0], f"{tmp_path / 'trained.py'}:build", *command[1:], "--profile", "cpu-local"]

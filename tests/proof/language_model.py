@@ -49,7 +49,7 @@ def step(strategy: str, **options: Any) -> dr.Plan:
     """The plan of a training step on 6 sequences of 5 tokens."""
     torch.manual_seed(0)
     ids = torch.randint(0, WORDS, (6, 5))
-    options = {"optimizer": dr.AdamW(1e-3), **options}
+    options = {"optimizer": dr.optim.AdamW(1e-3), **options}
     return dr.compile_training(LanguageModel(), next_words, example_batch=(ids, ids), strategy=strategy, **options).plan
 
 

@@ -45,14 +45,14 @@ def noisy(strategy: str) -> dr.Plan:
 
 STEPS: dict[str, Callable[[], dr.Plan]] = {
     "data": lambda: step("3/1/1/1", clip_norm=1.0),
-    "tensor": lambda: step("1/3/1/1", optimizer=dr.SGD(0.1)),
+    "tensor": lambda: step("1/3/1/1", optimizer=dr.optim.SGD(0.1)),
     "microbatches": lambda: step("2/1/1/3", clip_norm=1.0),
     "microbatches of other sizes": lambda: step("1/1/1/4"),
     "pipeline": lambda: step("1/1/2/3"),
     "recomputation": lambda: step("1/1/1/2,checkpoint=block"),
     "float32 copies": lambda: step("2/1/1/2", precision="bf16"),
-    "scaled loss": lambda: step("1/1/1/2", loss_scale=dr.LossScale(), gradient_norm=True),
-    "averages": lambda: step("3/1/1/2,zero=3", averaging=dr.EMA(0.9)),
+    "scaled loss": lambda: step("1/1/1/2", loss_scale=dr.optim.LossScale(), gradient_norm=True),
+    "averages": lambda: step("3/1/1/2,zero=3", averaging=dr.optim.EMA(0.9)),
     "samples that meet": lambda: noisy("1/1/1/2"),
     "dropout": lambda: noisy("3/1/1/1"),
 }

@@ -51,7 +51,7 @@ def training() -> Bundle:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(Block() for _ in range(4)))
     x = torch.randn(10, 12)
-    step = dr.Training(model, F.mse_loss, dr.AdamW(lr=0.01), (x, x))
+    step = dr.Training(model, F.mse_loss, dr.optim.AdamW(lr=0.01), (x, x))
     return step.compile(strategy="2/1/2/5,zero=1", name="step").bundle(("torch",))
 
 

@@ -27,7 +27,9 @@ def step() -> dr.TrainingStep:
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(6)))
     batch = torch.randn(7, 5), torch.randn(7, 5)
     how = {"strategy": "1/1/3/4,schedule=zb-h1", "stages": ["2", "4"]}
-    return dr.compile_training(model, nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=batch, **how)
+    return dr.compile_training(
+        model, nn.functional.mse_loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=batch, **how
+    )
 
 
 def test_a_program_has_the_order_of_its_schedule(step: dr.TrainingStep) -> None:

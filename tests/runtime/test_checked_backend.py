@@ -45,7 +45,7 @@ def test_results_are_those_of_the_torch_backend() -> None:
 def test_the_first_nan_is_named(strategy: str, rank: str, task: str) -> None:
     torch.manual_seed(0)
     x, target = torch.randn(6, 5), torch.randint(0, 3, (6,))
-    options: dict[str, Any] = {"optimizer": dr.SGD(0.1), "example_batch": (x, target), "strategy": strategy}
+    options: dict[str, Any] = {"optimizer": dr.optim.SGD(0.1), "example_batch": (x, target), "strategy": strategy}
     model = Overflows()
     step, other = (dr.compile_training(model, F.cross_entropy, **options) for _ in range(2))
     assert step(x, target, backend="checked") == pytest.approx(other(x, target), rel=1e-6)
@@ -68,7 +68,7 @@ def test_inputs_and_weights_are_looked_at_first() -> None:
     with pytest.raises(RunError, match="the input 'input' has a NaN before the step"):
         plan(x, backend="checked")
     step = dr.compile_training(
-        model, F.mse_loss, optimizer=dr.SGD(1e38), example_batch=(torch.ones(2, 5) * 1e4, torch.zeros(2, 3))
+        model, F.mse_loss, optimizer=dr.optim.SGD(1e38), example_batch=(torch.ones(2, 5) * 1e4, torch.zeros(2, 3))
     )
     step(torch.ones(2, 5) * 1e4, torch.zeros(2, 3), backend="checked")
     with pytest.raises(RunError, match=r"= .*elements of a result are NaN|the weight"):

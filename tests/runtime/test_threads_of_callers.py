@@ -118,7 +118,7 @@ def test_models_are_compiled_at_once() -> None:
         x = torch.randn(6, width)
         plan = dr.compile(model, (x,), strategy="1/3/1/1", verify=True)
         step = dr.compile_training(
-            model, F.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=(x, x), strategy="1/2/1/1"
+            model, F.mse_loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=(x, x), strategy="1/2/1/1"
         )
         torch.testing.assert_close(plan(x), model(x).detach())
         return abs(step(x, x) - float(F.mse_loss(model(x), x).detach()))
@@ -133,13 +133,13 @@ def test_steps_of_training_follow_each_other() -> None:
     model, x, y = nn.Linear(5, 3).double(), torch.randn(7, 5).double(), torch.randn(7, 3).double()
     rates = []
 
-    class Recorded(dr.Constant):
+    class Recorded(dr.lr.Constant):
         def __call__(self, step: int) -> float:
             rates.append(step)
             return super().__call__(step)
 
     steps = dr.compile_training(
-        model, F.mse_loss, optimizer=dr.SGD(lr=Recorded(0.1)), example_batch=(x, y), strategy="3/1/1/1"
+        model, F.mse_loss, optimizer=dr.optim.SGD(lr=Recorded(0.1)), example_batch=(x, y), strategy="3/1/1/1"
     )
     rates.clear()
     losses = [loss for found in at_once(4, lambda number: [steps(x, y) for _ in range(3)]) for loss in found]

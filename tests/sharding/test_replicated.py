@@ -42,7 +42,7 @@ def step(strategy: str) -> Module:
     before = Before()
     torch.manual_seed(0)
     dr.compile_training(
-        Tied(), optimizer=dr.AdamW(), clip_norm=1.0, example_batch=torch.randn(7, 6), strategy=strategy,
+        Tied(), optimizer=dr.optim.AdamW(), clip_norm=1.0, example_batch=torch.randn(7, 6), strategy=strategy,
         observers=[before],
     )  # fmt: skip
     return before.module

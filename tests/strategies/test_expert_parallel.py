@@ -36,7 +36,7 @@ def mixtral(layers: int = 2, experts: int = 5) -> nn.Module:
 
 def compiled(model: nn.Module, **options: Any) -> dr.TrainingStep:
     return dr.compile_training(
-        deepcopy(model), optimizer=dr.AdamW(lr=1e-2), example_batch=words(), verify=True, **options
+        deepcopy(model), optimizer=dr.optim.AdamW(lr=1e-2), example_batch=words(), verify=True, **options
     )
 
 

@@ -157,7 +157,9 @@ class Block(nn.Module):
 def training(samples: int) -> dr.Training:
     """Four blocks, trained with Adam on a batch of so many samples."""
     model = nn.Sequential(*(Block() for _ in range(4)))
-    return dr.Training(model, nn.functional.mse_loss, dr.AdamW(), (torch.randn(samples, 31), torch.randn(samples, 31)))
+    return dr.Training(
+        model, nn.functional.mse_loss, dr.optim.AdamW(), (torch.randn(samples, 31), torch.randn(samples, 31))
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ from torch import nn
 
 def build():
     model = nn.Sequential(nn.Linear(31, 127), nn.ReLU(), nn.Linear(127, 31))
-    return dr.Training(model, nn.functional.mse_loss, dr.AdamW(), (torch.zeros(7, 31), torch.zeros(7, 31)))
+    return dr.Training(model, nn.functional.mse_loss, dr.optim.AdamW(), (torch.zeros(7, 31), torch.zeros(7, 31)))
 """
 
 

@@ -75,7 +75,7 @@ def compiled(strategy: str) -> TrainingStep:
     model.load_state_dict(weights())
     batch = data()["input"], data()["targets"]
     return dr.compile_training(
-        model, half_squared_error, optimizer=dr.SGD(lr=RATE), example_batch=batch, strategy=strategy, name="mlp"
+        model, half_squared_error, optimizer=dr.optim.SGD(lr=RATE), example_batch=batch, strategy=strategy, name="mlp"
     )
 
 

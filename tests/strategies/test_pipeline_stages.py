@@ -126,10 +126,10 @@ class Normed(nn.Module):
 def test_where_samples_meet_no_stage_follows() -> None:
     model, x = Normed().train(), torch.randn(7, 6)
     with pytest.raises(dr.DistIRError, match=r"ops with weights before .* joins the microbatches") as raised:
-        dr.compile_training(model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy="1/1/9/3")
+        dr.compile_training(model, optimizer=dr.optim.SGD(lr=0.1), example_batch=x, strategy="1/1/9/3")
     assert "one microbatch" in (raised.value.hint or "")
     for strategy in ("1/1/2/1", "1/1/2/3"):
-        step = dr.compile_training(model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy=strategy)
+        step = dr.compile_training(model, optimizer=dr.optim.SGD(lr=0.1), example_batch=x, strategy=strategy)
         expected = Normed().train()
         expected.load_state_dict(model.state_dict())
         assert step(x) == pytest.approx(expected(x).item(), rel=1e-6)
@@ -164,7 +164,7 @@ def test_a_skip_over_a_stage_and_a_weight_of_two_stages_are_sent() -> None:
     model, x = Skips().double(), torch.randn(7, 5, dtype=torch.float64)
     own = copy.deepcopy(model)
     step = dr.compile_training(
-        model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy="1/1/3/3", stages=["mid", "last"]
+        model, optimizer=dr.optim.SGD(lr=0.1), example_batch=x, strategy="1/1/3/3", stages=["mid", "last"]
     )
     sends = [op for op in step.plan.modules["distributed"].main.ops if op.name == "send"]
     pairs = {(op.operands[0].placed.devices[0], op.results[0].placed.devices[0]) for op in sends}

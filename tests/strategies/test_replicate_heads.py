@@ -158,7 +158,9 @@ def test_trained_heads_stay_in_groups() -> None:
     """The gradient of a key/value head would be a sum over its copies."""
     ids = torch.randint(VOCABULARY, (2, 7))
     batch = {"input_ids": ids, "labels": ids, "use_cache": False}
-    step = dr.compile_training(model("Llama", 8, 2), optimizer=dr.SGD(0.1), example_batch=batch, strategy="1/4/1/1")
+    step = dr.compile_training(
+        model("Llama", 8, 2), optimizer=dr.optim.SGD(0.1), example_batch=batch, strategy="1/4/1/1"
+    )
     assert heads_of(step.plan, "") is None
 
 

@@ -33,7 +33,7 @@ def stages(strategy: str) -> dict[str, Module]:
         return F.cross_entropy(found.logits.flatten(0, 1), targets.flatten())
 
     batch = {"input_ids": words}, words
-    step = dr.compile_training(model, loss, optimizer=dr.AdamW(), example_batch=batch, strategy=strategy)
+    step = dr.compile_training(model, loss, optimizer=dr.optim.AdamW(), example_batch=batch, strategy=strategy)
     return step.plan.modules
 
 

@@ -30,7 +30,7 @@ def marked() -> Module:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(WIDTHS)))
         batch = torch.empty(SAMPLES, WIDTHS[0]), torch.empty(SAMPLES, WIDTHS[-1])
-        source = dr.Training(model, half_squared_error, dr.SGD(), batch).read(CompileOptions())
+        source = dr.Training(model, half_squared_error, dr.optim.SGD(), batch).read(CompileOptions())
     return ApplyStrategy(Strategy(microbatches=3)).run(source.imported.module)
 
 

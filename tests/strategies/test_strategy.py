@@ -195,7 +195,12 @@ def test_a_chain_of_products_is_split_in_pairs_to_its_end(layers: int, all_reduc
     chain = [nn.Sequential(nn.Linear(31, 31, bias=False), nn.ReLU()) for _ in range(layers)]
     x = torch.randn(5, 31)
     step = dr.compile_training(
-        nn.Sequential(*chain), F.mse_loss, optimizer=dr.SGD(), example_batch=(x, x), strategy="1/3/1/1", outline=False
+        nn.Sequential(*chain),
+        F.mse_loss,
+        optimizer=dr.optim.SGD(),
+        example_batch=(x, x),
+        strategy="1/3/1/1",
+        outline=False,
     )
     lies = {name: text for name, text in placements(step.plan).items() if name.endswith("weight")}
     assert list(lies.values()) == [f"R,S[{number % 2}]" for number in range(layers)]

@@ -199,11 +199,11 @@ def test_means_weigh_each_sample_as_much(strategy: str) -> None:
     batches = [words(11, ignored) for ignored in (3, 0, 9)]
     profile = unlike(*SPEEDS, 0.25)
     step = agrees(
-        Tied().double(), batches, dr.SGD(lr=1.0), lambda p: torch.optim.SGD(p, lr=1.0), strategy, 1e-12, 0.05,
+        Tied().double(), batches, dr.optim.SGD(lr=1.0), lambda p: torch.optim.SGD(p, lr=1.0), strategy, 1e-12, 0.05,
         profile=profile,
     )  # fmt: skip
     cut = {str(item.value.dtensor.placements) for item in step.plan.modules["sharded"].main.inputs}
-    even = dr.compile_training(Tied().double(), example_batch=batches[0], optimizer=dr.SGD(), strategy=strategy)
+    even = dr.compile_training(Tied().double(), example_batch=batches[0], optimizer=dr.optim.SGD(), strategy=strategy)
     assert cut != {str(item.value.dtensor.placements) for item in even.plan.modules["sharded"].main.inputs}
 
 

@@ -35,7 +35,7 @@ def test_biases_and_norms_are_replicated(zero: int) -> None:
         optimizer.step()
         losses.append(loss.item())
     step = dr.compile_training(
-        model, nn.functional.mse_loss, optimizer=dr.AdamW(lr=0.01), example_batch=batches[0], clip_norm=0.1,
+        model, nn.functional.mse_loss, optimizer=dr.optim.AdamW(lr=0.01), example_batch=batches[0], clip_norm=0.1,
         strategy=f"3/1/1/1,zero={zero}",
     )  # fmt: skip
     torch.testing.assert_close([step(*batch) for batch in batches], losses)
@@ -75,7 +75,7 @@ def test_master_weights_are_gathered_in_the_dtype_of_the_model() -> None:
     losses = {}
     for strategy in ("1/1/1/1", "5/1/1/1,zero=3"):
         step = dr.compile_training(
-            deepcopy(model), nn.functional.mse_loss, optimizer=dr.AdamW(lr=0.01), example_batch=batch,
+            deepcopy(model), nn.functional.mse_loss, optimizer=dr.optim.AdamW(lr=0.01), example_batch=batch,
             strategy=strategy, precision="bf16",
         )  # fmt: skip
         losses[strategy] = [step(*batch) for _ in range(3)]
@@ -92,7 +92,7 @@ def test_master_weights_are_gathered_in_the_dtype_of_the_model() -> None:
 def test_small_parameters_have_a_limit_together() -> None:
     """They are at most a 64th of a rank's shards: with more ranks, fewer are replicated."""
     plan = dr.compile_training(
-        perceptron(), nn.functional.mse_loss, optimizer=dr.SGD(lr=0.1), strategy="1/1/1/1",
+        perceptron(), nn.functional.mse_loss, optimizer=dr.optim.SGD(lr=0.1), strategy="1/1/1/1",
         example_batch=(torch.randn(7, WIDTHS[0]).double(), torch.randn(7, WIDTHS[-1]).double()),
     ).plan  # fmt: skip
     module = plan.modules["global"] if "global" in plan.modules else next(iter(plan.modules.values()))

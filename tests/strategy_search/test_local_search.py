@@ -32,7 +32,7 @@ STRATEGIES = [
 def narrow() -> dr.Training:
     """Six layers computed in bfloat16, their weights in float32."""
     model, (x,) = search_models.run(30)
-    return dr.Training(model, nn.functional.mse_loss, dr.AdamW(), (x, x), precision="bf16")
+    return dr.Training(model, nn.functional.mse_loss, dr.optim.AdamW(), (x, x), precision="bf16")
 
 
 @pytest.mark.parametrize("made", [narrow, lambda: search_models.train(30)], ids=["bfloat16", "float32"])
@@ -54,9 +54,9 @@ def test_more_tensor_ranks_than_heads_are_refused() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(12, 3, 31, 0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-    source = dr.Training(model, nn.functional.mse_loss, dr.SGD(), (torch.randn(5, 7, 12), torch.randn(5, 7, 12))).read(
-        CompileOptions(profile=MACHINE)
-    )
+    source = dr.Training(
+        model, nn.functional.mse_loss, dr.optim.SGD(), (torch.randn(5, 7, 12), torch.randn(5, 7, 12))
+    ).read(CompileOptions(profile=MACHINE))
     least = LowerBounds(source, MACHINE)
     assert [least.refusal(Strategy(1, t, 1, 1)) for t in (1, 3, 5)] == ["", "", TOO_FINE]
 

@@ -51,7 +51,7 @@ def source(blocks: int, batch: int = 96, precision: str | None = "bf16") -> Sour
         )
         ids = torch.zeros(batch, 127, dtype=torch.int64)
     training = dr.Training(
-        model, lambda out, y: nn.functional.cross_entropy(out.flatten(0, 1), y.flatten()), dr.AdamW(), (ids, ids),
+        model, lambda out, y: nn.functional.cross_entropy(out.flatten(0, 1), y.flatten()), dr.optim.AdamW(), (ids, ids),
         precision=precision,
     )  # fmt: skip
     return training.read(CompileOptions(profile=MACHINE))
@@ -80,7 +80,7 @@ def test_models_without_a_chain_have_no_bounds() -> None:
     torch.manual_seed(0)
     unlike = nn.Sequential(nn.Linear(35, 61), nn.GELU(), nn.Linear(61, 127), nn.GELU(), nn.Linear(127, 35))
     x = torch.randn(12, 35)
-    training = dr.Training(unlike, nn.functional.mse_loss, dr.SGD(), (x, x)).read(CompileOptions(profile=MACHINE))
+    training = dr.Training(unlike, nn.functional.mse_loss, dr.optim.SGD(), (x, x)).read(CompileOptions(profile=MACHINE))
     assert StepBounds.of(training, MACHINE, []) is None
 
     # Results that leave the chain before its end need all of it.
@@ -97,7 +97,9 @@ def test_models_without_a_chain_have_no_bounds() -> None:
             return total
 
     y = torch.randn(12, 7, 24)
-    training = dr.Training(Summed(), nn.functional.mse_loss, dr.SGD(), (y, y)).read(CompileOptions(profile=MACHINE))
+    training = dr.Training(Summed(), nn.functional.mse_loss, dr.optim.SGD(), (y, y)).read(
+        CompileOptions(profile=MACHINE)
+    )
     assert Chain.of(training) is None
 
 

@@ -31,12 +31,12 @@ def error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def step(
-    strategy: str, model: nn.Module | None = None, evaluates: bool = False, averaging: dr.EMA | None = None
+    strategy: str, model: nn.Module | None = None, evaluates: bool = False, averaging: dr.optim.EMA | None = None
 ) -> TrainingStep:
     """A step of training, the same for each strategy."""
     torch.manual_seed(0)
     return dr.compile_training(
-        model or Perceptron(), F.mse_loss, optimizer=dr.AdamW(dr.Cosine(2.0**-5, 20, 3)), clip_norm=1.0,
+        model or Perceptron(), F.mse_loss, optimizer=dr.optim.AdamW(dr.lr.Cosine(2.0**-5, 20, 3)), clip_norm=1.0,
         strategy=strategy, example_batch=(torch.randn(ROWS, 5), torch.randn(ROWS, 3)), name="perceptron",
         metrics={"error": error} if evaluates else None, averaging=averaging,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def imported() -> ImportedTraining:
     """The training that the strategies distribute."""
     batch = batches()[0]
     return ImportedTraining(
-        dr.Training(gpt2(), optimizer=dr.AdamW(lr=1e-3), example_batch=(batch["x"], batch["labels"]))
+        dr.Training(gpt2(), optimizer=dr.optim.AdamW(lr=1e-3), example_batch=(batch["x"], batch["labels"]))
     )
 
 

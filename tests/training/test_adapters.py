@@ -38,7 +38,7 @@ def test_adapters_are_trained_alone_and_merged(example: ModuleType, strategy: st
         for _ in range(4)
     ]
     step = dr.compile_training(
-        model, F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=items[0], strategy=strategy
+        model, F.cross_entropy, optimizer=dr.optim.AdamW(0.05), example_batch=items[0], strategy=strategy
     )
     dr.train(step, items, steps=4, checkpoint=tmp_path / "ck")
     expected = copy.deepcopy(model)

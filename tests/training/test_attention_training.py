@@ -51,7 +51,7 @@ def trained(dtype: torch.dtype, **options: Any) -> dr.TrainingStep:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    step = dr.compile_training(model, optimizer=dr.SGD(lr=1.0), example_batch=batches[0], **options)
+    step = dr.compile_training(model, optimizer=dr.optim.SGD(lr=1.0), example_batch=batches[0], **options)
     tolerance = 1e-12 if dtype == torch.float64 else 2e-5
     torch.testing.assert_close([step(batch) for batch in batches], losses, rtol=tolerance, atol=tolerance)
     expected = dict(own.named_parameters())
@@ -88,7 +88,7 @@ def test_query_rows_are_split() -> None:
 
     y = torch.randn(2, 3, 7, 4, dtype=torch.float64)
     step = dr.compile_training(
-        Model(), optimizer=dr.SGD(lr=1.0), example_batch=(y,), mesh=3, shardings={"of.q": "S[2]", "y": "S[2]"}
+        Model(), optimizer=dr.optim.SGD(lr=1.0), example_batch=(y,), mesh=3, shardings={"of.q": "S[2]", "y": "S[2]"}
     )
     before = deepcopy(model)
     Model()(y).backward()

@@ -31,7 +31,7 @@ def by_torch(model: nn.Module, loss: Callable[..., Any], batches: list[Any], lr:
 
 
 def compiled(model: nn.Module, batch: Any, strategy: str = "1/1/1/1", loss: Any = F.mse_loss, **options: Any) -> Any:
-    options = {"optimizer": dr.SGD(lr=0.1), "precision": "bf16", **options}
+    options = {"optimizer": dr.optim.SGD(lr=0.1), "precision": "bf16", **options}
     return dr.compile_training(copy.deepcopy(model), loss, example_batch=batch, strategy=strategy, **options)
 
 
@@ -66,7 +66,7 @@ def test_models_without_data_are_cast_too() -> None:
     for device in ("cpu", "meta"):
         with torch.device(device):
             model, batch = Net(), (torch.zeros(13, 5), torch.zeros(13, 3))
-        module = dr.Training(model, F.mse_loss, dr.AdamW(), batch, precision="bf16").read().imported.module
+        module = dr.Training(model, F.mse_loss, dr.optim.AdamW(), batch, precision="bf16").read().imported.module
         found.append([(op.name, [str(v.type) for v in op.results]) for op in module.main.ops])
     assert found[0] == found[1]
     assert ("linear", ["bf16[13,127]"]) in found[0]
@@ -83,7 +83,7 @@ def test_gradients_of_microbatches_are_summed_in_float32(precision: str) -> None
         return output.float().sum() + (0 * target).sum()
 
     before = model.weight.detach().clone()
-    step = compiled(model, (x, y), "1/1/1/512", loss, optimizer=dr.SGD(lr=1.0), precision=precision)
+    step = compiled(model, (x, y), "1/1/1/512", loss, optimizer=dr.optim.SGD(lr=1.0), precision=precision)
     step(x, y)
     gradient = before - step.parameters()["weight"]
     torch.testing.assert_close(gradient, x.bfloat16().float().sum(0).expand(5, 7), rtol=3e-3, atol=0.0)
@@ -138,7 +138,7 @@ def test_state_is_not_rounded() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Counting(), nn.BatchNorm1d(5, momentum=0.003))
     batches = [(2 + torch.randn(11, 3), torch.randn(11, 5)) for _ in range(40)]
-    step = compiled(model, batches[0], optimizer=dr.SGD(lr=1e-3))
+    step = compiled(model, batches[0], optimizer=dr.optim.SGD(lr=1e-3))
     for batch in batches:
         step(*batch)
     by_torch_model = copy.deepcopy(model)

@@ -23,7 +23,7 @@ def still(**options: Any) -> dr.TrainingStep:
     """A step that does not change its weights."""
     torch.manual_seed(0)
     return dr.compile_training(
-        torch.nn.Linear(5, 3), mse_loss, optimizer=dr.SGD(0.0), example_batch=data.drawn(0), strategy="2/1/1/1",
+        torch.nn.Linear(5, 3), mse_loss, optimizer=dr.optim.SGD(0.0), example_batch=data.drawn(0), strategy="2/1/1/1",
         metrics={}, **options,
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ class Streamed(IterableDataset[Batch]):
 def bundle(rows: int) -> dr.TrainingStep:
     torch.manual_seed(0)
     example = torch.randn(rows, 5), torch.randn(rows, 3)
-    return dr.compile_training(torch.nn.Linear(5, 3), mse_loss, optimizer=dr.SGD(0.0), example_batch=example)
+    return dr.compile_training(torch.nn.Linear(5, 3), mse_loss, optimizer=dr.optim.SGD(0.0), example_batch=example)
 
 
 def loader(rows: int, **options: Any) -> DataLoader[Any]:

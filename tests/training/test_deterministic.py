@@ -44,7 +44,7 @@ def batches() -> list[Any]:
 def compiled(ranks: int, pieces: int | None = PIECES, **options: Any) -> dr.TrainingStep:
     torch.manual_seed(0)
     return dr.compile_training(
-        Coupled().train(), F.cross_entropy, optimizer=dr.AdamW(0.01), example_batch=batches()[0], clip_norm=0.5,
+        Coupled().train(), F.cross_entropy, optimizer=dr.optim.AdamW(0.01), example_batch=batches()[0], clip_norm=0.5,
         strategy=f"{ranks}/1/1/1", deterministic=pieces, **options,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_a_transformer_has_the_same_bits() -> None:
         args: Any = family.args
         args = {key: _repeated(x) for key, x in args.items()} if isinstance(args, dict) else tuple(map(_repeated, args))
         step = dr.compile_training(
-            family.model.train(), optimizer=dr.SGD(0.1, momentum=0.9), example_batch=args, deterministic=PIECES,
+            family.model.train(), optimizer=dr.optim.SGD(0.1, momentum=0.9), example_batch=args, deterministic=PIECES,
             strategy=f"{ranks}/1/1/1",
         )  # fmt: skip
         found.append(([step(args) for _ in range(2)], step.plan.session().state()))
@@ -97,7 +97,7 @@ def test_a_run_goes_on_with_the_same_bits_on_other_ranks(tmp_path: Path) -> None
 
 
 def test_it_is_simulated_but_not_searched() -> None:
-    training = dr.Training(nn.Linear(5, 3), F.cross_entropy, dr.SGD(), batches()[0], deterministic=PIECES)
+    training = dr.Training(nn.Linear(5, 3), F.cross_entropy, dr.optim.SGD(), batches()[0], deterministic=PIECES)
     one, three = (dr.simulate(training, profile="dgx-a100", strategy=f"{n}/1/1/1") for n in (1, 3))
     assert three.makespan != one.makespan
     with pytest.raises(DistIRError, match="there is nothing to search"):
@@ -118,6 +118,6 @@ def test_it_is_simulated_but_not_searched() -> None:
     ids=str,
 )
 def test_what_cannot_be_deterministic(options: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"optimizer": dr.SGD(), "example_batch": batches()[0], "deterministic": PIECES}
+    arguments: dict[str, Any] = {"optimizer": dr.optim.SGD(), "example_batch": batches()[0], "deterministic": PIECES}
     with pytest.raises(DistIRError, match=message):
         dr.compile_training(nn.Linear(5, 3), F.cross_entropy, **{**arguments, **options})

@@ -40,7 +40,7 @@ class Table(Dataset[Batch]):
 def compiled(rows: int = 11, dynamic: bool = False, **options: Any) -> dr.TrainingStep:
     torch.manual_seed(0)
     example = torch.randn(rows, 5), torch.randn(rows, 3)
-    options = {"optimizer": dr.SGD(0.1), "metrics": {}, "strategy": "2/1/1/1"} | options
+    options = {"optimizer": dr.optim.SGD(0.1), "metrics": {}, "strategy": "2/1/1/1"} | options
     dims: dict[str, Any] = {"dynamic_shapes": {"input": {0: "batch"}, "targets": {0: "batch"}}} if dynamic else {}
     return dr.compile_training(nn.Linear(5, 3), mse_loss, example_batch=example, **dims, **options)
 
@@ -143,15 +143,15 @@ def test_an_interval_of_epochs_needs_no_length(tmp_path: Path) -> None:
 
 
 def test_rates_by_epoch() -> None:
-    schedule = dr.ByEpoch(dr.StepDecay(0.4, every=1, factor=0.5), 3)
+    schedule = dr.lr.ByEpoch(dr.lr.StepDecay(0.4, every=1, factor=0.5), 3)
     calls = observers.Calls()
-    dr.train(compiled(optimizer=dr.SGD(schedule)), Table(), epochs=3, callbacks=[calls])
+    dr.train(compiled(optimizer=dr.optim.SGD(schedule)), Table(), epochs=3, callbacks=[calls])
     assert [result.rates["learning_rate"] for result in calls.results] == [0.4] * 3 + [0.2] * 3 + [0.1] * 3
     table = Fields.of(schedule_to_json(schedule), DistIRError)
     assert schedule_from_json(table) == schedule
-    for wrong in (0.1, schedule, dr.StepDecay):
+    for wrong in (0.1, schedule, dr.lr.StepDecay):
         with pytest.raises(DistIRError, match="expected a schedule of steps to count epochs"):
-            dr.ByEpoch(wrong, 3)  # type: ignore[arg-type]
+            dr.lr.ByEpoch(wrong, 3)  # type: ignore[arg-type]
 
 
 def test_flags_that_limit_and_order_a_run(tmp_path: Path) -> None:

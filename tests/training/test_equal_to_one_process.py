@@ -21,8 +21,8 @@ from tests.runtime.processes import mpirun
 from tests.training import pipelines
 
 STEPS = 6
-ADAM = dr.AdamW(lr=1e-3), lambda p: torch.optim.AdamW(p, lr=1e-3)
-SGD = dr.SGD(lr=0.02, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9)
+ADAM = dr.optim.AdamW(lr=1e-3), lambda p: torch.optim.AdamW(p, lr=1e-3)
+SGD = dr.optim.SGD(lr=0.02, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9)
 
 # For so many ranks: a family, a strategy ("space" splits images by rows), its optimizer.
 JOBS: dict[int, list[tuple[str, str, Any]]] = {

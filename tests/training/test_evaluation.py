@@ -82,7 +82,7 @@ def test_loss_and_metrics(strategy: str) -> None:
     torch.manual_seed(0)
     model, data = Classifier(), drawn(5)
     step = dr.compile_training(
-        model, F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=data[0], averaging=dr.EMA(0.5),
+        model, F.cross_entropy, optimizer=dr.optim.AdamW(0.05), example_batch=data[0], averaging=dr.optim.EMA(0.5),
         metrics={"accuracy": accuracy, "margin": margin}, strategy=strategy, verify=True,
     )  # fmt: skip
     modes = [module.training for module in model.modules()]
@@ -103,7 +103,7 @@ def test_a_stage_without_weights(end: tuple[nn.Module, ...]) -> None:
     x, t = drawn(1)[0]
     model = nn.Sequential(nn.Linear(x.shape[1], 40), nn.ReLU(), nn.Linear(40, 3), *end).double()
     step = dr.compile_training(
-        model, F.cross_entropy, optimizer=dr.SGD(0.1), example_batch=(x, t), metrics={}, strategy="1/1/2/3"
+        model, F.cross_entropy, optimizer=dr.optim.SGD(0.1), example_batch=(x, t), metrics={}, strategy="1/1/2/3"
     )
     with torch.no_grad():
         expected = float(F.cross_entropy(model(x), t))
@@ -118,7 +118,12 @@ def test_every_sample_is_evaluated(strategy: str) -> None:
     model = Classifier()
     metrics = {"accuracy": accuracy, "margin": margin}
     step = dr.compile_training(
-        model, F.cross_entropy, optimizer=dr.SGD(0.1), example_batch=drawn(1)[0], strategy=strategy, metrics=metrics
+        model,
+        F.cross_entropy,
+        optimizer=dr.optim.SGD(0.1),
+        example_batch=drawn(1)[0],
+        strategy=strategy,
+        metrics=metrics,
     )
     for done, count in enumerate((31, 25, 8), 1):
         x, t = (torch.cat(tensors)[:count] for tensors in zip(*drawn(3), strict=True))
@@ -141,7 +146,7 @@ def test_a_model_of_one_batch_size_evaluates_whole_batches() -> None:
     torch.manual_seed(0)
     model = Placed()
     step = dr.compile_training(
-        model, F.cross_entropy, optimizer=dr.SGD(0.1), example_batch=drawn(1)[0], strategy="3/1/1/1", metrics={}
+        model, F.cross_entropy, optimizer=dr.optim.SGD(0.1), example_batch=drawn(1)[0], strategy="3/1/1/1", metrics={}
     )
     x, t = (torch.cat(tensors)[:31] for tensors in zip(*drawn(3), strict=True))
     calls = observers.Calls()
@@ -167,7 +172,7 @@ def test_a_model_that_returns_its_loss_and_frozen_parameters() -> None:
     model = Own()
     data = [{"x": x.float(), "labels": t} for x, t in drawn(3)]
     step = dr.compile_training(
-        model, optimizer=dr.SGD(0.5), example_batch=data[0], strategy="3/1/1/1",
+        model, optimizer=dr.optim.SGD(0.5), example_batch=data[0], strategy="3/1/1/1",
         metrics={"accuracy": lambda output, inputs: (output["logits"].argmax(-1) == inputs["labels"]).float().mean()},
     )  # fmt: skip
     for batch in data:
@@ -185,7 +190,12 @@ def test_bfloat16_with_masters_in_float32() -> None:
     torch.manual_seed(0)
     model, data = Classifier().float(), [(x.float(), t) for x, t in drawn(3)]
     step = dr.compile_training(
-        model, F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=data[0], precision="bf16", strategy="2/1/1/1"
+        model,
+        F.cross_entropy,
+        optimizer=dr.optim.AdamW(0.05),
+        example_batch=data[0],
+        precision="bf16",
+        strategy="2/1/1/1",
     )
     for batch in data:
         step(*batch)
@@ -203,7 +213,7 @@ def test_bfloat16_with_masters_in_float32() -> None:
 
 def test_what_cannot_be_evaluated() -> None:
     data = drawn(1)
-    options: dict[str, Any] = {"optimizer": dr.SGD(), "example_batch": data[0]}
+    options: dict[str, Any] = {"optimizer": dr.optim.SGD(), "example_batch": data[0]}
     step = dr.compile_training(Classifier(), F.cross_entropy, **options)
     with pytest.raises(RunError, match="expected batches to evaluate"):
         step.evaluate([])
@@ -222,7 +232,7 @@ def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = drawn(3)
     step = dr.compile_training(
-        Classifier(), F.cross_entropy, optimizer=dr.AdamW(0.05), example_batch=data[0], strategy="2/2/1/2,zero=3",
+        Classifier(), F.cross_entropy, optimizer=dr.optim.AdamW(0.05), example_batch=data[0], strategy="2/2/1/2,zero=3",
         metrics={"accuracy": accuracy},
     )  # fmt: skip
     for batch in data:
@@ -246,14 +256,14 @@ def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
     assert evaluate(executor, samples.epoch)["loss"] != pytest.approx(expected["loss"])
     with pytest.raises(RunError, match="expected batches to evaluate"):
         evaluate(executor, lambda: iter(()))
-    without = dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.SGD(), example_batch=data[0])
+    without = dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.optim.SGD(), example_batch=data[0])
     with pytest.raises(RunError, match="the bundle has no evaluation"):
         evaluate(ThreadExecutor(Session(without.bundle(("torch",)))), samples.epoch)
 
 
 def test_an_evaluation_that_does_not_fit_is_refused() -> None:
     data = drawn(1)
-    options: dict[str, Any] = {"optimizer": dr.SGD(), "example_batch": data[0], "metrics": {}}
+    options: dict[str, Any] = {"optimizer": dr.optim.SGD(), "example_batch": data[0], "metrics": {}}
     one, two = (
         dr.compile_training(Classifier(), F.cross_entropy, strategy=s, **options).bundle(("torch",))
         for s in ("2/1/1/1", "1/2/1/1")

@@ -36,7 +36,7 @@ def model() -> nn.Module:
 def compiled(metrics: dict[str, Any], strategy: str = "1/1/1/1", loss: Any = F.cross_entropy) -> dr.TrainingStep:
     example = X[12:24], T[12:24]
     return dr.compile_training(
-        model(), loss, optimizer=dr.SGD(0.1), example_batch=example, strategy=strategy, metrics=metrics
+        model(), loss, optimizer=dr.optim.SGD(0.1), example_batch=example, strategy=strategy, metrics=metrics
     )
 
 

@@ -45,7 +45,7 @@ def by_torch(clip: float) -> tuple[list[float], nn.Module]:
 def test_norms_are_those_of_torch(strategy: str, clip: float | None, tmp_path: Path) -> None:
     options: dict[str, Any] = {"gradient_norm": True} if clip is None else {"clip_norm": clip}
     step = dr.compile_training(
-        model(), F.mse_loss, optimizer=dr.AdamW(0.05), example_batch=batches()[0], strategy=strategy, **options
+        model(), F.mse_loss, optimizer=dr.optim.AdamW(0.05), example_batch=batches()[0], strategy=strategy, **options
     )
     assert step.gradient_norm is None
     calls = observers.Calls()
@@ -66,7 +66,7 @@ def test_a_step_without_it_has_no_part_of_it(tmp_path: Path) -> None:
 
     def collectives(**options: Any) -> tuple[list[str], dr.TrainingStep]:
         step = dr.compile_training(
-            model(), F.mse_loss, optimizer=dr.SGD(0.1), example_batch=batches()[0], strategy="3/1/1/1", overlap=0,
+            model(), F.mse_loss, optimizer=dr.optim.SGD(0.1), example_batch=batches()[0], strategy="3/1/1/1", overlap=0,
             **options,
         )  # fmt: skip
         return [op.name for op in step.plan.modules["distributed"].main.ops if "reduce" in op.name], step

@@ -30,7 +30,7 @@ def batches(count: int) -> list[Any]:
 
 
 def by_torch(
-    items: list[Any], optimizer: Any, options: dr.LossScale, half: bool = False, clip: float | None = None
+    items: list[Any], optimizer: Any, options: dr.optim.LossScale, half: bool = False, clip: float | None = None
 ) -> tuple[nn.Module, Losses, list[tuple[float, int]]]:
     """The model, losses, and the scales with their counts of good steps, by `GradScaler`; half: computed in float16."""
     trained = model()
@@ -61,9 +61,9 @@ def scale_of(step: dr.TrainingStep) -> tuple[float, int]:
 
 
 OPTIMIZERS = {
-    "adamw": (dr.AdamW(0.01, no_decay="*.bias"), lambda p: torch.optim.AdamW(decayed(p), lr=0.01)),
-    "sgd": (dr.SGD(1e-3, momentum=0.9), lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9)),
-    "adagrad": (dr.Adagrad(0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    "adamw": (dr.optim.AdamW(0.01, no_decay="*.bias"), lambda p: torch.optim.AdamW(decayed(p), lr=0.01)),
+    "sgd": (dr.optim.SGD(1e-3, momentum=0.9), lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9)),
+    "adagrad": (dr.optim.Adagrad(0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
 }
 
 
@@ -85,12 +85,12 @@ def decayed(parameters: Any) -> Any:
 def test_scales_are_those_of_torch_step_by_step(strategy: str, name: str, clip: float | None) -> None:
     """In float32, whose gradients overflow with a scale of 2 ** 127: skipped steps, then growth, then skipped again."""
     ours, theirs = OPTIMIZERS[name]
-    options = dr.LossScale(init=2.0**127, growth=16.0, backoff=0.25, interval=3)
+    options = dr.optim.LossScale(init=2.0**127, growth=16.0, backoff=0.25, interval=3)
     items = [(x, 64 * y) for x, y in batches(14)]
     trained, losses, scales = by_torch(items, theirs, options, clip=clip)
     step = dr.compile_training(
         model(), F.mse_loss, optimizer=ours, example_batch=items[0], strategy=strategy, clip_norm=clip,
-        loss_scale=options, averaging=dr.EMA(0.5),
+        loss_scale=options, averaging=dr.optim.EMA(0.5),
     )  # fmt: skip
     assert scale_of(step) == (2.0**127, 0)
     found, counts = [], []
@@ -123,7 +123,7 @@ def test_float16_computes_and_float32_keeps(strategy: str, init: float) -> None:
     """
     ours, theirs = OPTIMIZERS["adamw"]
     items = batches(8)
-    options = dr.LossScale(init, interval=9)
+    options = dr.optim.LossScale(init, interval=9)
     trained, losses, scales = by_torch(items, theirs, options, half=True)
     step = dr.compile_training(
         model(), F.mse_loss, optimizer=ours, example_batch=items[0], strategy=strategy, precision="fp16",
@@ -149,7 +149,7 @@ def test_a_run_continues_its_scale(tmp_path: Path) -> None:
     items = batches(6)
 
     def compiled(strategy: str) -> dr.TrainingStep:
-        options: dict[str, Any] = {"optimizer": dr.AdamW(0.01), "example_batch": items[0], "precision": "fp16"}
+        options: dict[str, Any] = {"optimizer": dr.optim.AdamW(0.01), "example_batch": items[0], "precision": "fp16"}
         return dr.compile_training(model(), F.mse_loss, strategy=strategy, **options)
 
     whole, first, second = compiled("1/1/1/1"), compiled("1/1/1/1"), compiled("3/1/1/1,zero=1")
@@ -169,4 +169,4 @@ def test_numbers_out_of_range_are_refused() -> None:
         ({"interval": 0}, "interval of at least 1"),
     ):  # fmt: skip
         with pytest.raises(DistIRError, match=message):
-            dr.LossScale(**options)
+            dr.optim.LossScale(**options)

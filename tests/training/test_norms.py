@@ -53,7 +53,7 @@ def trained(dtype: torch.dtype, rows: int, **options: Any) -> dr.TrainingStep:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    step = dr.compile_training(model, optimizer=dr.SGD(lr=1.0), example_batch=batches[0], **options)
+    step = dr.compile_training(model, optimizer=dr.optim.SGD(lr=1.0), example_batch=batches[0], **options)
     tolerance = 1e-12 if dtype == torch.float64 else 2e-5
     torch.testing.assert_close([step(batch) for batch in batches], losses, rtol=tolerance, atol=tolerance)
     expected = dict(own.named_parameters())
@@ -82,7 +82,7 @@ def test_norms_of_split_rows_are_summed_in_parts() -> None:
     x, y = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     (norm(x) * y).sum().backward()
     step = dr.compile_training(
-        norm, lambda out, y: (out * y).sum(), optimizer=dr.SGD(lr=1.0), example_batch=(x, y), mesh=3,
+        norm, lambda out, y: (out * y).sum(), optimizer=dr.optim.SGD(lr=1.0), example_batch=(x, y), mesh=3,
         shardings={"x": "S[1]"},
     )  # fmt: skip
     before = norm.weight.detach().clone()

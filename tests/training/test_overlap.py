@@ -22,7 +22,7 @@ from tests.machines import machine
 from tests.runtime.processes import mpirun, torchrun
 
 WIDTH, ROWS, STEPS = 15, 9, 3
-ADAM = dr.AdamW(lr=1e-2)
+ADAM = dr.optim.AdamW(lr=1e-2)
 
 
 class Block(nn.Module):

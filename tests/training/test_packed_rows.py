@@ -71,7 +71,7 @@ def test_packed_rows_have_the_loss_of_the_documents(strategy: str, names: tuple[
         packed = dr.pack(documents(*lengths), LENGTH, mask=True)
         batches.append({name: packed[name] for name in ("input_ids", "labels", *names)})
     step = dr.compile_training(
-        model(), optimizer=dr.SGD(0.5), example_batch=batches[0], strategy=strategy, gradient_norm=True
+        model(), optimizer=dr.optim.SGD(0.5), example_batch=batches[0], strategy=strategy, gradient_norm=True
     )
     own = model()
     optimizer = torch.optim.SGD(own.parameters(), lr=0.5)
@@ -94,7 +94,9 @@ def test_rows_are_a_data_set() -> None:
     names = ("input_ids", "labels", "position_ids")
     samples = TensorDataset(*(packed[name] for name in names))
     example = {name: packed[name][:3] for name in names}
-    step = dr.compile_training(model(), optimizer=dr.AdamW(0.01), example_batch=example, strategy="3/1/1/1", metrics={})
+    step = dr.compile_training(
+        model(), optimizer=dr.optim.AdamW(0.01), example_batch=example, strategy="3/1/1/1", metrics={}
+    )
     calls = observers.Calls()
     dr.train(step, samples, steps=4, callbacks=[calls], evaluation=samples)
     assert calls.metrics[4]["loss"] < calls.results[0].loss
@@ -113,7 +115,7 @@ def test_batches_of_different_lengths_are_trained(strategy: str) -> None:
         batches.append({"input_ids": ids, "labels": labels})
     dims = {0: dr.Dim("batch"), 1: dr.Dim("length", min=2, max=64)}
     step = dr.compile_training(
-        model(), optimizer=dr.AdamW(0.01), example_batch=batches[0], strategy=strategy,
+        model(), optimizer=dr.optim.AdamW(0.01), example_batch=batches[0], strategy=strategy,
         dynamic_shapes={"input_ids": dims, "labels": dims},
     )  # fmt: skip
     calls = observers.Calls()

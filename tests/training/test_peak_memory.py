@@ -49,7 +49,7 @@ def test_peaks_are_as_predicted(strategies: list[str], tmp_path: Path) -> None:
     torch.save(batch, tmp_path / "batch.pt")
     predicted = []
     imported = {
-        count: ImportedTraining(dr.Training(Blocks(count), optimizer=dr.AdamW(), example_batch=batch))
+        count: ImportedTraining(dr.Training(Blocks(count), optimizer=dr.optim.AdamW(), example_batch=batch))
         for count in {14 if strategy is DEEP else 4 for strategy in strategies}
     }
     for number, strategy in enumerate(strategies):

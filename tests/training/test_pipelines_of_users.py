@@ -48,10 +48,10 @@ def perceptron() -> nn.Sequential:
 
 
 OPTIMIZERS = [
-    (dr.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
-    (dr.AdamW(lr=0.1, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1)),
+    (dr.optim.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+    (dr.optim.AdamW(lr=0.1, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1)),
     (
-        dr.SGD(lr=0.1, momentum=0.9, dampening=0.5),
+        dr.optim.SGD(lr=0.1, momentum=0.9, dampening=0.5),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
     ),
 ]
@@ -87,7 +87,7 @@ def test_a_buffer_written_in_forward(strategy: str, backend: str) -> None:
     base = copy.deepcopy(model).layers(x).detach()
     for call in range(1, 4):
         torch.testing.assert_close(plan(x, backend=backend), base * call)
-    sgd = dr.SGD(lr=0.01), lambda p: torch.optim.SGD(p, lr=0.01)
+    sgd = dr.optim.SGD(lr=0.01), lambda p: torch.optim.SGD(p, lr=0.01)
     step = trains_as_torch(Counting(), *sgd, strategy, backend=backend)
     assert step.plan.session(backend).state()["calls"] == 3
 
@@ -111,7 +111,7 @@ def test_a_transposed_tied_weight(strategy: str) -> None:
     x, y = batch(5)
     model = Tied()
     torch.testing.assert_close(dr.compile(model, (x,), strategy=strategy, verify=True)(x), model(x).detach())
-    trains_as_torch(model, dr.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), strategy, (x, y))
+    trains_as_torch(model, dr.optim.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), strategy, (x, y))
 
 
 class Block(nn.Module):
@@ -143,7 +143,7 @@ def with_dropout(strategy: str, rate: float = 0.3, **options: Any) -> tuple[list
     step = dr.compile_training(
         Blocks(rate),
         F.mse_loss,
-        optimizer=dr.AdamW(lr=0.01),
+        optimizer=dr.optim.AdamW(lr=0.01),
         example_batch=data,
         strategy=strategy,
         seed=3,
@@ -209,4 +209,4 @@ class Differences(Table):
 def test_a_table_sliced_by_the_batch(kind: type[Table], strategy: str) -> None:
     model, (x, _) = kind(), batch()
     torch.testing.assert_close(dr.compile(model, (x,), strategy=strategy, verify=True)(x), model(x).detach())
-    trains_as_torch(model, dr.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), strategy)
+    trains_as_torch(model, dr.optim.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), strategy)

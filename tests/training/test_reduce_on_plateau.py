@@ -23,7 +23,7 @@ METRICS = [5.0, 4.0, 4.0, 3.9999, 4.2, 4.1, 4.0, 3.0, 3.5, 3.5, 3.5, 3.5, 2.0, 2
 def step(strategy: str = "2/1/1/1") -> dr.TrainingStep:
     torch.manual_seed(0)
     model, example = nn.Linear(5, 3), (torch.randn(11, 5), torch.randn(11, 3))
-    optimizer = dr.Groups(dr.SGD(dr.StepDecay(0.4, 7, 0.5)), {"bias": dr.SGD(0.1)})
+    optimizer = dr.optim.Groups(dr.optim.SGD(dr.lr.StepDecay(0.4, 7, 0.5)), {"bias": dr.optim.SGD(0.1)})
     return dr.compile_training(
         model, mse_loss, optimizer=optimizer, example_batch=example, strategy=strategy, metrics={}
     )
@@ -61,7 +61,7 @@ def test_a_run_has_the_rates_and_a_resumed_one_continues(tmp_path: Path) -> None
     for number in range(12):
         x, target = data.drawn(number)
         factor = plateau.param_groups[0]["lr"]
-        optimizer.param_groups[0]["lr"] = dr.StepDecay(0.4, 7, 0.5)(number) * factor
+        optimizer.param_groups[0]["lr"] = dr.lr.StepDecay(0.4, 7, 0.5)(number) * factor
         optimizer.param_groups[1]["lr"] = 0.1 * factor
         optimizer.zero_grad()
         mse_loss(model(x), target).backward()

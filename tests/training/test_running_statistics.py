@@ -71,7 +71,7 @@ def test_statistics_equal_torch(name: str, strategy: str) -> None:
     def loss(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (y * y).mean() + y[..., 0].sum() / 100 + targets
 
-    step = dr.compile_training(model, loss, optimizer=dr.SGD(lr=0.1), example_batch=batches[0], strategy=strategy)
+    step = dr.compile_training(model, loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=batches[0], strategy=strategy)
     for batch in batches:
         optimizer.zero_grad()
         expected = loss(own(batch[0]), batch[1])

@@ -68,10 +68,10 @@ def batches(count: int = 7) -> list[Batch]:
     ]
 
 
-def updates(every: int = 1) -> list[dr.Update]:
+def updates(every: int = 1) -> list[dr.optim.Update]:
     return [
-        dr.Update("critic", "critic.*", dr.Adam(1e-2)),
-        dr.Update("generator", "generator.*", dr.AdamW(dr.Linear(3e-3, 9)), every),
+        dr.optim.Update("critic", "critic.*", dr.optim.Adam(1e-2)),
+        dr.optim.Update("generator", "generator.*", dr.optim.AdamW(dr.lr.Linear(3e-3, 9)), every),
     ]
 
 
@@ -88,7 +88,7 @@ def by_torch(model: GAN, data: Sequence[Batch], every: int = 1, clip: float | No
             optimizer.zero_grad()
             if optimizer is critic or number % every == 0:
                 for group in optimizer.param_groups if optimizer is generator else ():
-                    group["lr"] = dr.Linear(3e-3, 9)(number)
+                    group["lr"] = dr.lr.Linear(3e-3, 9)(number)
                 loss.backward()
                 if clip is not None:
                     nn.utils.clip_grad_norm_(module.parameters(), clip)
@@ -168,7 +168,7 @@ def test_losses_that_are_computed_at_once(strategy: str, tmp_path: Path) -> None
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    parts = [dr.Update(name, f"{name}*", dr.SGD(0.1)) for name in ("policy", "value", "temperature")]
+    parts = [dr.optim.Update(name, f"{name}*", dr.optim.SGD(0.1)) for name in ("policy", "value", "temperature")]
     step = dr.compile_training(model, actor_losses, optimizer=parts, example_batch=data[0], strategy=strategy)
     step.save(tmp_path / "actor.dist")
     log = tmp_path / "log.jsonl"
@@ -187,7 +187,7 @@ def test_losses_that_are_computed_at_once(strategy: str, tmp_path: Path) -> None
 def test_averages_and_memory(gan: GAN) -> None:
     """Averages are of all parameters after each step; the simulator has the program of both updates."""
     step = dr.compile_training(
-        gan, optimizer=updates(2), example_batch=batches()[0], strategy="2/1/1/1", averaging=dr.EMA(0.9)
+        gan, optimizer=updates(2), example_batch=batches()[0], strategy="2/1/1/1", averaging=dr.optim.EMA(0.9)
     )
     expected: Batch = {}
     for batch in batches(4):
@@ -195,7 +195,7 @@ def test_averages_and_memory(gan: GAN) -> None:
         expected = {name: 0.9 * expected.get(name, p) + 0.1 * p for name, p in step.parameters().items()}
     torch.testing.assert_close(step.parameters(averaged=True), expected, rtol=1e-5, atol=1e-6)
     one = dr.compile_training(
-        GAN(), lambda output, _: output["critic"] + output["generator"], optimizer=dr.Adam(), strategy="2/1/1/1",
+        GAN(), lambda output, _: output["critic"] + output["generator"], optimizer=dr.optim.Adam(), strategy="2/1/1/1",
         example_batch=(batches()[0], torch.zeros(12)),
     )  # fmt: skip
     simulated, single = (dr.simulate(s.plan, profile="cpu-local") for s in (step, one))
@@ -245,18 +245,21 @@ def refused(model: nn.Module, parts: Any, message: str, kind: type[DistIRError] 
 
 
 def test_what_is_refused(gan: GAN) -> None:
-    sgd = dr.SGD(0.1)
-    late = [dr.Update("one", "second.*", sgd), dr.Update("two", ("first.*", "third.*"), sgd)]
+    sgd = dr.optim.SGD(0.1)
+    late = [dr.optim.Update("one", "second.*", sgd), dr.optim.Update("two", ("first.*", "third.*"), sgd)]
     # torch: one of the variables needed for gradient computation has been modified by an inplace operation
     refused(Shared(), late, "need 'second.weight' as it was before the update by the loss 'one'")
     batch = batches()[0]
     for parts, message in (
         (updates()[:1], "expected each trained parameter in one update, found 'generator.0.weight' in none"),
-        ([*updates(), dr.Update("critic", "*.0.weight", sgd)], "'generator.0.weight' in 'generator' and 'critic'"),
-        ([*updates(), dr.Update("critic", "head.*", sgd)], "no trained parameter matches 'head.*'"),
+        (
+            [*updates(), dr.optim.Update("critic", "*.0.weight", sgd)],
+            "'generator.0.weight' in 'generator' and 'critic'",
+        ),
+        ([*updates(), dr.optim.Update("critic", "head.*", sgd)], "no trained parameter matches 'head.*'"),
         (updates()[::-1], "expected the loss 'critic' after those of the updates before it"),
-        ([], "expected dr.Update objects, found none"),
-        ([sgd], "expected dr.Update objects, found SGD"),
+        ([], "expected dr.optim.Update objects, found none"),
+        ([sgd], "expected dr.optim.Update objects, found SGD"),
     ):
         refused(gan, parts, message, example_batch=batch)
     named = [replace(update, loss=f"{update.loss}s") for update in updates()]
@@ -276,9 +279,9 @@ def test_what_is_refused(gan: GAN) -> None:
     ):
         refused(gan, updates(), "expected a single update for", example_batch=batch, **option)
     for given, message in (
-        (lambda: dr.Update("a", (), sgd), "expected patterns of parameter names"),
-        (lambda: dr.Update("a", "*", torch.optim.SGD), "expected an optimizer such as"),  # type: ignore[arg-type]
-        (lambda: dr.Update("a", "*", sgd, 0), "expected every to be 1 or more steps, found 0"),
+        (lambda: dr.optim.Update("a", (), sgd), "expected patterns of parameter names"),
+        (lambda: dr.optim.Update("a", "*", torch.optim.SGD), "expected an optimizer such as"),  # type: ignore[arg-type]
+        (lambda: dr.optim.Update("a", "*", sgd, 0), "expected every to be 1 or more steps, found 0"),
     ):
         with pytest.raises(DistIRError) as raised:
             given()

@@ -67,7 +67,7 @@ def test_buffers_are_those_of_torch(kind: type[torch.nn.Module], strategy: str) 
     x, y = torch.randn(8, 8), torch.randn(8, 3)
     ours, theirs = model(kind), model(kind)
     step = dr.compile_training(
-        ours, F.mse_loss, optimizer=dr.SGD(0.1), example_batch=(x, y), strategy=strategy, verify=True
+        ours, F.mse_loss, optimizer=dr.optim.SGD(0.1), example_batch=(x, y), strategy=strategy, verify=True
     )
     optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
     for _ in range(3):

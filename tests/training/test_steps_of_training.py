@@ -49,8 +49,8 @@ def agrees(
     return step
 
 
-ADAM = dr.AdamW(lr=3e-3, weight_decay=0.01), lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01)
-SGD = dr.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
+ADAM = dr.optim.AdamW(lr=3e-3, weight_decay=0.01), lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01)
+SGD = dr.optim.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
 
 CASES = [
     ("gpt2", "3/1/1/2,zero=1", *ADAM),
@@ -115,7 +115,7 @@ def test_the_known_traps(strategy: str, clip: float | None) -> None:
     """
     torch.manual_seed(0)
     batches = [words(5, ignored) for ignored in (3, 0, 4)]
-    agrees(Tied().double(), batches, dr.SGD(lr=1.0), lambda p: torch.optim.SGD(p, lr=1.0), strategy, 1e-12, clip)
+    agrees(Tied().double(), batches, dr.optim.SGD(lr=1.0), lambda p: torch.optim.SGD(p, lr=1.0), strategy, 1e-12, clip)
 
 
 def test_a_loss_is_torch_code_and_the_rate_a_schedule() -> None:
@@ -124,9 +124,9 @@ def test_a_loss_is_torch_code_and_the_rate_a_schedule() -> None:
     x, y = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
     own = deepcopy(model)
     steps = torch.optim.SGD(own.parameters(), lr=1.0)
-    cosine = dr.Cosine(0.1, steps=4, warmup=1)
+    cosine = dr.lr.Cosine(0.1, steps=4, warmup=1)
     step = dr.compile_training(
-        model, F.mse_loss, optimizer=dr.SGD(lr=cosine), example_batch=(x, y), strategy="1/3/1/1", name="small"
+        model, F.mse_loss, optimizer=dr.optim.SGD(lr=cosine), example_batch=(x, y), strategy="1/3/1/1", name="small"
     )
     for number in range(4):
         steps.param_groups[0]["lr"] = cosine(number)
@@ -148,7 +148,7 @@ def test_inputs_may_be_a_dict_and_parameters_frozen(tmp_path: Any) -> None:
     model = family.model.double().train()
     model.model.transformer.wpe.weight.requires_grad_(False)
     batch = dict(zip(("x", "labels"), family.args, strict=True))
-    step = dr.compile_training(model, optimizer=dr.AdamW(lr=1e-2), example_batch=batch, strategy="3/1/1/1")
+    step = dr.compile_training(model, optimizer=dr.optim.AdamW(lr=1e-2), example_batch=batch, strategy="3/1/1/1")
     losses = [step(batch) for _ in range(3)]
     assert losses[2] < losses[1] < losses[0]
     parameters = step.parameters()
@@ -163,7 +163,7 @@ def test_bfloat16_computes_and_float32_keeps() -> None:
     x, y = torch.randn(5, 7), torch.randn(5, 3)
     wide, narrow = (
         dr.compile_training(
-            model, F.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=(x, y), strategy="3/1/1/1", **how
+            model, F.mse_loss, optimizer=dr.optim.SGD(lr=0.1), example_batch=(x, y), strategy="3/1/1/1", **how
         )
         for how in ({}, {"precision": "bf16"})
     )
@@ -178,12 +178,15 @@ def test_bfloat16_computes_and_float32_keeps() -> None:
 def test_what_cannot_be_trained() -> None:
     model, x = nn.Linear(7, 3), torch.randn(5, 7)
     with pytest.raises(DistIRError, match="expected a loss that is a number, found"):
-        dr.compile_training(model, lambda y, t: y - t, optimizer=dr.SGD(), example_batch=(x, torch.randn(5, 3)))
+        dr.compile_training(model, lambda y, t: y - t, optimizer=dr.optim.SGD(), example_batch=(x, torch.randn(5, 3)))
     with pytest.raises(DistIRError, match=r"expected example_batch=\(inputs, targets\), found Tensor"):
-        dr.compile_training(model, F.mse_loss, optimizer=dr.SGD(), example_batch=x)
+        dr.compile_training(model, F.mse_loss, optimizer=dr.optim.SGD(), example_batch=x)
     with pytest.raises(DistIRError, match="a precision of float32 or bf16 or fp16 or bf16-true for training, found 'i"):
-        dr.compile_training(model, F.mse_loss, optimizer=dr.SGD(), example_batch=(x, x), precision="int4")
+        dr.compile_training(model, F.mse_loss, optimizer=dr.optim.SGD(), example_batch=(x, x), precision="int4")
     with pytest.raises(DistIRError, match="no parameter that requires gradients"):
         dr.compile_training(
-            nn.Linear(7, 3).requires_grad_(False), F.mse_loss, optimizer=dr.SGD(), example_batch=(x, torch.randn(5, 3))
+            nn.Linear(7, 3).requires_grad_(False),
+            F.mse_loss,
+            optimizer=dr.optim.SGD(),
+            example_batch=(x, torch.randn(5, 3)),
         )

@@ -65,7 +65,7 @@ def test_teacher_equals_torch(style: str, strategy: str) -> None:
     own, data = deepcopy(model), batches()
     losses = by_torch(own, data, lambda p: torch.optim.AdamW([w for w in p if w.requires_grad], 0.01))
     step = dr.compile_training(
-        model, optimizer=dr.AdamW(0.01, weight_decay=0.01), example_batch=data[0], strategy=strategy, metrics={}
+        model, optimizer=dr.optim.AdamW(0.01, weight_decay=0.01), example_batch=data[0], strategy=strategy, metrics={}
     )
     assert [step(batch) for batch in data] == pytest.approx(losses, rel=1e-9)
     assert step.parameters().keys() == dict(own.named_parameters()).keys()
@@ -93,7 +93,7 @@ def test_teacher_resumes_on_other_ranks(style: str, tmp_path: Path) -> None:
     models[1].load_state_dict(models[0].state_dict())
     losses = by_torch(deepcopy(models[0]), data, lambda p: torch.optim.SGD([w for w in p if w.requires_grad], 0.1))
     first, second = (
-        dr.compile_training(model, optimizer=dr.SGD(0.1), example_batch=data[0], strategy=strategy, metrics={})
+        dr.compile_training(model, optimizer=dr.optim.SGD(0.1), example_batch=data[0], strategy=strategy, metrics={})
         for model, strategy in zip(models, ("3/1/1/1", "1/2/1/1"), strict=True)
     )
     options = {"checkpoint": tmp_path, "evaluation": data[:1], "evaluate_every": 1}
@@ -116,4 +116,4 @@ def test_change_of_a_trained_parameter_is_refused() -> None:
             return self.linear(x).square().mean()
 
     with pytest.raises(ImportModelError, match=r"changes 'linear\.weight', a parameter that requires gradients"):
-        dr.compile_training(Clamped(), optimizer=dr.SGD(0.1), example_batch=(torch.ones(3, 5),))
+        dr.compile_training(Clamped(), optimizer=dr.optim.SGD(0.1), example_batch=(torch.ones(3, 5),))

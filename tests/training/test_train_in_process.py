@@ -154,7 +154,7 @@ def test_a_run_is_evaluated_on_data() -> None:
             if (number + 1) % 2 == 0 or number + 1 == last:
                 expected = by_calls.evaluate(held_out)
                 assert calls.metrics[number + 1] == pytest.approx(expected, rel=1e-4)
-    calls, averages = observers.Calls(), perceptron.step("2/1/1/1", evaluates=True, averaging=dr.EMA(0.5))
+    calls, averages = observers.Calls(), perceptron.step("2/1/1/1", evaluates=True, averaging=dr.optim.EMA(0.5))
     dr.train(averages, data.batches, steps=3, callbacks=[calls], evaluation=held_out, averaged=True)
     assert calls.metrics[3] == pytest.approx(averages.evaluate(held_out, averaged=True), rel=1e-4)
     assert calls.metrics[3] != pytest.approx(averages.evaluate(held_out), rel=1e-4)
@@ -251,7 +251,11 @@ def test_ranks_without_a_part_of_a_state_write_checkpoints(tmp_path: Path) -> No
     torch.manual_seed(0)
     batches = [(torch.randn(6, 5), torch.randn(6, 2)) for _ in range(2)]
     step = dr.compile_training(
-        torch.nn.Linear(5, 2), mse_loss, optimizer=dr.AdamW(0.1), example_batch=batches[0], strategy="3/1/1/1,zero=1"
+        torch.nn.Linear(5, 2),
+        mse_loss,
+        optimizer=dr.optim.AdamW(0.1),
+        example_batch=batches[0],
+        strategy="3/1/1/1,zero=1",
     )
     begin = {name: value.clone() for name, value in step.parameters().items()}
     dr.train(step, batches, steps=1, checkpoint=tmp_path)

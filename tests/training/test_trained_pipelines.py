@@ -21,7 +21,7 @@ def test_with_the_same_order_of_sums_the_bits_are_the_same() -> None:
     found = []
     for strategy in ("1/1/1/4", "1/1/2/4", "1/1/3/4,schedule=gpipe", "1/1/2/4,schedule=zb-v,chunks=2"):
         step = dr.compile_training(
-            model, nn.functional.mse_loss, optimizer=dr.AdamW(lr=1e-2), example_batch=(x, y), strategy=strategy
+            model, nn.functional.mse_loss, optimizer=dr.optim.AdamW(lr=1e-2), example_batch=(x, y), strategy=strategy
         )
         losses = [step(x, y) for _ in range(4)]
         found.append((losses, {name: tensor.clone() for name, tensor in step.parameters().items()}))
@@ -41,7 +41,7 @@ def test_other_models_in_stages(name: str, strategy: str) -> None:
     model = family.model.to(torch.float64).train()
     args = tuple(a.double() if a.is_floating_point() else a for a in family.args)
     own = deepcopy(model)
-    step = dr.compile_training(model, optimizer=dr.SGD(lr=0.1), example_batch=args, strategy=strategy)
+    step = dr.compile_training(model, optimizer=dr.optim.SGD(lr=0.1), example_batch=args, strategy=strategy)
     for _ in range(2):
         loss: Any = own(*args)
         own.zero_grad()

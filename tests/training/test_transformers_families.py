@@ -58,7 +58,7 @@ def steps_are_torch_s(model: Any, batch: Any, strategy: str, loss: Any = None) -
     """Two steps have the losses of torch on one process."""
     reference = copy.deepcopy(model)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
-    step = dr.compile_training(model, loss, optimizer=dr.SGD(0.05), example_batch=batch, strategy=strategy)
+    step = dr.compile_training(model, loss, optimizer=dr.optim.SGD(0.05), example_batch=batch, strategy=strategy)
     for _ in range(2):
         expected = reference(**batch).loss if loss is None else loss(reference(**batch[0]), batch[1])
         found = step(batch) if loss is None else step(*batch)
@@ -72,7 +72,7 @@ def test_layers_that_are_dropped_by_drawn_numbers() -> None:
     torch.manual_seed(0)
     batch = {"input_ids": (ids := tokens()), "labels": ids}
     with pytest.raises(ImportModelError) as raised:
-        dr.compile_training(m2m100().train(), optimizer=dr.SGD(0.1), example_batch=batch)
+        dr.compile_training(m2m100().train(), optimizer=dr.optim.SGD(0.1), example_batch=batch)
     assert "from_pretrained(..., encoder_layerdrop=0.0, decoder_layerdrop=0.0)" in raised.value.hint
     steps_are_torch_s(m2m100(encoder_layerdrop=0.0, decoder_layerdrop=0.0).train(), batch, "3/1/1/1")
 
@@ -81,7 +81,7 @@ def test_a_classification_that_looks_at_its_labels() -> None:
     torch.manual_seed(0)
     batch = {"input_ids": tokens(), "labels": torch.randint(2, (6,))}
     with pytest.raises(ImportModelError) as raised:
-        dr.compile_training(deberta().train(), optimizer=dr.SGD(0.1), example_batch=batch)
+        dr.compile_training(deberta().train(), optimizer=dr.optim.SGD(0.1), example_batch=batch)
     assert 'model.config.problem_type = "single_label_classification"' in raised.value.hint
     steps_are_torch_s(deberta(problem_type="single_label_classification").train(), batch, "1/2/1/1")
 
@@ -91,6 +91,6 @@ def test_a_ctc_loss_that_looks_at_its_labels() -> None:
     sound, labels = torch.randn(6, 400), torch.randint(1, 20, (6, 5))
     batch = {"input_values": sound, "labels": labels}
     with pytest.raises(ImportModelError) as raised:
-        dr.compile_training(wav2vec2().train(), optimizer=dr.SGD(0.1), example_batch=batch)
+        dr.compile_training(wav2vec2().train(), optimizer=dr.optim.SGD(0.1), example_batch=batch)
     assert "a function of output.logits with F.ctc_loss" in raised.value.hint
     steps_are_torch_s(wav2vec2().train(), ({"input_values": sound}, labels), "2/1/1/1", ctc)

@@ -30,7 +30,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def compiled(model: nn.Module, loss: Any = F.mse_loss, **options: Any) -> dr.TrainingStep:
-    options = {"optimizer": dr.SGD(lr=0.1), "example_batch": batch(), **options}
+    options = {"optimizer": dr.optim.SGD(lr=0.1), "example_batch": batch(), **options}
     return dr.compile_training(model, loss, **options)
 
 
@@ -132,7 +132,7 @@ def test_parameters_are_all_of_the_model() -> None:
 
 
 @dataclass(frozen=True)
-class Written(dr.Optimizer):
+class Written(dr.optim.Optimizer):
     """Momentum in ordinary ops; `update` is a parameter of the test."""
 
     write: Callable[..., Mapping[str, Value]] = lambda *_: {}
@@ -206,7 +206,7 @@ def test_an_optimizer_that_is_wrong_is_refused(write: Any, message: str) -> None
     [
         (torch.optim.AdamW, "found the class torch.optim.adamw.AdamW"),
         (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "found an object of type torch.optim.sgd.SGD"),
-        (dr.AdamW, "found the class distir_relax.optimizers.adam.AdamW"),
+        (dr.optim.AdamW, "found the class distir_relax.optimizers.adam.AdamW"),
         (3, "found an object of type builtins.int"),
     ],
 )
@@ -218,14 +218,17 @@ def test_other_optimizers_are_refused(optimizer: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dr.SGD(lr="x"), "expected lr to be a number, found 'x'"),
-        (lambda: dr.SGD(lr=lambda step: 0.1), r"lr to be a number, found <function.*\n.*dr.Tabulated.of\(function"),
-        (lambda: dr.SGD(momentum=None), "expected momentum to be a number"),
-        (lambda: dr.SGD(momentum=0.9, dampening="y"), "expected dampening to be a number"),
-        (lambda: dr.Adam(betas=0.9), "two betas from 0 to below 1, found 0.9"),
-        (lambda: dr.Adam(betas=("a", "b")), "two betas from 0 to below 1"),
-        (lambda: dr.AdamW(eps=dr.Constant(0.1)), "expected eps to be a number"),
-        (lambda: dr.AdamW(no_decay=3), "expected no_decay to be patterns"),
+        (lambda: dr.optim.SGD(lr="x"), "expected lr to be a number, found 'x'"),
+        (
+            lambda: dr.optim.SGD(lr=lambda step: 0.1),
+            r"lr to be a number, found <function.*\n.*dr.lr.Tabulated.of\(function",
+        ),
+        (lambda: dr.optim.SGD(momentum=None), "expected momentum to be a number"),
+        (lambda: dr.optim.SGD(momentum=0.9, dampening="y"), "expected dampening to be a number"),
+        (lambda: dr.optim.Adam(betas=0.9), "two betas from 0 to below 1, found 0.9"),
+        (lambda: dr.optim.Adam(betas=("a", "b")), "two betas from 0 to below 1"),
+        (lambda: dr.optim.AdamW(eps=dr.lr.Constant(0.1)), "expected eps to be a number"),
+        (lambda: dr.optim.AdamW(no_decay=3), "expected no_decay to be patterns"),
     ],
 )
 def test_options_of_other_kinds_are_refused(make: Callable[[], Any], message: str) -> None:
@@ -234,10 +237,10 @@ def test_options_of_other_kinds_are_refused(make: Callable[[], Any], message: st
 
 
 def test_a_function_of_the_step_is_a_schedule() -> None:
-    rates = dr.Tabulated.of(lambda step: 0.1 / (step + 1), steps=3)
+    rates = dr.lr.Tabulated.of(lambda step: 0.1 / (step + 1), steps=3)
     assert [rates(step) for step in range(5)] == [0.1, 0.05, 0.1 / 3, 0.1 / 3, 0.1 / 3]
     with pytest.raises(DistIRError, match="expected steps to be a whole number of at least 1, found 0"):
-        dr.Tabulated.of(lambda step: 0.1, steps=0)
+        dr.lr.Tabulated.of(lambda step: 0.1, steps=0)
 
 
 def test_one_pattern_without_decay_may_be_a_string() -> None:
@@ -245,7 +248,7 @@ def test_one_pattern_without_decay_may_be_a_string() -> None:
     found = []
     model = perceptron()
     for no_decay in ("*.bias", ("*.bias",), ()):
-        step = compiled(deepcopy(model), optimizer=dr.AdamW(lr=0.1, weight_decay=0.9, no_decay=no_decay))
+        step = compiled(deepcopy(model), optimizer=dr.optim.AdamW(lr=0.1, weight_decay=0.9, no_decay=no_decay))
         torch.manual_seed(1)
         step(*batch())
         found.append(step.parameters())

@@ -20,7 +20,7 @@ def by_torch(steps: int) -> tuple[list[float], torch.nn.Module]:
     torch.manual_seed(0)
     model, losses = perceptron.Perceptron(), []
     optimizer = torch.optim.AdamW(model.parameters())
-    rate, batches = dr.Cosine(2.0**-5, 20, 3), data.batches()
+    rate, batches = dr.lr.Cosine(2.0**-5, 20, 3), data.batches()
     for step in range(1, steps + 1):
         x, target = next(batches)
         optimizer.param_groups[0]["lr"] = rate(step - 1)

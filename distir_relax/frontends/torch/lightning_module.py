@@ -87,7 +87,7 @@ def configured_optimizer(module: Any) -> ConfiguredOptimizer:
         optimizers, schedulers = result if pair else (result, ())
         if len(optimizers) != 1 or len(schedulers) > 1:
             raise ImportModelError(
-                f"expected one optimizer, found {len(optimizers)}", where, "use dr.Groups for groups"
+                f"expected one optimizer, found {len(optimizers)}", where, "use dr.optim.Groups for groups"
             )
         result, scheduler = optimizers[0], schedulers[0] if schedulers else None
     if isinstance(result, Mapping):

@@ -31,9 +31,9 @@ _NEUTRAL_CALLBACKS = (
     "DeviceStatsMonitor", "ThroughputMonitor", "OnExceptionCheckpoint",
 )  # fmt: skip
 _HINTS = {
-    "StochasticWeightAveraging": "average with dr.Training(..., averaging=dr.SWA(start)); its rate is a schedule",
-    "EMAWeightAveraging": "average with dr.Training(..., averaging=dr.EMA(decay))",
-    "WeightAveraging": "average with dr.Training(..., averaging=dr.EMA(decay)) or dr.SWA(start)",
+    "StochasticWeightAveraging": "average with dr.Training(..., averaging=dr.optim.SWA(start)); its rate is a schedule",
+    "EMAWeightAveraging": "average with dr.Training(..., averaging=dr.optim.EMA(decay))",
+    "WeightAveraging": "average with dr.Training(..., averaging=dr.optim.EMA(decay)) or dr.optim.SWA(start)",
     "GradientAccumulationScheduler": "accumulate_grad_batches=N is the same number in all epochs",
 }
 

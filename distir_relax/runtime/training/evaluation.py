@@ -73,6 +73,8 @@ def evaluated_names(bundle: Bundle, averaged: bool = False) -> tuple[str, ...]:
         )  # fmt: skip
     if averaged and not any(name.endswith(AVERAGED) for name in bundle.manifest.updates):
         raise RunError(
-            "the step keeps no averages of parameters", bundle.manifest.name, "compile it with averaging=dr.EMA(0.999)"
+            "the step keeps no averages of parameters",
+            bundle.manifest.name,
+            "compile it with averaging=dr.optim.EMA(0.999)",
         )
     return tuple(training.evaluated)
