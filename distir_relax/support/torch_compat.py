@@ -18,6 +18,8 @@ from distir_relax.errors import DistIRError
 SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
 FUNCTIONAL_GRADIENT = "torch._functorch.eager_transforms.grad_and_value_impl"
 BATCH_NORM = "torch.nn.modules.batchnorm._BatchNorm.forward"
+COMPOSITE_OPS = "torch.export.exported_program._collect_all_valid_cia_ops"
+IS_COMPOSITE = "torch.export.exported_program._is_preservable_cia_op"
 PRIVATE = {
     "torch.utils._pytree.tree_flatten": "names for the leaves of a model's arguments and results",
     "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments",
@@ -33,6 +35,8 @@ PRIVATE = {
     "torch.ops.aten._to_copy.default": "the same",
     "torch.nn.modules.batchnorm._BatchNorm": "the same",
     BATCH_NORM: "capture of batch norms without a momentum",
+    COMPOSITE_OPS: "functionalization that prepares the ops of a program, instead of all 525 of torch",
+    IS_COMPOSITE: "the same",
     SCAN: "capture of linear recurrences",
     FUNCTIONAL_GRADIENT: "capture of torch.func.grad",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",

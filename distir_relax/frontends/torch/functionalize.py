@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.location import location_in_stack
 from distir_relax.sharding.annotate import is_mark
+from distir_relax.support.torch_compat import COMPOSITE_OPS, IS_COMPOSITE, private, replaced
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -47,13 +48,20 @@ def functionalize(program: ExportedProgram) -> ExportedProgram:
     program.graph_module.recompile()
     try:
         # The program only has values, whether or not the model requires gradients; without them more writes are valid.
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), replaced(COMPOSITE_OPS, lambda: _composites(program)):
             # Torch copies its own trees in a way that it says is deprecated.
             warnings.simplefilter("ignore", FutureWarning)
             functionalized: ExportedProgram = program.run_decompositions({})
     except Exception as error:  # torch raises errors of many types for unsupported writes
         raise _unsupported_write(program, marks, error) from error
     return functionalized
+
+
+def _composites(program: ExportedProgram) -> list[Any]:
+    """Return the ops of a program that torch could decompose into others: these stay as they are."""
+    is_composite = private(IS_COMPOSITE)
+    targets = {node.target for node in program.graph.nodes if hasattr(node.target, "_schema")}
+    return [target for target in targets if is_composite(target)]
 
 
 def mutated_state(program: ExportedProgram) -> set[str]:
