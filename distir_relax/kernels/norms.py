@@ -183,3 +183,16 @@ def _torch_rms_norm(x: torch.Tensor, axes: Sequence[int], epsilon: float) -> tup
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def renormalized_rows(weight: torch.Tensor, ids: torch.Tensor, most: float, order: float) -> torch.Tensor:
+    """Return a weight whose rows `ids` have norms of at most `most`, as torch's ``embedding_renorm_`` leaves it.
+
+    Its gradient is that of the weight: torch changes that before it is used.
+    """
+    import torch
+
+    norms = weight.norm(p=order, dim=1, keepdim=True)
+    is_used = torch.zeros(weight.shape[0], 1, dtype=torch.bool, device=weight.device).index_fill(0, ids.flatten(), True)
+    changed = torch.where(is_used & (norms > most), weight * (most / (norms + 1e-7)), weight)
+    return changed.detach() + (weight - weight.detach()) if weight.requires_grad else changed

@@ -12,7 +12,7 @@ from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
 from distir_relax.optimizers.nadam import NAdam, RAdam
-from distir_relax.optimizers.optimize import GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
+from distir_relax.optimizers.optimize import CHANGED, GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
 from distir_relax.optimizers.optimizer import Optimizer, Update, rates_of
 from distir_relax.optimizers.order_updates import OrderUpdates
 from distir_relax.optimizers.reload_weights import ReloadWeights
@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 """The optimizers of single parameters, by name."""
 
 __all__ = [
+    "CHANGED",
     "EMA",
     "GRADIENT",
     "GRADIENT_NORM",

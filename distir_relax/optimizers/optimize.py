@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from distir_relax.bundle import STEP_COUNT
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, UpdateProgram, Value, live_ops, print_module
-from distir_relax.ops import Builder, cast, lookup
+from distir_relax.ops import Builder, Trait, cast, lookup
 from distir_relax.optimizers.averaging import Averaging, add_averages
 from distir_relax.optimizers.clip import clip_gradients, norm_of_gradients
 from distir_relax.optimizers.conditional_update import ConditionalUpdate
@@ -28,6 +28,8 @@ GRADIENT_NORM = "gradient_norm"
 GRADIENT = ".grad"
 NEW = ".new"
 """Suffixes of output names: gradients, and new values of weights and state."""
+CHANGED = ".changed"
+"""Suffix of inputs of an update's own program: what the model leaves in the place of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Optimize:
         g = Builder.of(main)
         g.location, g.ops = "", []
         outputs = [o for o in main.outputs if o not in given.values()]
-        ops, begun, records = OpsBetweenUpdates(g, main.ops), _Begun(), list[UpdateProgram]()
+        ops, records = OpsBetweenUpdates(g, main.ops), list[UpdateProgram]()
+        begun = _Begun(in_place_of=_in_place_of(module, parameters, len(self.optimizer.updates) > 1))
         for number, update in enumerate(self.optimizer.updates):
             ops.emit_before(number)
             mine = {name: value for name, value in grads.items() if update.of(name)}
@@ -78,7 +81,7 @@ class Optimize:
             values = {output.name: output.value for output in new}
             ops.updated(number, update, {name: values[f"{name}{NEW}"] for name in mine})
             outputs += new
-            program = self._program(update, of, mine, is_first=not number)
+            program = self._program(update, of, mine, begun.in_place_of, is_first=not number)
             records.append(UpdateProgram(print_module(program), update.loss))
         ops.emit_before(None)
         updated = Function(main.name, tuple(g.inputs), tuple(g.ops), tuple(outputs))
@@ -86,15 +89,17 @@ class Optimize:
         return replace(module, functions=functions, records=(*module.records, *records))
 
     def _program(
-        self, update: Update, parameters: Mapping[str, Value], grads: Mapping[str, Value], is_first: bool
-    ) -> Module:
-        """Return the program of an update alone, whose inputs are the gradients, too."""
+        self, update: Update, parameters: Mapping[str, Value], grads: Mapping[str, Value],
+        in_place_of: Collection[str], is_first: bool,
+    ) -> Module:  # fmt: skip
+        """Return the program of an update alone, whose inputs are the gradients, too, and what the model changes."""
         g = Builder()
         taken = {name: g.input(name, value.tensor, "parameter") for name, value in parameters.items()}
         if self.loss_scale is not None:
             g.input(LOSS_SCALE, TensorType((), "float32"), "state")
         gradients = {name: g.input(f"{name}{GRADIENT}", value.tensor) for name, value in grads.items()}
-        outputs = self._step(g, update, taken, gradients, _Begun())
+        changed = {n: g.input(f"{n}{CHANGED}", v.tensor) for n, v in parameters.items() if n in in_place_of}
+        outputs = self._step(g, update, taken, gradients, _Begun(in_place_of=changed))
         # The first update counts the step.
         outputs = [output for output in outputs if is_first or output.name != STEP + NEW]
         program = Function("main", tuple(g.inputs), tuple(g.ops), tuple(outputs))
@@ -164,7 +169,8 @@ class Optimize:
             g.hint = f"{name}{NEW}"
             gradient = g.emit("negative", grads[name]) if optimizer.maximize else grads[name]
             start = len(g.ops)
-            new = optimizer.update(g, parameter, gradient, state, numbers[key])
+            present = begun.in_place_of.get(name, parameter)
+            new = _for(optimizer, name, present).update(g, present, gradient, state, numbers[key])
             old = {**state, "": parameter}
             self._check_new(name, old, new)
             if writing is not None:
@@ -226,6 +232,8 @@ class _Begun:
 
     rates: list[tuple[str, Schedule, Value]] = field(default_factory=list)
     step: tuple[Value, Value] | None = None
+    in_place_of: dict[str, Value] = field(default_factory=dict)
+    """What the model leaves in the place of each parameter."""
 
     def of(self, optimizer: Optimizer) -> dict[str, Value]:
         """Return the rate of an optimizer, and the momentum if it has a schedule."""
@@ -236,6 +244,35 @@ class _Begun:
 
     def _input(self, kind: str, schedule: Schedule) -> Value:
         return next(value for name, known, value in self.rates if known == schedule and is_of_kind(name, kind))
+
+
+def _in_place_of(module: Module, parameters: Mapping[str, Value], several: bool) -> dict[str, Value]:
+    """Return what the model leaves in the place of parameters that it changes (`Trait.REPLACES`)."""
+    names, found = {value: name for name, value in parameters.items()}, dict[str, Value]()
+    hint = "with one update, data and tensor parallelism, outline=False, and precision='bf16' it is trained"
+    for function in module.functions:
+        for op in function.ops:
+            traits = frozenset() if op.callee else lookup(op.name, op.location).traits
+            name = names.get(op.operands[0]) if op.operands and function is module.main else None
+            if Trait.REPLACES in traits and name is None:
+                raise DistIRError(
+                    f"{op.name} changes a parameter in a repeated block, a stage of a pipeline, or another dtype than "
+                    "the parameter's", op.location, hint,
+                )  # fmt: skip
+            if Trait.REPLACES in traits and several:
+                raise DistIRError(f"{op.name} changes a parameter of a step of several updates", op.location, hint)
+            if name is not None and not traits.isdisjoint({Trait.REPLACES, Trait.ANNOTATION}):
+                names[op.results[0]] = name
+                found |= {name: op.results[0]} if Trait.REPLACES in traits else {}
+    return found
+
+
+def _for(optimizer: Optimizer, name: str, parameter: Value) -> Optimizer:
+    """Return the optimizer of a parameter, whose weight decay goes by its name, for what is in its place."""
+    if parameter.name == name or not is_dataclass(optimizer) or not optimizer.no_decay_patterns:
+        return optimizer
+    decays = not any(fnmatchcase(name, pattern) for pattern in optimizer.no_decay_patterns)
+    return replace(optimizer, no_decay=(), weight_decay=optimizer.weight_decay if decays else 0.0)
 
 
 def _check_groups(optimizer: Optimizer, names: Sequence[str]) -> None:

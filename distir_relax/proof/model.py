@@ -27,6 +27,7 @@ from distir_relax.ir import (
     MicrobatchProgram,
     Module,
     Op,
+    Output,
     PerRank,
     UpdateProgram,
     Value,
@@ -39,7 +40,7 @@ from distir_relax.layout import Shard, local_intervals
 from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.serialized import slices
 from distir_relax.ops.table.spmd_inference import local_attrs
-from distir_relax.optimizers import GRADIENT, LOSS_SCALE, NEW
+from distir_relax.optimizers import CHANGED, GRADIENT, LOSS_SCALE, NEW
 from distir_relax.proof.gradients import number_gradients
 from distir_relax.proof.numbering import Numbering, plain
 from distir_relax.proof.schedule import check_schedule
@@ -82,16 +83,21 @@ def _compare(model: Module, sharded: Module) -> list[Unproved]:
         given = _gradients_given(program)
         results, gradients = _of_model(numbering, inline(model).main, program, _gradients_of(update) or given)
         results.update((f"{name}{GRADIENT}", gradients[name]) for name in given)
-        return _compare_outputs(numbering, program, {**results, **_of_update(numbering, update, gradients)})
+        changed = _changed(numbering, inline(model).main, program)
+        return _compare_outputs(numbering, program, {**results, **_of_update(numbering, update, gradients, changed)})
     whole, in_time = inline(parse(parts.sharded)), inline(parse(parts.placed))
     check_schedule(whole, in_time)
     step = whole.main
     wrt = _gradients_given(step)
     results, gradients = _of_model(numbering, inline(model).main, step, wrt)
     _compare_outputs(numbering, step, {**results, **{f"{name}{GRADIENT}": n for name, n in gradients.items()}})
-    expected = _Parts(numbering, step, in_time.main, in_time.meshes[0].size).outputs()
+    in_parts = _Parts(numbering, step, in_time.main, in_time.meshes[0].size)
+    expected = in_parts.outputs()
     gradients = {name: expected.pop(f"{name}{GRADIENT}") for name in wrt}
-    return _compare_outputs(numbering, program, {**expected, **_of_update(numbering, update, gradients)})
+    changed = {name: in_parts.numbers[0][value.name] for name, value in _in_place_of(in_time.main).items()}
+    own = replace(step, outputs=tuple(Output(name, value) for name, value in _in_place_of(step).items()))
+    _compare_outputs(numbering, own, _changed(numbering, inline(model).main, step))
+    return _compare_outputs(numbering, program, {**expected, **_of_update(numbering, update, gradients, changed)})
 
 
 def _of_model(
@@ -163,7 +169,7 @@ def _of_updates(
         update = parse(record.text).main
         known = numbering.add_all(ops, {**_number_inputs(numbering, program), **given})
         gradients = number_gradients(numbering, ops, known, loss.value, _gradients_of(update), None)
-        expected.update(_of_update(numbering, update, gradients))
+        expected.update(_of_update(numbering, update, gradients, {}))
         new = {name: expected[f"{name}{NEW}"] for name in inputs if f"{name}{NEW}" in expected}
         numbers.update(_number_model_inputs(numbering, model, inputs, new))
         numbering.add_all(of_parameters, numbers)
@@ -185,16 +191,46 @@ def _gradients_given(program: Function) -> list[str]:
     return [name for name in names if name in inputs]
 
 
-def _of_update(numbering: Numbering, update: Function | None, gradients: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of what an optimizer's program gives with these gradients, by name."""
+def _changed(numbering: Numbering, model: Function, program: Function) -> dict[str, int]:
+    """Return the numbers of what the model leaves in the place of parameters that it changes, by name."""
+    last = _in_place_of(model)
+    inputs = {item.value.name: item.value for item in program.inputs}
+    ops = _ancestors(model, *(value.name for value in last.values()))
+    numbers = numbering.add_all(ops, _number_model_inputs(numbering, model, inputs, {})) if last else {}
+    return {name: numbers[value.name] for name, value in last.items()}
+
+
+def _in_place_of(function: Function) -> dict[str, Value]:
+    """Return the values that are in the place of parameters at the end (`Trait.REPLACES`), by name."""
+    names = {item.value.name: item.value.name for item in function.inputs if item.role == "parameter"}
+    last: dict[str, Value] = {}
+    for op in function.ops:
+        traits = lookup(op.name, op.location).traits
+        name = names.get(op.operands[0].name) if op.operands else None
+        if name is not None and not traits.isdisjoint({Trait.REPLACES, Trait.ANNOTATION, Trait.REDISTRIBUTION}):
+            names[op.results[0].name] = name
+            last |= {name: op.results[0]} if Trait.REPLACES in traits else {}
+    return last
+
+
+def _of_update(
+    numbering: Numbering, update: Function | None, gradients: Mapping[str, int], changed: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the numbers of what an optimizer's program gives with these gradients, by name.
+
+    It updates what is `changed` instead of the parameters of these names.
+    """
     if update is None:
         return {}
-    numbers = {
-        item.value.name: gradients[item.value.name.removesuffix(GRADIENT)]
-        if item.value.name.endswith(GRADIENT)
-        else numbering.input(item.value)
-        for item in update.inputs
-    }
+    given = {f"{name}{GRADIENT}": number for name, number in gradients.items()}
+    given |= {f"{name}{CHANGED}": number for name, number in changed.items()}
+    inputs = [item.value for item in update.inputs]
+    for name in changed:
+        if all(value.name != f"{name}{CHANGED}" for value in inputs):
+            raise _OtherResult(
+                f"the new value of {name!r} is not computed from what the model leaves in its place", "", _HINT
+            )
+    numbers = {v.name: given[v.name] if v.name in given else numbering.input(v) for v in inputs}
     numbering.add_all(update.ops, numbers)
     return {output.name: numbers[output.value.name] for output in update.outputs}
 

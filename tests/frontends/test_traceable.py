@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import distir_relax as dr
-from distir_relax.errors import ImportModelError
 from distir_relax.frontends.torch.importer import import_torch
 
 
@@ -107,26 +106,3 @@ def test_ctc_without_a_path(zero_infinity: bool) -> None:
     targets = torch.tensor([[0, 0, 1], [1, 3, 1], [3, 3, 3]])
     # The import compares the program's results with the model's.
     import_torch(Losses(zero_infinity), (torch.randn(5, 3, 4), targets), check=True)
-
-
-def test_an_embedding_that_changes_its_weights_is_refused_with_what_to_do() -> None:
-    class Bounded(nn.Module):
-        """What the hint says."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(20, 8)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            x = self.table(ids)
-            return x * (1.5 / x.norm(dim=-1, keepdim=True)).clamp(max=1)
-
-    with pytest.raises(ImportModelError, match="an embedding with max_norm changes its weights") as caught:
-        dr.compile(embedded(max_norm=1.5), (IDS,), strategy="1/1/1/1")
-    assert caught.value.hint is not None
-    assert "(max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)" in caught.value.hint
-    model = Bounded()
-    torch.testing.assert_close(dr.compile(model, (IDS,), strategy="3/1/1/1")(IDS), model(IDS))
-    theirs = nn.Embedding(20, 8, max_norm=1.5)
-    theirs.load_state_dict(model.table.state_dict())
-    torch.testing.assert_close(model(IDS), theirs(IDS))

@@ -34,7 +34,7 @@ def samples(with_tvm: bool = True) -> list[Sample]:
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
         *_windows(), *_indexing(), *_reductions(), *_attention(), *_marks(), *(_foreign() if with_tvm else ()),
-        *_recurrences(), *of_groups(), *_quantized(), *_steps(),
+        *_recurrences(), *of_groups(), *_quantized(), *_steps(), *_renormalized_rows(),
     ]  # fmt: skip
 
 
@@ -340,6 +340,10 @@ def _attention() -> list[Sample]:
         ("attention_grad", [q, k, v, y, f32(2, 1, 5, 7)], {**plain, "masked": True}),
         ("attention_grad", [q, k, v, y, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
     ]
+
+
+def _renormalized_rows() -> list[Sample]:
+    return [("renormalized_rows", [f32(6, 4), of("int64", 5)], {"most": 1.5, "order": order}) for order in (1.0, 2.0)]
 
 
 def _attention_of_states() -> list[Sample]:

@@ -14,6 +14,9 @@ from spatial_calls import CALLS as SPATIAL_CALLS
 from spectral_calls import CALLS as SPECTRAL_CALLS
 from vector_calls import CALLS as VECTOR_CALLS
 
+from distir_relax.frontends.torch.packed_sequences import padded_recurrence
+from distir_relax.frontends.torch.traceable import renormalized_rows
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -39,11 +42,16 @@ _COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
 _COMPARE_IN_WORDS = ["not_equal", "less", "less_equal", "greater", "greater_equal"]
 
 
+padded_recurrence()
+renormalized_rows()
+
+
 def _full(name: str) -> str:
     return name if "." in name else f"{name}.default"
 
 
 CALLS: dict[str, list[Call]] = {
+    "distir.renormalized_rows.default": [call("f64[6,4]", "i64[2,3] < 6", 1.5, n) for n in (2.0, 1.0)],
     **{_full(name): [call(X)] for name in _UNARY},
     **{_full(name): [call(POSITIVE)] for name in _POSITIVE},
     **{f"{name}.Tensor": [call(X, Y), call(X, "i64[3,1]")] for name in _COMPARE},

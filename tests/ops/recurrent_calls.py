@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from distir_relax.frontends.torch.packed_sequences import padded_recurrence
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -38,7 +36,6 @@ def _cell(name: str, biased: bool) -> Call:
 
 
 def _padded(name: str, states: int) -> Call:
-    padded_recurrence()
     wide = 7 * _GATES[name]
     weights = [f"f64[{wide},5]", f"f64[{wide},7]"]
     lengths = torch.tensor([3, 1, 2, 3])

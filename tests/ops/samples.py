@@ -289,6 +289,7 @@ SAMPLES: dict[str, list[Sample]] = {
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
         ),
     ],
+    "renormalized_rows": [of("f64[6,4]", "i64[5] < 6", most=1.5, order=2.0)],
     "nn.attention_of_states": [
         of(
             *("f64[1,4,2,6]", "f64[1,4,2,6]", "f64[1,2,12]", "f64[1,4,3,6]", "f64[1,3,12]"),

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.location import frames_of
-from distir_relax.frontends.torch.module_state import ModuleSnapshot, preserve_attributes, stateful_call_error
+from distir_relax.frontends.torch.module_state import (
+    ModuleSnapshot,
+    preserve_attributes,
+    restored_parameters,
+    stateful_call_error,
+)
 from distir_relax.support.torch_compat import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -75,7 +80,7 @@ def call_model(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Ma
     def tensors(item: Any) -> list[torch.Tensor]:
         return [x.detach().clone() for x in tree_leaves(item) if isinstance(x, torch.Tensor)]
 
-    with torch.no_grad(), preserve_attributes(model), torch.random.fork_rng(devices=()):
+    with torch.no_grad(), preserve_attributes(model), restored_parameters(model), torch.random.fork_rng(devices=()):
         before = ModuleSnapshot(model)
         arguments = _copy((tuple(args), dict(kwargs)))
         torch.manual_seed(0)
@@ -174,7 +179,7 @@ def _results_of_modules(
 
     hooks = [m.register_forward_hook(record(path)) for path, m in model.named_modules() if path]
     try:
-        with torch.no_grad(), preserve_attributes(model):
+        with torch.no_grad(), preserve_attributes(model), restored_parameters(model):
             model(*_copy(list(args)), **_copy(dict(kwargs)))
     finally:
         for hook in hooks:

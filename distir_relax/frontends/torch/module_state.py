@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.support.torch_compat import tree_leaves
+from distir_relax.support.torch_compat import private, tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +119,39 @@ def _becomes_state(old: Any, new: Any) -> bool:
         return False
     is_same_type = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
     return old is None or (is_same_type and not isinstance(old, torch.nn.Parameter))
+
+
+@contextmanager
+def restored_parameters(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the parameters that the model changes within the context; each is copied before the first write to it.
+
+    A copy of all would take as much memory as the model.
+    """
+    import torch
+
+    plain = (torch.nn.Parameter, torch.Tensor)
+    parameters = [p for p in model.parameters() if type(p) in plain and not p.is_meta]
+    unwritten = {p.data_ptr(): p for p in parameters if p.numel()}
+    saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+    mode = private("torch.utils._python_dispatch.TorchDispatchMode")
+
+    class Saves(mode):  # type: ignore[misc,valid-type]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._schema.is_mutable:
+                for x in tree_leaves((args, kwargs)):
+                    place = x.untyped_storage().data_ptr() if type(x) in plain and not x.is_meta else 0
+                    if place in unwritten:
+                        parameter = unwritten.pop(place).detach()
+                        saved.append((parameter, parameter.clone()))
+            return func(*args, **(kwargs or {}))
+
+    try:
+        with Saves():
+            yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in saved:
+                parameter.copy_(before)
 
 
 class ModuleSnapshot:

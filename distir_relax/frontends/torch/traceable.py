@@ -11,12 +11,10 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from traceback import format_stack
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.location import location_in_stack
-from distir_relax.support.torch_compat import BATCH_NORM, replaced
+from distir_relax.support.torch_compat import BATCH_NORM, replaced, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +28,16 @@ def traceable_functions() -> Iterator[None]:
     """Within the context, the functions are replaced."""
     from torch.overrides import TorchFunctionMode
 
-    forms = _forms()
+    forms, versions = _forms(), _Versions()
 
     class Replace(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return forms.get(func, func)(*args, **(kwargs or {}))
+            form = forms.get(func, func)
+            if versions.last:
+                args, kwargs = tree_map(versions.of, (args, kwargs))
+            if form is _embedding:
+                return form(versions, *args, **(kwargs or {}))
+            return form(*args, **(kwargs or {}))
 
     with Replace(), replaced(BATCH_NORM, _batch_norm) as original:
         _batch_norm.original = original  # type: ignore[attr-defined]
@@ -93,18 +96,35 @@ def _fill_diagonal(x: torch.Tensor, value: float, wrap: bool = False) -> torch.T
     return x.copy_(x.masked_fill(torch.eye(*x.shape, dtype=torch.bool), value))
 
 
+class _Versions:
+    """The parameters that the model has changed so far, as tensors of their own: what comes after sees these."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def of(self, x: Any) -> Any:
+        """Return what is now in the place of an argument."""
+        return self.last.get(id(x), x)
+
+    def change(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """Let `after` take the place of a tensor; return it."""
+        for number in [number for number, x in self.last.items() if x is before] or [id(before)]:
+            self.last[number] = after
+        # Numbers of tensors that are gone may be given to others.
+        self._kept += [before, after]
+        return after
+
+
 def _embedding(
-    ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+    versions: _Versions, ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None,
+    max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     import torch
     import torch.nn.functional as F
 
     if max_norm is not None:
-        raise ImportModelError(
-            "an embedding with max_norm changes its weights while it runs", location_in_stack("".join(format_stack())),
-            "leave it out, and bound the rows: x * (max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)",
-        )  # fmt: skip
+        weight = versions.change(weight, renormalized_rows()(weight, ids, max_norm, norm_type))
     if not scale_grad_by_freq:
         return F.embedding(ids, weight, padding_idx, sparse=sparse)
     rows = F.embedding(ids, weight, padding_idx)
@@ -112,6 +132,19 @@ def _embedding(
     counts = weight.new_zeros(weight.shape[0]).index_add(0, flat, torch.ones_like(flat, dtype=weight.dtype))
     # The value of the rows, with their gradient divided.
     return rows.detach() + (rows - rows.detach()) / counts[ids][..., None]
+
+
+@cache
+def renormalized_rows() -> Any:
+    """Return the op of an exported graph, ``distir::renormalized_rows``: the weight after a look-up."""
+    import torch
+
+    from distir_relax.kernels import norms
+
+    schema = "(Tensor weight, Tensor ids, float most, float order) -> Tensor"
+    op = torch.library.custom_op("distir::renormalized_rows", norms.renormalized_rows, mutates_args=(), schema=schema)
+    op.register_fake(lambda weight, ids, most, order: torch.empty_like(weight))
+    return op
 
 
 def _gaussian_nll_loss(

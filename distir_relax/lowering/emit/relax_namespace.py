@@ -64,7 +64,9 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "grouped_weight_grad": _grouped_weight_grad,
         "linear_weight_grad": _linear_weight_grad,
         "joined_products": _joined_products,
-        "norms": SimpleNamespace(rms_norm_rounded=rms_norm_rounded, **norm_gradients(ops)),
+        "norms": SimpleNamespace(
+            rms_norm_rounded=rms_norm_rounded, renormalized_rows=_renormalized_rows, **norm_gradients(ops)
+        ),
         "positions": SimpleNamespace(rotary=_rotary),
         "quantized": SimpleNamespace(
             product=_quantized_product,
@@ -189,6 +191,11 @@ def _uniform(seed: Any, *places: Any, dtype: str) -> Any:
     """As `distir_relax.kernels.random.uniform`."""
     type_ = _kinds([[place.ty.shape[0] for place in places]], [dtype])
     return torch_kernel("random", "uniform", [type_], seed, *places, dtype=dtype)
+
+
+def _renormalized_rows(weight: Any, ids: Any, most: float, order: float) -> Any:
+    """As `distir_relax.kernels.norms.renormalized_rows`."""
+    return torch_kernel("norms", "renormalized_rows", [weight.ty], weight, ids, most=most, order=order)
 
 
 def _recurrent_gradients(*operands: Any, wanted: Sequence[int], **options: Any) -> Any:

@@ -8,6 +8,7 @@ from distir_relax.ops.indexing import (  # noqa: F401
     index_bounds,
     kth_value,
     one_hot,
+    renormalized_rows,
     scatter,
     searchsorted,
     segment_sum,

@@ -74,6 +74,8 @@ class Trait(Enum):
     """Waits for a stream. In distributed programs only."""
     KEEPS = "keeps"
     """The result is operand 1. Operand 0 is the state with its value in the first call, the same in each call."""
+    REPLACES = "replaces"
+    """The result takes the place of operand 0, a parameter: an optimizer updates it, and its gradient is that of it."""
     OWN_GRADIENT = "own gradient"
     """Has the ops of its gradient among its operands. In global programs that are not differentiated yet only."""
     SHAPE = "shape"
