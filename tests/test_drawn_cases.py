@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,5 +68,8 @@ def _run(folder: Path, *arguments: str) -> list[str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n drawn(number): so many\n mpirun: none\n shares: none\n")
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *plugins, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )  # fmt: skip
     return [line.partition("::")[2].partition("@")[0] for line in done.stdout.splitlines() if "::" in line]

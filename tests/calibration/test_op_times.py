@@ -116,11 +116,11 @@ def test_ops_of_prompts_and_of_tokens() -> None:
     generation = compile_language_model(language_model("llama"), max_length=64)
     bundle = generation.plan.bundle(backends=("torch",))
     prompt, token = measure_op_times(bundle, steps=3, tokens=17, requests=3).steps
-    (reads,), (makes,) = ([o for o in s.ops if o.op == "nn.scaled_dot_product_attention"] for s in (prompt, token))
+    (reads,), (makes,) = ([o for o in s.ops if o.op == "nn.attention_of_states"] for s in (prompt, token))
     assert reads.count == makes.count
     # Each request attends by itself: to 17 positions, and in the median of three steps after them to the fifth.
     assert ",17," in reads.operands
-    assert f",{17 + 3 + 1 + 1}," in makes.operands
+    assert f",{17 + 3 + 1}," in makes.operands
     # Other ops have the rows of all requests.
     assert any(o.operands.startswith("f32[1,51,") for o in prompt.ops)
     assert any(o.operands.startswith("f32[1,3,") for o in token.ops)

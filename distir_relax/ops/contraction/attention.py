@@ -104,14 +104,14 @@ def _relax(attrs: Attrs) -> str:
     return f"R.matmul(R.nn.softmax({scores}, 3), {{2}})"
 
 
-def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+def attention_products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
     """Return the combined matrix product of scores and of weighted values, with the widths of both."""
     (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
     return b * h, s, t, d + e
 
 
 def _cpu_products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
-    batch, rows, columns, inner = _products(types, attrs, results)
+    batch, rows, columns, inner = attention_products(types, attrs, results)
     return batch, rows, attended_keys(rows, columns, attrs), inner
 
 
@@ -144,7 +144,7 @@ define(
     Split(_rule),
     cost=Cost(
         flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
-        product=_products,
+        product=attention_products,
         cpu_product=_cpu_products,
         workspace=_workspace,
     ),

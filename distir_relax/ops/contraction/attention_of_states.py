@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.contraction.attention import infer_attention, load_kernel
+from distir_relax.ops.contraction.attention import attention_products, infer_attention, load_kernel
 from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
 
 _STATES = (3, 4)
@@ -73,11 +73,20 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return 4.0 * results[0].elements * _all_and_viewed(types, attrs)[1][0].shape[2]
 
 
+def _moved(types: Types, attrs: Attrs, results: Types) -> float:
+    """States are read where they are, and new elements written there."""
+    return float(sum(t.bytes for t in types) + results[0].bytes + sum(t.bytes for t in types[1:3]))
+
+
+def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    return attention_products([types[0], *_all_and_viewed(types, attrs)[1]], attrs, results)
+
+
 define(
     "nn.attention_of_states",
     Semantics(infer=_infer, torch=_torch),
     Split(_rule),
-    cost=Cost(flops=_flops),
+    cost=Cost(flops=_flops, moved=_moved, product=_product),
     code=Code(
         relax="attention_of_states({*}, scale={scale}, views={views}, boolean={boolean})",
         cached=_cached,
