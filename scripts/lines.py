@@ -1,7 +1,7 @@
 """Lines of each package beside its budget, of ``scripts/lines.toml``: ``python scripts/lines.py``. Exits 1 above it.
 
-Size is a cost: who adds a feature says how many lines it took, and looks for what it makes superfluous. A package that
-shrinks gets a smaller budget.
+Size is a cost: who adds a feature says how many lines it took, and removes the code that it makes superfluous. A
+package that shrinks gets a smaller budget.
 """
 
 from __future__ import annotations

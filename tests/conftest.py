@@ -124,7 +124,7 @@ def native_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _are_named(config: pytest.Config) -> bool:
-    """Whether tests are asked for by name: then all of their cases are meant."""
+    """Whether tests are given by name: then all of their cases are meant."""
     return any("::" in argument for argument in config.args) or bool(config.option.keyword)
 
 

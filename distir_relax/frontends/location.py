@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,11 @@ def location_in_stack(stack: str | None) -> str:
     `torch.export` records only frames of functions called ``forward``: an op of a helper has its caller's line.
     """
     return location_of_frames((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
+
+
+def location_here() -> str:
+    """Return `location_in_stack` of the present stack: the line of the model that called."""
+    return location_in_stack("".join(traceback.format_stack()))
 
 
 def innermost_frame(stack: str) -> str:

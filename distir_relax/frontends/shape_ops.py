@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Op, Value
+from distir_relax.support.torch_compat import graph_op
 
 if TYPE_CHECKING:
     import torch
@@ -46,10 +47,8 @@ def custom_op() -> Any:
     """Return the op of `annotate_shape_ops` in an exported graph: ``distir::shape_ops``, of a tensor and a number."""
     import torch
 
-    op = torch.library.custom_op(
-        "distir::shape_ops", lambda x, count: x.clone(), mutates_args=(), schema="(Tensor x, int count) -> Tensor"
-    )
-    op.register_fake(lambda x, count: torch.empty_like(x))
+    schema = "(Tensor x, int count) -> Tensor"
+    op = graph_op("shape_ops", schema, lambda x, count: x.clone(), lambda x, count: torch.empty_like(x))
     op.register_autograd(lambda context, gradient: (gradient, None))
     return op
 

@@ -43,8 +43,7 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        is_cycled = isinstance(self.betas, (tuple, list)) and isinstance(self.betas[0], Schedule)
-        check_betas((0.0, *self.betas[1:]) if is_cycled else self.betas, type(self).__name__)
+        check_betas(self.betas, type(self).__name__, may_change=True)
 
     @property
     def keeps(self) -> tuple[str, ...]:

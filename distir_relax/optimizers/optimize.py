@@ -170,7 +170,7 @@ class Optimize:
             gradient = g.emit("negative", grads[name]) if optimizer.maximize else grads[name]
             start = len(g.ops)
             present = begun.in_place_of.get(name, parameter)
-            new = _for(optimizer, name, present).update(g, present, gradient, state, numbers[key])
+            new = _for(optimizer, parameter, present).update(g, present, gradient, state, numbers[key])
             old = {**state, "": parameter}
             self._check_new(name, old, new)
             if writing is not None:
@@ -267,12 +267,11 @@ def _in_place_of(module: Module, parameters: Mapping[str, Value], several: bool)
     return found
 
 
-def _for(optimizer: Optimizer, name: str, parameter: Value) -> Optimizer:
-    """Return the optimizer of a parameter, whose weight decay goes by its name, for what is in its place."""
-    if parameter.name == name or not is_dataclass(optimizer) or not optimizer.no_decay_patterns:
+def _for(optimizer: Optimizer, parameter: Value, present: Value) -> Optimizer:
+    """Return the optimizer of a parameter for the value in its place: weight decay goes by the parameter's name."""
+    if present is parameter or not is_dataclass(optimizer) or not optimizer.no_decay_patterns:
         return optimizer
-    decays = not any(fnmatchcase(name, pattern) for pattern in optimizer.no_decay_patterns)
-    return replace(optimizer, no_decay=(), weight_decay=optimizer.weight_decay if decays else 0.0)
+    return replace(optimizer, no_decay=(), weight_decay=optimizer.decay_of(parameter))
 
 
 def _check_groups(optimizer: Optimizer, names: Sequence[str]) -> None:

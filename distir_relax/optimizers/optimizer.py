@@ -30,6 +30,7 @@ class Optimizer(ABC):
 
     lr: float | Schedule
     weight_decay: float = 0.0
+    momentum: float | Schedule = 0.0
     no_decay: str | tuple[str, ...] = ()
     maximize: bool = False
 
@@ -63,7 +64,7 @@ class Optimizer(ABC):
     @property
     def momentum_schedule(self) -> Schedule | None:
         """Return the schedule of the momentum, whose value `numbers` then takes as `momentum`; None if it has none."""
-        return None
+        return self.momentum if isinstance(self.momentum, Schedule) else None
 
     @property
     def counts(self) -> bool:
@@ -158,10 +159,11 @@ class Update:
         return any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
-def check_betas(betas: Any, where: str, what: str = "two betas") -> None:
-    """Raise `DistIRError` unless `betas` are two numbers from 0 to below 1."""
+def check_betas(betas: Any, where: str, what: str = "two betas", may_change: bool = False) -> None:
+    """Raise `DistIRError` unless `betas` are two numbers from 0 to below 1; the first may be a schedule if it may."""
     is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
-    if not is_pair or not all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in betas):
+    numbers = betas[1:] if is_pair and may_change and isinstance(betas[0], Schedule) else betas
+    if not is_pair or not all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in numbers):
         found = betas if what == "two betas" else betas[0]
         raise DistIRError(f"expected {what} from 0 to below 1, found {found!r}", where)
 

@@ -42,11 +42,6 @@ class RMSprop(Optimizer):
         """Return the average of the gradient's square, the momentum if used, and the average of the gradient."""
         return ("square_avg", *("momentum_buffer",) * bool(self.momentum), *("grad_avg",) * self.centered)
 
-    @property
-    def momentum_schedule(self) -> Schedule | None:
-        """Return the schedule of the momentum, if it has one."""
-        return self.momentum if isinstance(self.momentum, Schedule) else None
-
     def numbers(
         self, g: Builder, rate: Value, step: Value | None, dtype: str, momentum: Value | None = None
     ) -> Numbers:

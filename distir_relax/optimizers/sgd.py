@@ -44,11 +44,6 @@ class SGD(Optimizer):
         return ("momentum_buffer",) if self.momentum else ()
 
     @property
-    def momentum_schedule(self) -> Schedule | None:
-        """Return the schedule of the momentum, if it has one."""
-        return self.momentum if isinstance(self.momentum, Schedule) else None
-
-    @property
     def counts(self) -> bool:
         """Return whether the first step differs: torch does not dampen the first gradient."""
         return bool(self.momentum and self.dampening)

@@ -75,28 +75,28 @@ def _compare(model: Module, sharded: Module) -> list[Unproved]:
     parts = next((record for record in sharded.records if isinstance(record, MicrobatchProgram)), None)
     updates = [record for record in sharded.records if isinstance(record, UpdateProgram)]
     numbering = Numbering()
-    program = inline(sharded).main
+    program, imported = inline(sharded).main, inline(model).main
     if len(updates) > 1 and parts is None:
-        return _compare_outputs(numbering, program, _of_updates(numbering, inline(model).main, program, updates))
+        return _compare_outputs(numbering, program, _of_updates(numbering, imported, program, updates))
     update = parse(updates[0].text).main if updates else None
     if parts is None:
         given = _gradients_given(program)
-        results, gradients = _of_model(numbering, inline(model).main, program, _gradients_of(update) or given)
+        results, gradients = _of_model(numbering, imported, program, _gradients_of(update) or given)
         results.update((f"{name}{GRADIENT}", gradients[name]) for name in given)
-        changed = _changed(numbering, inline(model).main, program)
+        changed = _changed(numbering, imported, program)
         return _compare_outputs(numbering, program, {**results, **_of_update(numbering, update, gradients, changed)})
     whole, in_time = inline(parse(parts.sharded)), inline(parse(parts.placed))
     check_schedule(whole, in_time)
     step = whole.main
     wrt = _gradients_given(step)
-    results, gradients = _of_model(numbering, inline(model).main, step, wrt)
+    results, gradients = _of_model(numbering, imported, step, wrt)
     _compare_outputs(numbering, step, {**results, **{f"{name}{GRADIENT}": n for name, n in gradients.items()}})
     in_parts = _Parts(numbering, step, in_time.main, in_time.meshes[0].size)
     expected = in_parts.outputs()
     gradients = {name: expected.pop(f"{name}{GRADIENT}") for name in wrt}
     changed = {name: in_parts.numbers[0][value.name] for name, value in _in_place_of(in_time.main).items()}
     own = replace(step, outputs=tuple(Output(name, value) for name, value in _in_place_of(step).items()))
-    _compare_outputs(numbering, own, _changed(numbering, inline(model).main, step))
+    _compare_outputs(numbering, own, _changed(numbering, imported, step))
     return _compare_outputs(numbering, program, {**expected, **_of_update(numbering, update, gradients, changed)})
 
 
@@ -218,7 +218,7 @@ def _of_update(
 ) -> dict[str, int]:
     """Return the numbers of what an optimizer's program gives with these gradients, by name.
 
-    It updates what is `changed` instead of the parameters of these names.
+    Those `changed` are updated instead of the parameters of these names.
     """
     if update is None:
         return {}

@@ -72,6 +72,18 @@ def private(path: str) -> Any:
     )
 
 
+def graph_op(name: str, schema: str, compute: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+    """Return the op ``distir::name`` of exported graphs; `shapes` gives its results on tensors without data.
+
+    It is registered when this is called, once in a process.
+    """
+    import torch
+
+    op = torch.library.custom_op(f"distir::{name}", compute, mutates_args=(), schema=schema)
+    op.register_fake(shapes)
+    return op
+
+
 @contextmanager
 def unlogged_errors() -> Iterator[None]:
     """Within the context torch does not log errors of an export that it raises as well, with tracebacks and names."""

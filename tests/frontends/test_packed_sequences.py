@@ -89,7 +89,7 @@ def test_a_batch_that_is_split_needs_no_communication() -> None:
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "1/1/2/3"])
 @pytest.mark.parametrize(("kind", "options"), LAYERS[:3])
 def test_training_is_torch_s(kind: Any, options: dict[str, Any], strategy: str) -> None:
-    """What is past the end has no part in the loss, and the gradient of the states is that of the last step."""
+    """Positions past the end have no part in the loss, and the gradient of the states is that of the last step."""
     torch.manual_seed(0)
 
     class Model(torch.nn.Module):

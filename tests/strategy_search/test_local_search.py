@@ -67,7 +67,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-# Fewer candidates, where only is looked at how they are shared among processes.
+# Fewer candidates: the tests compare only how processes share them.
 FEWER = {**OPTIONS, "microbatches": (1, 5), "schedules": ("1f1b",)}
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.location import location_in_stack
-from distir_relax.support.torch_compat import private, tree_leaves
+from distir_relax.frontends.location import location_here
+from distir_relax.support.torch_compat import graph_op, private, tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +151,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _refused(what: str, hint: str) -> ImportModelError:
-    where = location_in_stack("".join(traceback.format_stack()))
+    where = location_here()
     return ImportModelError(f"the model calls {what}, which a program cannot differentiate", where, hint)
 
 
@@ -174,16 +173,9 @@ def own_gradient_ops() -> tuple[Any, Any]:
     """
     import torch
 
-    seed = torch.library.custom_op(
-        "distir::gradient_seed", torch.zeros_like, mutates_args=(), schema="(Tensor y) -> Tensor"
-    )
-    seed.register_fake(torch.empty_like)
+    seed = graph_op("gradient_seed", "(Tensor y) -> Tensor", torch.zeros_like, torch.empty_like)
     schema = "(Tensor y, Tensor seed, Tensor[] inputs, Tensor[] gradients) -> Tensor"
-    own = torch.library.custom_op(
-        "distir::own_gradient", lambda y, seed, inputs, gradients: y.clone(), mutates_args=(), schema=schema
-    )
-    own.register_fake(lambda y, seed, inputs, gradients: torch.empty_like(y))
-    return seed, own
+    return seed, graph_op("own_gradient", schema, lambda y, *_: y.clone(), lambda y, *_: torch.empty_like(y))
 
 
 @contextmanager
@@ -201,7 +193,7 @@ def _reject_tensor_hooks() -> Iterator[None]:
                 return original(tensor, hook)
             raise ImportModelError(
                 f"the model hooks the gradient of a tensor ({name}), which a program does not call",
-                location_in_stack("".join(traceback.format_stack())),
+                location_here(),
                 _HINT,
             )
 
@@ -232,7 +224,7 @@ def _reject_foreign_parameters(model: torch.nn.Module) -> Any:
                     raise ImportModelError(
                         f"a parameter of shape {tuple(leaf.shape)} is used that belongs to no module of the model or "
                         "of its loss, so it would not be trained",
-                        location_in_stack("".join(traceback.format_stack())),
+                        location_here(),
                         "make its module a submodule of the model, pass a loss that is a torch.nn.Module, or call "
                         "requires_grad_(False)",
                     )

@@ -7,7 +7,6 @@ far in their place.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.autodiff import gradients
 from distir_relax.autodiff.own_gradients import has_own_gradient
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.location import location_in_stack
+from distir_relax.frontends.location import location_here
 from distir_relax.ir import Value, required_ops
 from distir_relax.ops import Builder, filled
-from distir_relax.support.torch_compat import FUNCTIONAL_GRADIENT, replaced, tree_leaves, tree_map
+from distir_relax.support.torch_compat import FUNCTIONAL_GRADIENT, graph_op, replaced, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +104,7 @@ def _gradients(
 
 
 def _refused(call: str, hint: str) -> ImportModelError:
-    where = location_in_stack("".join(traceback.format_stack()))
+    where = location_here()
     return ImportModelError(f"torch.autograd.grad is called {call}", where, hint)
 
 
@@ -133,10 +132,6 @@ def _ops() -> tuple[Any, Any]:
         return [x.clone() for x in inputs]
 
     schema = "(Tensor[] outputs, Tensor[] inputs, Tensor[] seeds, bool create_graph) -> Tensor[]"
-    first = torch.library.custom_op("distir::gradients", gradients, mutates_args=(), schema=schema)
-    first.register_fake(lambda outputs, inputs, seeds, create_graph: [torch.empty_like(x) for x in inputs])
-    own = torch.library.custom_op(
-        "distir::own_input", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor"
-    )
-    own.register_fake(torch.empty_like)
-    return first, own
+    of_inputs = lambda outputs, inputs, seeds, create_graph: [torch.empty_like(x) for x in inputs]  # noqa: E731
+    own = graph_op("own_input", "(Tensor x) -> Tensor", lambda x: x.clone(), torch.empty_like)
+    return graph_op("gradients", schema, gradients, of_inputs), own

@@ -131,7 +131,9 @@ def restored_parameters(model: torch.nn.Module) -> Iterator[None]:
 
     plain = (torch.nn.Parameter, torch.Tensor)
     parameters = [p for p in model.parameters() if type(p) in plain and not p.is_meta]
-    unwritten = {p.data_ptr(): p for p in parameters if p.numel()}
+    unwritten: dict[int, list[torch.Tensor]] = {}
+    for own in parameters:
+        unwritten.setdefault(own.untyped_storage().data_ptr(), []).append(own.detach())
     saved: list[tuple[torch.Tensor, torch.Tensor]] = []
     mode = private("torch.utils._python_dispatch.TorchDispatchMode")
 
@@ -139,10 +141,8 @@ def restored_parameters(model: torch.nn.Module) -> Iterator[None]:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func._schema.is_mutable:
                 for x in tree_leaves((args, kwargs)):
-                    place = x.untyped_storage().data_ptr() if type(x) in plain and not x.is_meta else 0
-                    if place in unwritten:
-                        parameter = unwritten.pop(place).detach()
-                        saved.append((parameter, parameter.clone()))
+                    place = x.untyped_storage().data_ptr() if type(x) in plain and not x.is_meta else -1
+                    saved.extend((parameter, parameter.clone()) for parameter in unwritten.pop(place, ()))
             return func(*args, **(kwargs or {}))
 
     try:

@@ -1,7 +1,7 @@
 """Packed sequences of a model: `torch.export` cannot capture them, as their sizes depend on the lengths.
 
-While a model is exported they are padded sequences with their lengths, which recurrent layers take as one op; what is
-past the end of a sequence changes no result.
+While a model is exported they are padded sequences with their lengths, which recurrent layers take as one op; values
+past the end of a sequence change no result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.location import location_here
+from distir_relax.support.torch_compat import graph_op
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +28,7 @@ def padded_sequences() -> Iterator[None]:
     from torch.nn.utils import rnn
 
     with ExitStack() as stack:
-        # Models import the functions by name: what is replaced is their code.
+        # Models import the functions by name, so their code is replaced.
         forms = {rnn.pack_padded_sequence: _pack, rnn.pack_sequence: _pack_several, rnn.pad_packed_sequence: _unpack}
         for function, form in forms.items():
             stack.callback(setattr, function, "__code__", function.__code__)
@@ -91,7 +93,7 @@ def unpack(packed: Any, batch_first: bool, value: float, total: Any) -> tuple[to
     total = padded.longest if total is None else total
     if total is None:
         raise ImportModelError(
-            "pad_packed_sequence gives a tensor whose length is that of the longest sequence", _where(),
+            "pad_packed_sequence gives a tensor whose length is that of the longest sequence", location_here(),
             "give it the length of the input: total_length=x.shape[1], or x.shape[0] if batches are not first",
         )  # fmt: skip
     x, length = padded.x, padded.x.shape[0]
@@ -151,18 +153,10 @@ def _forward_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refused(what: str) -> ImportModelError:
     return ImportModelError(
-        f"{what} a packed sequence, whose size depends on the lengths", _where(),
+        f"{what} a packed sequence, whose size depends on the lengths", location_here(),
         "give it to recurrent layers alone; compute all else of padded tensors, whose ends a mask or ignore_index "
         "leaves out",
     )  # fmt: skip
-
-
-def _where() -> str:
-    import traceback
-
-    from distir_relax.frontends.location import location_in_stack
-
-    return location_in_stack("".join(traceback.format_stack()))
 
 
 @cache
@@ -174,14 +168,12 @@ def padded_recurrence() -> Any:
         "(str kind, Tensor x, Tensor lengths, Tensor[] states, Tensor[] params, bool biased, int layers, "
         "float dropout, bool train, bool bidirectional) -> Tensor[]"
     )
-    op = torch.library.custom_op("distir::padded_recurrence", _by_torch, mutates_args=(), schema=schema)
 
     def shapes(kind: str, x: Any, lengths: Any, states: Any, params: Any, *options: Any) -> list[torch.Tensor]:
         width = states[0].shape[2] * (2 if options[4] else 1)
         return [x.new_empty((*x.shape[:2], width)), *(torch.empty_like(state) for state in states)]
 
-    op.register_fake(shapes)
-    return op
+    return graph_op("padded_recurrence", schema, _by_torch, shapes)
 
 
 def _by_torch(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.support.torch_compat import SCAN, replaced
+from distir_relax.support.torch_compat import SCAN, graph_op, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -101,8 +101,5 @@ def _op() -> Any:
 
     from distir_relax.kernels.scans import linear
 
-    op = torch.library.custom_op(
-        "distir::linear_scan", linear, mutates_args=(), schema="(Tensor factors, Tensor terms, int axis) -> Tensor"
-    )
-    op.register_fake(lambda factors, terms, axis: torch.empty_like(terms))
-    return op
+    schema = "(Tensor factors, Tensor terms, int axis) -> Tensor"
+    return graph_op("linear_scan", schema, linear, lambda factors, terms, axis: torch.empty_like(terms))

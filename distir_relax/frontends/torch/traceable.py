@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.support.torch_compat import BATCH_NORM, replaced, tree_map
+from distir_relax.support.torch_compat import BATCH_NORM, graph_op, replaced, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -26,18 +26,17 @@ _NEVER = -1e30
 @contextmanager
 def traceable_functions() -> Iterator[None]:
     """Within the context, the functions are replaced."""
+    import torch
     from torch.overrides import TorchFunctionMode
 
-    forms, versions = _forms(), _Versions()
+    versions = _Versions()
+    forms: dict[Any, Callable[..., Any]] = {**_forms(), torch.nn.functional.embedding: partial(_embedding, versions)}
 
     class Replace(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            form = forms.get(func, func)
             if versions.last:
                 args, kwargs = tree_map(versions.of, (args, kwargs))
-            if form is _embedding:
-                return form(versions, *args, **(kwargs or {}))
-            return form(*args, **(kwargs or {}))
+            return forms.get(func, func)(*args, **(kwargs or {}))
 
     with Replace(), replaced(BATCH_NORM, _batch_norm) as original:
         _batch_norm.original = original  # type: ignore[attr-defined]
@@ -54,7 +53,6 @@ def _forms() -> dict[Any, Callable[..., Any]]:
         torch.Tensor.corrcoef: _corrcoef,
         torch.Tensor.fill_diagonal_: _fill_diagonal,
         F.ctc_loss: _ctc_loss,
-        F.embedding: _embedding,
         F.gaussian_nll_loss: _gaussian_nll_loss,
         F.multi_margin_loss: _multi_margin_loss,
         F.multilabel_margin_loss: _multilabel_margin_loss,
@@ -97,14 +95,14 @@ def _fill_diagonal(x: torch.Tensor, value: float, wrap: bool = False) -> torch.T
 
 
 class _Versions:
-    """The parameters that the model has changed so far, as tensors of their own: what comes after sees these."""
+    """The parameters that the model has changed so far, as tensors of their own, which later ops take."""
 
     def __init__(self) -> None:
         self.last: dict[int, torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []
 
     def of(self, x: Any) -> Any:
-        """Return what is now in the place of an argument."""
+        """Return the present version of an argument."""
         return self.last.get(id(x), x)
 
     def change(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -137,14 +135,10 @@ def _embedding(
 @cache
 def renormalized_rows() -> Any:
     """Return the op of an exported graph, ``distir::renormalized_rows``: the weight after a look-up."""
-    import torch
-
     from distir_relax.kernels import norms
 
     schema = "(Tensor weight, Tensor ids, float most, float order) -> Tensor"
-    op = torch.library.custom_op("distir::renormalized_rows", norms.renormalized_rows, mutates_args=(), schema=schema)
-    op.register_fake(lambda weight, ids, most, order: torch.empty_like(weight))
-    return op
+    return graph_op("renormalized_rows", schema, norms.renormalized_rows, lambda w, *_: w.new_empty(w.shape))
 
 
 def _gaussian_nll_loss(

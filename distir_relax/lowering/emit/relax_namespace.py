@@ -337,24 +337,16 @@ def _causal_mask(query: Any, key: Any) -> Any:
     return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
 
 
-def _attention_of_states(
-    q: Any, k: Any, v: Any, past_k: Any, past_v: Any, mask: Any = None, *, scale: float, views: Any, boolean: bool
-) -> Any:
-    """As `distir_relax.kernels.attention.attend_states`, for as many keys as queries have heads."""
-    from tvm import relax
+def _attention_of_states(attend: Callable[..., Any], new: Sequence[Any], past: Sequence[Any], views: Any) -> Any:
+    """As `distir_relax.kernels.attention.attend_states`; `attend` gives the attention to keys and values."""
+    from tvm.relax import op
 
-    op, wholes, viewed = relax.op, [], []
-    for new, past, (axis, shape, axes) in ((k, past_k, views[0]), (v, past_v, views[1])):
-        wholes.append(view := _bound(op.concat([past, new], axis)))
+    wholes, viewed = [], []
+    for parts, (axis, shape, axes) in zip(zip(past, new, strict=True), views, strict=True):
+        wholes.append(view := _bound(op.concat(list(parts), axis)))
         view = _bound(op.reshape(view, shape)) if shape else view
         viewed.append(_bound(op.permute_dims(view, axes)) if axes else view)
-    dtype = str(q.ty.dtype)
-    scores = _bound(op.matmul(q, _bound(op.permute_dims(viewed[0], (0, 1, 3, 2)))))
-    scores = _bound(op.multiply(scores, relax.const(scale, dtype)))
-    if mask is not None:
-        allowed = op.where(mask, scores, relax.const(-1e30, dtype)) if boolean else op.add(scores, mask)
-        scores = _bound(allowed)
-    return (op.matmul(_bound(op.nn.softmax(scores, 3)), viewed[1]), *wholes)
+    return (attend(*viewed), *wholes)
 
 
 def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:

@@ -53,10 +53,9 @@ def to_torch_requests(
     """
     single = SkipRepeats().run(replace(module, functions=(module.function(entry),)))
     decoding = AttendStates(states).run(AllPositions().run(single))
-    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
     single = AttendStates(states).run(single)
-    main = single.function(entry)
-    program = _Program(single, main, name, ranks, states, growing, decoding, clocked)
+    ranks = _ranks_of(single, entry)
+    program = _Program(single, single.function(entry), name, ranks, states, growing, decoding, clocked)
     return RequestsCode(program.text(), program.is_bound)
 
 
@@ -112,9 +111,12 @@ def to_torch_bound(module: Module, entry: str, name: str) -> str:
 
 def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
     """Return the code of the program `entry`, with options of `_Program`."""
-    ranks = [rank for rank, function in enumerate(module.ranks) if function == entry]
     module = SkipRepeats().run(module)
-    return _Program(module, module.function(entry), name, ranks, **options)
+    return _Program(module, module.function(entry), name, _ranks_of(module, entry), **options)
+
+
+def _ranks_of(module: Module, entry: str) -> list[int]:
+    return [rank for rank, function in enumerate(module.ranks) if function == entry]
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}

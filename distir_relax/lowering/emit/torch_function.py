@@ -133,7 +133,7 @@ class TorchFunction:
 
     @property
     def before_calls(self) -> object:
-        """What is computed before the first call: ops on weights alone, packed weights, and values of sizes alone."""
+        """The work before the first call: ops on weights alone, packed weights, and values of sizes alone."""
         ops = [op for op in self.function.ops if op.results and op.results[0].name in self.fixed]
         return ops, self.packed, self.sized_results
 

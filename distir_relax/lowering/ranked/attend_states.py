@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from distir_relax.ir import Attribute, Function, Module, Op, Value, count_uses, producers
 from distir_relax.layout import is_symbolic, symbols_within
 from distir_relax.lowering.ranked.request_rows import rows_of
 from distir_relax.ops import Trait, lookup
 
-_View: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
+if TYPE_CHECKING:
+    from distir_relax.kernels.attention import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class _Cache:
     """An operand that is a view of a state with new elements: the chain of ops that makes it, the append first."""
 
     chain: Sequence[Op]
-    view: _View
+    view: View
 
     @property
     def state(self) -> Value:

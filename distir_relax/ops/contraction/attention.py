@@ -93,7 +93,8 @@ def load_kernel(types: Types, attrs: Attrs) -> str:
     return f'attention.load_kernel({_repeats(types, attrs)}, {k.shape[3]}, {v.shape[3]}, "{q.dtype}")'
 
 
-def _relax(attrs: Attrs) -> str:
+def relax_attention(attrs: Attrs) -> str:
+    """Return the Relax code, of operands ``{0}`` to ``{3}``."""
     scores = "R.multiply(R.matmul({0}, R.permute_dims({1}, (0, 1, 3, 2))), R.const({scale}, {dtype}))"
     if attrs["causal"]:
         scores = f"R.where(causal_mask({{0}}, {{1}}), {scores}, R.const(-1e30, {{dtype}}))"
@@ -149,7 +150,7 @@ define(
         workspace=_workspace,
     ),
     code=Code(
-        relax=_relax,
+        relax=relax_attention,
         unrepeated=(1, 2),
         bound=_bound,
         of_states="nn.attention_of_states",

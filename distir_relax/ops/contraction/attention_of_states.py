@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.contraction.attention import attention_products, infer_attention, load_kernel
+from distir_relax.ops.contraction.attention import attention_products, infer_attention, load_kernel, relax_attention
 from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
 
 _STATES = (3, 4)
@@ -58,6 +58,14 @@ def _torch(attrs: Attrs) -> str:
     return f"attention.attend_states({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {mask}, {{scale}}, {{views}}{repeats})"
 
 
+def _relax(attrs: Attrs) -> str:
+    """Return the code of attention to the views of the states with their new elements."""
+    attention = relax_attention({**attrs, "causal": False})
+    for operand, name in (("{1}", "k"), ("{2}", "v"), ("{3}", "{5}")):
+        attention = attention.replace(operand, name)
+    return f"attention_of_states(lambda k, v: {attention}, ({{1}}, {{2}}), ({{3}}, {{4}}), {{views}})"
+
+
 def _cached(attrs: Attrs) -> str:
     masks = "{5}" if attrs["masked"] else "None"
     repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
@@ -88,7 +96,7 @@ define(
     Split(_rule),
     cost=Cost(flops=_flops, moved=_moved, product=_product),
     code=Code(
-        relax="attention_of_states({*}, scale={scale}, views={views}, boolean={boolean})",
+        relax=_relax,
         cached=_cached,
         cached_states=_STATES,
         cached_kernel=_kernel,
