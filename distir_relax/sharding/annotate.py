@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.layout import DeviceMesh, Symbol, as_mesh, print_placements, size_of
 from distir_relax.layout.validate import validate_annotation
+from distir_relax.support.torch_compat import graph_op
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,6 @@ def custom_op() -> Any:
     def mark(x: torch.Tensor, mesh_shape: Any, mesh_axes: Any, placements: str, location: str) -> torch.Tensor:
         return x.clone()
 
-    op = torch.library.custom_op("distir::annotate_sharding", mark, mutates_args=(), schema=schema)
-    op.register_fake(lambda x, mesh_shape, mesh_axes, placements, location: torch.empty_like(x))
+    op = graph_op("annotate_sharding", schema, mark, lambda x, *described: torch.empty_like(x))
     op.register_autograd(lambda context, gradient: (gradient, None, None, None, None))
     return op
