@@ -13,6 +13,7 @@ import torch
 from distir_relax.kernels.isolated_calls import IsolatedCallError, call_isolated
 from distir_relax.kernels.native import attend_requests, load, panel_product, target
 from distir_relax.kernels.native.load import NativeKernel, Trial, loaded_kernel
+from distir_relax.kernels.native.machine_code import load_library
 from distir_relax.kernels.native.target import Capability, Target, host_target, target_of_flags
 from distir_relax.kernels.native.trials import TRIALS
 from tests.kernels import kernels_of_tests
@@ -53,7 +54,7 @@ def machine_code(kernel: NativeKernel[Any], arguments: tuple[Any, ...], made_for
     with TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ll"
         file.write_text(kernel.compile(arguments, made_for))
-        load.load_library()
+        load_library()
         return str(tvm_ffi.load_module(str(file), keep_module_alive=False).inspect_source("asm"))
 
 
@@ -186,9 +187,7 @@ def test_a_kernel_with_a_wrong_result_is_a_warning(tmp_path: Path, monkeypatch: 
         yield x, torch.full((5,), 3.0)
 
     made = kernels_of_tests.filling
-    file = tmp_path / "kernel.ll"
-    file.write_text(call_isolated(load.compile_and_try, made, (3,), host_target(), seconds=100))
-    compiled = loaded_kernel(file, "filling")
+    compiled = loaded_kernel(call_isolated(load.compile_and_try, made, (3,), host_target(), seconds=100), "filling")
     Trial(made, run, []).check(compiled, (3,))
     with pytest.raises(AssertionError, match=r"result 0 differs from torch's by 0\.5"):
         Trial(made, lambda *_: iter([(torch.ones(3), torch.full((3,), 2.0))]), []).check(compiled, (3,))

@@ -15,7 +15,6 @@ without TVM's Python modules, whose import takes a second. ``DISTIR_NATIVE=0`` t
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias
@@ -40,8 +38,9 @@ from distir_relax.kernels.isolated_calls import IsolatedCallError, call_isolated
 from distir_relax.kernels.native.dot import with_dot
 from distir_relax.kernels.native.flags import with_flags
 from distir_relax.kernels.native.loop import with_loop
+from distir_relax.kernels.native.machine_code import SUFFIXES, MachineCode, load_kernels, machine_code, share_threads
 from distir_relax.kernels.native.target import Capability, Target, host_target
-from distir_relax.kernels.native.threads import use_launcher, with_launcher
+from distir_relax.kernels.native.threads import with_launcher
 from distir_relax.kernels.native.waits import with_waits
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class NativeKernel(Generic[P]):
 
     def compile(self, arguments: tuple[Any, ...], target: Target) -> str:
         """Return LLVM's text of a kernel for a target. Raises errors of TVM; LLVM may end the process."""
-        _set_threads()
+        share_threads()
         import tvm
 
         function = self.write(*arguments).with_attr("global_symbol", self.name)  # type: ignore[call-arg]
@@ -127,32 +126,36 @@ class NativeKernel(Generic[P]):
                 return None
 
     def _load_from(self, file: Path, arguments: tuple[Any, ...], target: Target) -> Kernel:
-        with suppress(Exception):  # no file, or one that was damaged: it is written again
-            return self._read(file)
+        if found := self._read(file):
+            return found
         with one_compiles(file):
-            with suppress(Exception):  # another process may have compiled it
-                return self._read(file)
+            if found := self._read(file):  # another process may have compiled it
+                return found
             reason = file.with_suffix(_DECLINED)
             if is_usable(reason):
                 raise IsolatedCallError(f"{reason.read_text()} (`distir doctor --measure` tries again)")
             try:
-                text = call_isolated(compile_and_try, self, arguments, target, seconds=_MOST_SECONDS)
+                code = call_isolated(compile_and_try, self, arguments, target, file.parent, seconds=_MOST_SECONDS)
             except (IsolatedCallError, AssertionError) as error:
                 write_compiled(str(error).encode(), reason)
                 raise
-            write_compiled(text.encode(), file)
-            return self._read(file)
+            write_compiled(code.content, file.with_suffix(code.suffix))
+            return self._read(file) or loaded_kernel(code, self.name, file.parent)
 
     def _file(self, arguments: tuple[Any, ...], target: Target, folder: Path) -> Path:
         """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
         key = compiled_key(kernel_sources(self.write.__code__.co_filename), repr(arguments), target.to_tvm())
-        return folder / f"{self.name}-{key}.ll"
+        return folder / f"{self.name}-{key}"
 
-    def _read(self, file: Path) -> Kernel:
-        """Return the kernel of a file; any error of TVM if it cannot be used."""
-        if not is_usable(file):
-            raise FileNotFoundError(file)
-        return loaded_kernel(file, self.name)
+    def _read(self, file: Path) -> Kernel | None:
+        """Return the kernel of a file; None if there is none, or it was damaged: it is written again."""
+        for suffix in SUFFIXES:
+            written = file.with_suffix(suffix)
+            with suppress(Exception):
+                if is_usable(written):
+                    MachineCode.read(written)
+                    return _kernel(load_kernels(written), self.name)
+        return None
 
 
 @dataclass(frozen=True)
@@ -186,26 +189,29 @@ def native_needing(needs: Callable[..., Iterable[Capability]]) -> Callable[[Call
     return lambda write: NativeKernel(write, needs)
 
 
-def compile_and_try(kernel: NativeKernel[Any], arguments: tuple[Any, ...], target: Target) -> str:
-    """Return LLVM's text of a kernel whose machine code ran here, with the results of torch.
+def compile_and_try(
+    kernel: NativeKernel[Any], arguments: tuple[Any, ...], target: Target, folder: Path | None = None
+) -> MachineCode:
+    """Return a kernel's machine code, to be loaded from a folder, which ran here, with the results of torch.
 
     Raises AssertionError if it has others, and errors of TVM; LLVM or the machine code may end the process.
     """
-    text = kernel.compile(arguments, target)
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ll"
-        file.write_text(text)
-        compiled = loaded_kernel(file, kernel.name)
-        if kernel.trial is not None:
-            kernel.trial.check(compiled, arguments)
-    return text
+    code = machine_code(kernel.compile(arguments, target), folder)
+    compiled = loaded_kernel(code, kernel.name, folder)
+    if kernel.trial is not None:
+        kernel.trial.check(compiled, arguments)
+    return code
 
 
-def loaded_kernel(file: Path, name: str) -> Kernel:
-    """Return the kernel of a file of LLVM's text. Raises errors of TVM."""
+def loaded_kernel(code: MachineCode, name: str, folder: Path | None = None) -> Kernel:
+    """Return the kernel of machine code. Raises errors of TVM."""
+    return _kernel(code.load(folder=folder), name)
+
+
+def _kernel(module: Any, name: str) -> Kernel:
     import torch
 
-    return partial(load_kernels(file)[name], torch.empty(1, dtype=torch.float32))
+    return partial(module[name], torch.empty(1, dtype=torch.float32))
 
 
 def _find(module: str, name: str) -> Any:
@@ -238,50 +244,3 @@ _lock = threading.Lock()
 def kernel_sources(*files: str) -> tuple[bytes, ...]:
     """Return the sources of kernels in `files`, and those of this package, whose functions kernels share."""
     return tuple(path.read_bytes() for path in sorted({*map(Path, files), *Path(__file__).parent.glob("*.py")}))
-
-
-def load_kernels(file: Path, keep: bool = True) -> Any:
-    """Return the module of LLVM's text of kernels, with their parallel loops on torch's threads.
-
-    Its machine code stays in memory while something refers to the module, and, if `keep`, as long as the process lives.
-    """
-    import tvm_ffi
-
-    load_library()
-    module = tvm_ffi.load_module(str(file), keep_module_alive=keep)
-    use_launcher(module)
-    return module
-
-
-def limit_threads(count: int) -> None:
-    """Let TVM have so many threads, unless a variable says how many, on any core. It is called before TVM is used.
-
-    TVM would use half the cores, and bind the threads of all ranks to the same ones.
-    """
-    os.environ.setdefault("TVM_NUM_THREADS", str(count))
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
-
-
-def _set_threads() -> None:
-    """Let TVM have as many threads as torch."""
-    import torch
-
-    limit_threads(torch.get_num_threads())
-
-
-@cache
-def load_library() -> None:
-    """Load TVM's library, which has the compiler from LLVM's representation to machine code, without its modules.
-
-    Raises ImportError if TVM is not installed.
-    """
-    if "tvm" in sys.modules:
-        return
-    import ctypes
-
-    _set_threads()
-    spec = find_spec("tvm")
-    if spec is None or spec.origin is None:
-        raise ImportError("no module named 'tvm'")
-    for name in ("libtvm_runtime.so", "libtvm_compiler.so"):
-        ctypes.CDLL(str(Path(spec.origin).parent / "lib" / name), ctypes.RTLD_GLOBAL)

@@ -28,9 +28,10 @@ from distir_relax.kernels.compiled_files import (
 )
 from distir_relax.kernels.isolated_calls import call_isolated
 from distir_relax.kernels.native import adam_step
-from distir_relax.kernels.native.load import compile_and_try, kernel_sources, load_kernels
+from distir_relax.kernels.native.load import compile_and_try, kernel_sources
+from distir_relax.kernels.native.machine_code import MachineCode, machine_code
 from distir_relax.kernels.native.target import host_target
-from distir_relax.kernels.native.threads import has_launcher, with_launcher
+from distir_relax.kernels.native.threads import with_launcher
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.compiled_program import Compiled
 from distir_relax.runtime.backends.tvm.hoist_constants import relax_function, split_program
@@ -116,14 +117,6 @@ def _compile_apart(program: ProgramText, inputs: tuple[int, ...], threads: int) 
 def _compiled_bytes(program: ProgramText, inputs: tuple[int, ...], threads: int) -> bytes:
     compiled = _compile(program, inputs, threads)
     _try_target()
-    if compiled.kernels:
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "kernels.ll"
-            file.write_text(compiled.kernels)
-            # Those with parallel loops become machine code when they are loaded, to let them use torch's threads.
-            module = load_kernels(file, keep=False)
-            if not has_launcher(compiled.kernels):
-                module.inspect_source("asm")
     return compiled.to_bytes()
 
 
@@ -161,7 +154,7 @@ def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Com
         raise RunError(f"TVM cannot compile the program: {last}", hint="--backend torch runs it without TVM") from wrong
     return Compiled(
         bytecode=_bytecode(executable),
-        kernels=next((with_launcher(m.inspect_source("ll")) for m in executable.mod.imports if m.kind == "llvm"), ""),
+        kernels=_kernels(executable),
         main_weights=split.main_weights,
         products=split.products,
         preparations=split.preparations,
@@ -173,6 +166,12 @@ def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Com
         calls=split.calls,
         sizes=tuple(map(str, function.attrs.get("distir.sizes", ()))),
     )
+
+
+def _kernels(executable: Any) -> MachineCode | None:
+    """Return the kernels of an executable, if it has any: their parallel loops may use torch's threads."""
+    text = next((m.inspect_source("ll") for m in executable.mod.imports if m.kind == "llvm"), None)
+    return None if text is None else machine_code(with_launcher(text))
 
 
 def _bytecode(executable: Any) -> bytes:

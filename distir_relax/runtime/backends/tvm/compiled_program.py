@@ -1,4 +1,4 @@
-"""Compiled rank programs, and their form on disk: bytecode, and LLVM's text of kernels.
+"""Compiled rank programs, and their form on disk: bytecode, and the machine code of kernels.
 
 Files load without TVM's Python modules, whose import takes a second.
 """
@@ -11,11 +11,9 @@ import json
 import zlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from distir_relax.kernels.native.load import load_kernels, load_library
+from distir_relax.kernels.native.machine_code import MachineCode, load_library
 from distir_relax.runtime.backends.tvm.hoist_constants import Preparation, Product
 
 _INDICES = ("weights", "prepared", "products")
@@ -24,7 +22,7 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program with `main` and functions that prepare its weights: bytecode, and LLVM's text of its kernels, or none.
+    """A program with `main` and functions that prepare its weights: bytecode, and its kernels, or none.
 
     `main_weights` are the indices of the weights that `main` takes unchanged; `products` and `preparations` are as in
     `Split`; the first `outputs` results of `main` are the program's. `steps` describes each step number; `calls` names
@@ -32,7 +30,7 @@ class Compiled:
     """
 
     bytecode: bytes
-    kernels: str
+    kernels: MachineCode | None
     main_weights: tuple[int, ...]
     products: tuple[Product, ...]
     preparations: tuple[Preparation, ...]
@@ -48,17 +46,15 @@ class Compiled:
 
         load_library()
         executable = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.relax.VMExecutable")(self.bytecode)
-        if self.kernels:
-            with TemporaryDirectory() as folder:
-                file = Path(folder) / "kernels.ll"
-                file.write_text(self.kernels)
-                executable.import_module(load_kernels(file, keep=False))
+        if self.kernels is not None:
+            executable.import_module(self.kernels.load(keep=False))
         return executable
 
     def to_bytes(self) -> bytes:
         """Return the content of a file: a checksum, and compressed JSON."""
+        kernels = None if self.kernels is None else (self.kernels.suffix, _encoded(self.kernels.content))
         fields = {
-            **asdict(self), "bytecode": base64.b64encode(self.bytecode).decode(), "calls": sorted(self.calls)
+            **asdict(self), "bytecode": _encoded(self.bytecode), "kernels": kernels, "calls": sorted(self.calls)
         }  # fmt: skip
         content = zlib.compress(json.dumps(fields).encode(), 1)
         return hashlib.sha256(content).digest() + content
@@ -70,9 +66,10 @@ class Compiled:
         if hashlib.sha256(content).digest() != checksum:
             raise ValueError("not a compiled program, or a part of one")
         fields = json.loads(zlib.decompress(content))
+        kernels = fields["kernels"]
         return cls(
             bytecode=base64.b64decode(fields["bytecode"]),
-            kernels=fields["kernels"],
+            kernels=None if kernels is None else MachineCode(kernels[0], base64.b64decode(kernels[1])),
             main_weights=tuple(fields["main_weights"]),
             products=tuple(Product(**product) for product in fields["products"]),
             preparations=tuple(
@@ -83,3 +80,7 @@ class Compiled:
             calls=frozenset(fields["calls"]),
             sizes=tuple(fields["sizes"]),
         )
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -25,7 +25,7 @@ from distir_relax.bundle import Bundle
 from distir_relax.errors import RunError
 from distir_relax.kernels.indices import checked
 from distir_relax.kernels.isolated_calls import IsolatedCallError
-from distir_relax.kernels.native.load import limit_threads
+from distir_relax.kernels.native.machine_code import limit_threads
 from distir_relax.kernels.packing import PackedLinear, pack_linear
 from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
