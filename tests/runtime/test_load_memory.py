@@ -112,5 +112,5 @@ def test_weights_of_the_tvm_backend_are_held_once(tmp_path: Path) -> None:
     path, size = compile_layers(tmp_path / "large", 1536)
     for peak, steady in measure(tiny, path, backend="tvm")[1:]:
         assert steady < 1.05 * size + 6e6
-        # Freed memory goes back to the system in pieces of 32 MB.
+        # Freed memory goes back to the system in pieces of 16 MB.
         assert peak < 1.15 * size + 40e6

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_RELEASED = 1 << 25
+_RELEASED = 1 << 24
 """Bytes of weights after whose reading freed memory is released: glibc keeps blocks of weights that were packed."""
 
 
