@@ -21,6 +21,8 @@ from distir_relax.ir.symbols import specialize
 from distir_relax.ops import aten_of, aten_spellings, check
 
 CASES = [(spelling, i) for spelling, calls in CALLS.items() for i in range(len(calls))]
+TOGETHER = 24
+"""Calls in a model: an export of one op takes nearly as long as one of many."""
 
 
 DRAWN = {"rand.default", "randn.default"}
@@ -72,20 +74,22 @@ def test_every_spelling_has_a_call() -> None:
     assert not set(CALLS) - set(aten_spellings())
 
 
-@pytest.mark.parametrize(("spelling", "number"), CASES)
-def test_it_means_what_torch_means(spelling: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("start", range(0, len(CASES), TOGETHER))
+def test_they_mean_what_torch_means(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[str] = []
     convert = lambda name, of: converted.append(f"complex.{name}" if of else name) or aten_of(name, of)  # noqa: E731
     monkeypatch.setattr(graph, "aten_of", convert)
-    model = OneOp(spelling, CALLS[spelling][number])
+    cases = CASES[start : start + TOGETHER]
+    model = Several([OneOp(spelling, CALLS[spelling][number]) for spelling, number in cases])
     imported = import_torch(model, model.inputs)
     verify(imported.module, check)
     inputs = {**imported.tensors, **imported.flatten(model.inputs, {})}
     found = imported.rebuild(interpret(imported.module.main, inputs))
-    expected = model(*model.inputs)
-    assert spelling in converted
-    for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True)
+    for (spelling, number), results, op in zip(cases, found, model.ops, strict=True):
+        assert spelling in converted
+        for a, b in zip(tree_leaves(results), tree_leaves(op(*op.inputs)), strict=True):
+            case = f"{spelling}, call {number}: "
+            torch.testing.assert_close(a, b, equal_nan=True, msg=lambda text, case=case: case + text)
 
 
 RESULTS = {
@@ -123,6 +127,19 @@ class OneOp(torch.nn.Module):
         found = self.op(*args, **kwargs)
         found = found if self.results is None else found[: self.results]
         return tree_map(lambda x: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x, found)
+
+
+class Several(torch.nn.Module):
+    """Applies several ops, each to inputs of its own."""
+
+    def __init__(self, ops: list[OneOp]) -> None:
+        super().__init__()
+        self.ops = torch.nn.ModuleList(ops)
+        self.inputs = tuple(x for op in ops for x in op.inputs)
+
+    def forward(self, *inputs: torch.Tensor) -> list[Any]:
+        rest = iter(inputs)
+        return [op(*(next(rest) for _ in op.inputs)) for op in self.ops]
 
 
 def is_type(x: Any) -> bool:

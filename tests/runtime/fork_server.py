@@ -1,7 +1,7 @@
 """A Python that has imported what takes seconds to import, and runs each program it is asked for in a fork of itself.
 
-``python fork_server.py SOCKET`` serves ``forked.py`` until its standard input is closed. Nothing of the package under
-test is imported here: a fork imports that itself, as a new process does.
+``python fork_server.py SOCKET`` serves ``forked.py`` until its standard input is closed. What ranks import of the
+package under test is imported here, too; a fork imports the rest itself, as a new process does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ import torch
 
 LIBRARIES = (
     "numpy", "onnx", "psutil", "pydantic.fields", "rich.console", "scipy.optimize", "tvm.relax", "typer",
+    "distir_relax.cli.app", "distir_relax.compiler.training", "distir_relax.runtime.backends.torch",
+    "distir_relax.runtime.execute", "distir_relax.runtime.launched",
+    "distir_relax.runtime.process_session.handlers", "distir_relax.runtime.training.train",
+    "distir_relax.runtime.transports.mpi",
 )  # fmt: skip
 
 

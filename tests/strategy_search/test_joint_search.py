@@ -35,14 +35,12 @@ def test_meshes_that_are_one_are_tried_once() -> None:
 def test_the_best_is_at_least_as_good_as_by_rules() -> None:
     profile = load_profile(MACHINE)
     source = search_models.train(60).read(CompileOptions(profile=profile))
-    space = Space(
-        6, (15,), True, (1, 3), schedules=("1f1b",), checkpoint=("none", "block"), placements=("rules", "auto")
-    )
+    space = Space(6, (15,), True, (3,), schedules=("1f1b",), checkpoint=("none", "block"), placements=("rules", "auto"))
     found = search_grid(source, profile, space, workers=1)
     by_rules = [o for o in found.ranked if "auto" not in o.strategy]
     assert by_rules[0].throughput <= found.ranked[0].throughput
     searched = [outcome for outcome in found.outcomes if "auto" in outcome.strategy]
-    assert len(searched) > 10
+    assert len(searched) > 9
     assert not [outcome.refused for outcome in searched if outcome.refused]
     for outcome in searched[::7]:
         candidate = outcome.candidate
