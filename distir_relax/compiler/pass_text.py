@@ -32,6 +32,7 @@ from distir_relax.lowering import (
     DropIdentities,
     FuseDifferentiable,
     FuseLocal,
+    IndexPositions,
     JoinProducts,
     MergeEqual,
     Microbatches,
@@ -79,7 +80,7 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
-    OneSequence, AllPositions, MergeEqual, DropIdentities, SkipRepeats, AttendStates,
+    OneSequence, AllPositions, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates,
 ):  # fmt: skip
     register_pass(_kind)
 

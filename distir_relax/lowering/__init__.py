@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from distir_relax.lowering.ranked.attend_states import AttendStates
     from distir_relax.lowering.ranked.drop_identities import DropIdentities
     from distir_relax.lowering.ranked.fuse import FuseDifferentiable, FuseLocal
+    from distir_relax.lowering.ranked.index_positions import IndexPositions
     from distir_relax.lowering.ranked.join_products import JoinProducts
     from distir_relax.lowering.ranked.merge_equal import MergeEqual
     from distir_relax.lowering.ranked.one_sequence import AllPositions, OneSequence
@@ -29,6 +30,7 @@ __all__ = [
     "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
+    "IndexPositions",
     "JoinProducts",
     "MergeEqual",
     "Microbatches",
@@ -50,6 +52,7 @@ _MODULES = {
     "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
+    "IndexPositions": "distir_relax.lowering.ranked.index_positions",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "MergeEqual": "distir_relax.lowering.ranked.merge_equal",
     "Microbatches": "distir_relax.lowering.microbatches",

@@ -34,7 +34,17 @@ def samples(with_tvm: bool = True) -> list[Sample]:
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
         *_windows(), *_indexing(), *_reductions(), *_attention(), *_marks(), *(_foreign() if with_tvm else ()),
-        *_recurrences(), *of_groups(), *_quantized(), *_steps(), *_renormalized_rows(),
+        *_recurrences(), *of_groups(), *_quantized(), *_steps(), *_renormalized_rows(), *_of_indices(),
+    ]  # fmt: skip
+
+
+def _of_indices() -> list[Sample]:
+    return [
+        ("indexed", [], {"value": value, "names": ("n",), "sizes": (4,), "shape": (3, 1, 5), "dtype": dtype})
+        for value, dtype in (
+            ("i2 <= i0 + n and (i0 // 2 == i2 // n or i2 != 3)", "bool"), ("True", "bool"),
+            ("max(3 - i0*i2, n, i2)", "int64"), ("-i2", "int32"),
+        )
     ]  # fmt: skip
 
 

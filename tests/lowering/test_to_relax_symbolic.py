@@ -51,6 +51,8 @@ def computed() -> list[Sample]:
          {**tail, "shape": (3, 2 * HALF), "blocks": 2, "size": REST, "padded": HALF}),
         ("check_indices", [of("int64", 3)], {"low": 0, "high": N + 5, "user": "take"}),
         ("uniform", [of("int64"), of("int64", N), of("int64", 5)], {"dtype": "float32"}),
+        ("indexed", [],
+         {"value": "i2 <= i0 + n", "names": ("n",), "sizes": (REST,), "shape": (3, 1, 2 * N), "dtype": "bool"}),
         ("matmul", [f32(HALF, 5), f32(5, N)], {}),
         ("matmul", [f32(3, 1, REST, N), f32(HALF, N, HALF)], {}),
         ("linear", [f32(2, REST, 5), f32(19, 5)], {}),

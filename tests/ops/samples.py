@@ -215,6 +215,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "dispatch_rows": [of("f64[7,5]", "i64[7] < 3", "i64[3] = 0 1 2"), of("f64[7]", "i64[7] < 2", "i64[3] = 0 1 2")],
     "combine_rows": [of("f64[7,5]", "i64[7] < 3", "i64[3] = 0 1 2")],
     "arange": [of(start=2, end=9, stride=2, dtype="int64")],
+    "indexed": [of(value="i1 <= i0 + n", names=("n",), sizes=(2,), shape=(3, 5), dtype="bool")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),
         of("f64[4,5]", axis=(), keepdims=False),

@@ -17,6 +17,7 @@ from distir_relax.kernels.tvm_extern import unpacked
 from distir_relax.lowering.emit.relax_attention_gradient import attention_gradients
 from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, rms_norm_rounded, size_scalar
 from distir_relax.lowering.emit.relax_norm_gradients import norm_gradients
+from distir_relax.lowering.emit.relax_positions import indexed_tensor
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 from distir_relax.lowering.emit.relax_sizes import known_dim, static_size
 
@@ -67,7 +68,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "norms": SimpleNamespace(
             rms_norm_rounded=rms_norm_rounded, renormalized_rows=_renormalized_rows, **norm_gradients(ops)
         ),
-        "positions": SimpleNamespace(rotary=_rotary),
+        "positions": SimpleNamespace(rotary=_rotary, indexed=indexed_tensor(_constant, _bound)),
         "quantized": SimpleNamespace(
             product=_quantized_product,
             products=_quantized_products,

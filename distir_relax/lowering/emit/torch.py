@@ -20,6 +20,7 @@ from distir_relax.lowering.emit.torch_function import (
 )
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.lowering.ranked.attend_states import AttendStates
+from distir_relax.lowering.ranked.index_positions import IndexPositions
 from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values
 from distir_relax.lowering.ranked.one_sequence import AllPositions
 from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
@@ -51,7 +52,7 @@ def to_torch_requests(
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
-    single = SkipRepeats().run(replace(module, functions=(module.function(entry),)))
+    single = _rewritten(replace(module, functions=(module.function(entry),)))
     decoding = AttendStates(states).run(AllPositions().run(single))
     single = AttendStates(states).run(single)
     ranks = _ranks_of(single, entry)
@@ -80,7 +81,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     ``STEPS``, the op of each step number; and ``CALLS``, the locations in the model of each function's calls, in order,
     if there are functions.
     """
-    module = SkipRepeats().run(module)
+    module = _rewritten(module)
     ranks_of: dict[str, list[int]] = {}
     for rank, function in enumerate(module.ranks):
         ranks_of.setdefault(function, []).append(rank)
@@ -111,8 +112,12 @@ def to_torch_bound(module: Module, entry: str, name: str) -> str:
 
 def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
     """Return the code of the program `entry`, with options of `_Program`."""
-    module = SkipRepeats().run(module)
+    module = _rewritten(module)
     return _Program(module, module.function(entry), name, _ranks_of(module, entry), **options)
+
+
+def _rewritten(module: Module) -> Module:
+    return IndexPositions().run(SkipRepeats().run(module))
 
 
 def _ranks_of(module: Module, entry: str) -> list[int]:

@@ -27,6 +27,7 @@ from distir_relax.ops.table import (
     define,
     dtype_name,
     filled,
+    index_of,
     onnx,
     relax,
     reshape_to,
@@ -98,6 +99,7 @@ define(
     Semantics(
         infer=_infer_arange,
         torch=_torch_arange,
+        element=lambda elements, shapes, attrs, shape: attrs["start"] + attrs["stride"] * index_of(0),
     ),
     # Every device computes all of it: the elements depend on their positions.
     Split(lambda types, attrs, results: Rule((), (), (((),),))),

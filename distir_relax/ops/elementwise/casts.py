@@ -13,12 +13,15 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
+    Condition,
+    Element,
     OnnxOperands,
     Semantics,
     Split,
     Trait,
     aten,
     cast,
+    compared,
     define,
     dtype_name,
     gradient_of,
@@ -38,12 +41,20 @@ def _cast_sizes(operands: Sequence[Any], attrs: Attrs) -> Any:
     return pointwise_sizes(bool)(operands, attrs) if attrs["dtype"] == "bool" else operands[0]
 
 
+def _cast_element(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
+    (x,) = elements
+    if attrs["dtype"] == "bool":
+        return x if isinstance(x, (bool, Condition)) else compared(x, "!=", 0, shape)
+    return None if isinstance(x, Condition) else int(x) if isinstance(x, bool) else x
+
+
 define(
     "astype",
     Semantics(
         infer=lambda types, attrs: (TensorType(types[0].shape, attrs["dtype"]),),
         torch="{0}.to(torch.{dtype!s})",
         sizes=_cast_sizes,
+        element=_cast_element,
         linear=lambda count, attrs: (operands(0),) if attrs.get(LINEAR) else (),
     ),
     Split(pointwise_rule),

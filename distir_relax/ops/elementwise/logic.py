@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -21,16 +22,23 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
+    Condition,
+    Element,
+    ElementOf,
     OnnxOperands,
     Semantics,
     Split,
     Trait,
     Types,
+    all_of,
+    any_of,
     aten,
     broadcast_shape,
+    compared,
     define,
     gradient_of,
     like,
+    negated,
     onnx,
     operands,
     pointwise_sizes,
@@ -53,9 +61,26 @@ def _infer_where(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(broadcast_shape(types), same_dtype(types[1:])),)
 
 
-for _name in ("and", "or", "xor"):
-    define_binary(f"logical_{_name}", f"torch.logical_{_name}({{0}}, {{1}})")
-define_unary("logical_not", "torch.logical_not({0})")
+def _comparison(symbol: str) -> ElementOf:
+    return lambda elements, shapes, attrs, shape: compared(elements[0], symbol, elements[1], shape)
+
+
+def _chosen(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Any) -> Element | None:
+    condition, a, b = elements
+    if isinstance(condition, bool) or a == b:
+        return a if condition or a == b else b
+    if not all(isinstance(x, (bool, Condition)) for x in (a, b)):
+        return None
+    return any_of([all_of([condition, a]), all_of([negated(condition), b])])
+
+
+for _name, _element in (
+    ("and", lambda elements, *_: all_of(elements)),
+    ("or", lambda elements, *_: any_of(elements)),
+    ("xor", None),
+):
+    define_binary(f"logical_{_name}", f"torch.logical_{_name}({{0}}, {{1}})", element=_element)
+define_unary("logical_not", "torch.logical_not({0})", element=lambda elements, *_: negated(elements[0]))
 
 for _name, _symbol, _compare in (
     ("equal", "==", are_equal),
@@ -65,7 +90,7 @@ for _name, _symbol, _compare in (
     ("greater", ">", operator.gt),
     ("greater_equal", ">=", operator.ge),
 ):
-    define_binary(_name, f"{{0}} {_symbol} {{1}}", infer=_infer_bool, sizes=_compare)
+    define_binary(_name, f"{{0}} {_symbol} {{1}}", infer=_infer_bool, sizes=_compare, element=_comparison(_symbol))
 
 for _name in ("isnan", "isinf", "isfinite"):
     define_unary(_name, f"torch.{_name}({{0}})", infer=_infer_bool)
@@ -87,6 +112,7 @@ define(
         torch="torch.where({0}, {1}, {2})",
         linear=(operands(1, 2),),
         sizes=pointwise_sizes(lambda condition, a, b: a if condition else b),
+        element=_chosen,
     ),
     Split(pointwise_rule),
     code=Code(numbers=operands(1, 2)),

@@ -13,6 +13,7 @@ from distir_relax.ops.table import (
     Builder,
     Code,
     Cost,
+    ElementOf,
     Rule,
     Semantics,
     Split,
@@ -61,16 +62,22 @@ def define_unary(
     steps: bool = False,
     infer: Infer = infer_common,
     sizes: Callable[..., Any] | None = None,
+    element: ElementOf | None = None,
     native: str = "",
 ) -> None:
     """Define an op of one operand, by default with its type, and with `flops` operations per element.
 
-    With `steps` it is piecewise constant. `sizes` computes an element that is a size. `native` is as in `Code`.
+    With `steps` it is piecewise constant. `sizes` computes an element that is a size. `element` is as in `Semantics`,
+    and `native` as in `Code`.
     """
     define(
         name,
         Semantics(
-            infer=infer, torch=torch, linear=(operands(0),) if linear else (), sizes=sizes and pointwise_sizes(sizes)
+            infer=infer,
+            torch=torch,
+            linear=(operands(0),) if linear else (),
+            sizes=sizes and pointwise_sizes(sizes),
+            element=element,
         ),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops)),
@@ -92,17 +99,18 @@ def define_binary(
     infer: Infer = infer_common,
     numbers: bool = True,
     sizes: Callable[..., Any] | None = None,
+    element: ElementOf | None = None,
     native: str = "",
 ) -> None:
     """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 
     With `steps` it is piecewise constant. Its torch code accepts Python numbers if it is an operator, unless `numbers`
-    is false. `sizes` computes an element from two sizes. `native` is as in `Code`.
+    is false. `sizes` computes an element from two sizes. `element` is as in `Semantics`, and `native` as in `Code`.
     """
     is_operator = not torch.startswith("torch.")
     define(
         name,
-        Semantics(infer=infer, torch=torch, linear=linear, sizes=sizes and pointwise_sizes(sizes)),
+        Semantics(infer=infer, torch=torch, linear=linear, sizes=sizes and pointwise_sizes(sizes), element=element),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
         code=Code(
             relax=relax,

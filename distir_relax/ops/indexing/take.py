@@ -17,6 +17,8 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Condition,
+    Element,
     Expand,
     Expansion,
     OnnxOperands,
@@ -31,9 +33,13 @@ from distir_relax.ops.table import (
     axis_of,
     define,
     gradient_of,
+    index_of,
+    is_within,
     onnx,
     operands,
     parse_rule,
+    reindexed,
+    reindexed_number,
     relax,
     reshape_to,
     size_array,
@@ -46,6 +52,19 @@ def _infer_take(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if not 0 <= axis < len(table.shape) or "int" not in ids.dtype:
         raise ValueError(f"axis {axis} of {table} by integer numbers")
     return (TensorType((*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :]), table.dtype),)
+
+
+def _looked_up(
+    elements: Sequence[Element], shapes: Sequence[Sequence[int]], attrs: Attrs, shape: Sequence[int]
+) -> Element | None:
+    (table, ids), axis = shapes, attrs["axis"]
+    if isinstance(elements[1], (bool, Condition)):
+        return None
+    row = reindexed_number(elements[1], [index_of(axis + dim) if n != 1 else 0 for dim, n in enumerate(ids)])
+    if not is_within(row, 0, table[axis], shape):
+        return None
+    later = len(ids) - 1
+    return reindexed(elements[0], [row if d == axis else index_of(d + later * (d > axis)) for d in range(len(table))])
 
 
 def _take_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
@@ -104,7 +123,12 @@ def _quantized_rows(g: Builder, op: Op, weight: Sequence[Value]) -> Value:
 
 define(
     "take",
-    Semantics(infer=_infer_take, torch=lambda attrs: f"{{0}}[{':, ' * attrs['axis']}{{1}}]", linear=(operands(0),)),
+    Semantics(
+        infer=_infer_take,
+        torch=lambda attrs: f"{{0}}[{':, ' * attrs['axis']}{{1}}]",
+        linear=(operands(0),),
+        element=_looked_up,
+    ),
     Split(
         _take_rule,
         expand={"axis": split_lookup("take")},

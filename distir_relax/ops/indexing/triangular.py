@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -10,13 +11,19 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
+    Condition,
+    Element,
+    ElementOf,
     OnnxOperands,
     Semantics,
     Split,
     Types,
+    all_of,
     aten,
+    compared,
     define,
     gradient_of,
+    index_of,
     onnx,
     operands,
     relax,
@@ -29,10 +36,27 @@ def _infer_triangle(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (types[0],)
 
 
+def _element(is_lower: bool) -> ElementOf:
+    def element(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
+        if not isinstance(elements[0], (bool, Condition)):
+            return None
+        row, column = index_of(len(shape) - 2) + attrs["k"], index_of(len(shape) - 1)
+        is_kept = compared(column, "<=", row, shape) if is_lower else compared(row, "<=", column, shape)
+        assert is_kept is not None, "both are numbers"
+        return all_of([elements[0], is_kept])
+
+    return element
+
+
 for _name in ("tril", "triu"):
     define(
         _name,
-        Semantics(infer=_infer_triangle, torch=f"torch.{_name}({{0}}, {{k}})", linear=(operands(0),)),
+        Semantics(
+            infer=_infer_triangle,
+            torch=f"torch.{_name}({{0}}, {{k}})",
+            linear=(operands(0),),
+            element=_element(is_lower=_name == "tril"),
+        ),
         Split("... [rows] [columns] -> ... [rows] [columns]"),
         cost=FREE,
         code=Code(relax=f"R.{_name}({{0}}, {{k}})"),

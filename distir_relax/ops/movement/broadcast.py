@@ -19,6 +19,7 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     aten,
+    broadcast_element,
     broadcast_shape,
     broadcast_to,
     define,
@@ -50,7 +51,12 @@ def _broadcast_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 define(
     "broadcast_to",
-    Semantics(infer=_infer_broadcast, torch="{0}.expand({shape})", linear=(operands(0),)),
+    Semantics(
+        infer=_infer_broadcast,
+        torch="{0}.expand({shape})",
+        linear=(operands(0),),
+        element=lambda elements, shapes, attrs, shape: broadcast_element(elements[0], shapes[0], shape),
+    ),
     Split(_broadcast_rule, localize=result_shape),
     cost=FREE,
     code=Code(relax="R.broadcast_to({0}, {shape})", strides=view_strides.expanded),

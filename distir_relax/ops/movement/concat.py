@@ -16,7 +16,9 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Condition,
     Cost,
+    Element,
     Gradient,
     IncrementalForm,
     IncrementalStep,
@@ -26,23 +28,29 @@ from distir_relax.ops.table import (
     Split,
     Trait,
     Types,
+    all_of,
     all_operands,
+    any_of,
     aten,
     axis_of,
     cast,
+    compared,
     concatenated,
     define,
     dim_names,
     fill_before,
     gradient_of,
+    index_of,
     joined,
     look_back,
     names_with,
+    negated,
     no_flops,
     onnx,
     operands,
     parse_rule,
     parts_of,
+    reindexed,
     relax,
 )
 
@@ -75,6 +83,32 @@ def _split_gradient(b: Backward) -> tuple[Value, ...]:
     return parts if isinstance(parts, tuple) else (parts,)
 
 
+def _joined_element(
+    elements: Sequence[Element], shapes: Sequence[Sequence[int]], attrs: Attrs, shape: Sequence[int]
+) -> Element | None:
+    """Return the element that all parts have, each from where it begins; masks may differ."""
+    axis, indices = attrs["axis"], [index_of(dim) for dim in range(len(shape))]
+
+    def at(part: Element, where: int) -> Element:
+        return reindexed(part, [*indices[:axis], where, *indices[axis + 1 :]])
+
+    end = shape[axis]
+    found: Element | None = None
+    for part, sizes in zip(reversed(elements), reversed(shapes), strict=True):
+        begin = end - sizes[axis]
+        mine = at(part, index_of(axis) - begin)
+        if found is None or mine == found or (sizes[axis] == 1 and at(found, begin) == at(part, 0)):
+            found = mine if found is None else found
+        elif all(isinstance(x, (bool, Condition)) for x in (mine, found)):
+            is_later = compared(end, "<=", index_of(axis), shape)
+            assert is_later is not None, "both are numbers"
+            found = any_of([all_of([negated(is_later), mine]), all_of([is_later, found])])
+        else:
+            return None
+        end = begin
+    return found
+
+
 def _joined_dim(op: Op) -> tuple[int]:
     return (op.attrs["axis"],)  # type: ignore[return-value]
 
@@ -98,6 +132,7 @@ define(
         torch="torch.cat([{*}], {axis})",
         linear=all_operands,
         moved=lambda parts, attrs: [concatenated(parts, attrs["axis"])],
+        element=_joined_element,
     ),
     Split(_concat_rule),
     cost=FREE,

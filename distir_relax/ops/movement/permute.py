@@ -24,9 +24,11 @@ from distir_relax.ops.table import (
     define,
     dim_names,
     gradient_of,
+    index_of,
     onnx,
     operands,
     parse_rule,
+    reindexed,
     relax,
 )
 
@@ -51,7 +53,14 @@ def _permute_gradient(b: Backward) -> Value:
 
 define(
     "permute_dims",
-    Semantics(infer=_infer_permute, torch="{0}.permute({axes})", linear=(operands(0),)),
+    Semantics(
+        infer=_infer_permute,
+        torch="{0}.permute({axes})",
+        linear=(operands(0),),
+        element=lambda elements, shapes, attrs, shape: reindexed(
+            elements[0], [index_of(attrs["axes"].index(dim)) for dim in range(len(shape))]
+        ),
+    ),
     Split(_permute_rule),
     cost=FREE,
     code=Code(relax="R.permute_dims({0}, {axes})", strides=view_strides.permuted),

@@ -16,6 +16,7 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
+    Element,
     Factor,
     OnnxOperands,
     Rule,
@@ -27,8 +28,10 @@ from distir_relax.ops.table import (
     axis_of,
     define,
     gradient_of,
+    index_of,
     onnx,
     operands,
+    reindexed,
     relax,
     relax_as_aten,
     reshape_to,
@@ -116,6 +119,17 @@ def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[
     return groups
 
 
+def _reshaped_element(
+    elements: Sequence[Element], shapes: Sequence[Sequence[int]], attrs: Attrs, shape: Sequence[int]
+) -> Element | None:
+    """Return the element where dims of one element alone come or go."""
+    dims = [dim for dim, n in enumerate(shape) if n != 1]
+    if [n for n in shapes[0] if n != 1] != [shape[dim] for dim in dims]:
+        return None
+    rest = iter(dims)
+    return reindexed(elements[0], [index_of(next(rest)) if n != 1 else 0 for n in shapes[0]])
+
+
 define(
     "reshape",
     Semantics(
@@ -123,6 +137,7 @@ define(
         torch="{0}.reshape({shape})",
         linear=(operands(0),),
         moved=lambda parts, attrs: [reshaped(parts[0], attrs["shape"])],
+        element=_reshaped_element,
     ),
     Split(reshape_rule, localize=result_shape),
     cost=FREE,

@@ -15,6 +15,7 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Element,
     IncrementalForm,
     IncrementalStep,
     OnnxOperands,
@@ -29,11 +30,13 @@ from distir_relax.ops.table import (
     define,
     dim_names,
     gradient_of,
+    index_of,
     look_back,
     onnx,
     operands,
     parse_rule,
     promote,
+    reindexed,
     relax,
     reshape_to,
 )
@@ -107,6 +110,13 @@ def _continue_slice(step: IncrementalStep) -> Value:
     return x
 
 
+def _sliced_element(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element:
+    indices = [index_of(dim) for dim in range(len(shape))]
+    for axis, begin, step in zip(attrs["axes"], attrs["begin"], attrs["strides"], strict=True):
+        indices[axis] = begin + step * (index_of(axis) if shape[axis] != 1 else 0)
+    return reindexed(elements[0], indices)
+
+
 def _sliced(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
     result = list(parts[0])
     for axis, begin, end, step in zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True):
@@ -116,7 +126,7 @@ def _sliced(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
 
 define(
     "strided_slice",
-    Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),), moved=_sliced),
+    Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),), moved=_sliced, element=_sliced_element),
     Split(_slice_rule),
     cost=FREE,
     code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})", strides=view_strides.sliced),

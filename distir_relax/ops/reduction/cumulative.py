@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distir_relax.ir import Op, TensorType, Value
+from distir_relax.layout import symbols_within
 from distir_relax.ops.reduction.reduction_axes import axes_of, cast_for_reduction, infer_along_axis, relax_axes
 from distir_relax.ops.table import (
     Attrs,
     Backward,
     Builder,
     Code,
+    Condition,
     Cost,
+    Element,
     IncrementalForm,
     IncrementalStep,
     OnnxOperands,
@@ -30,6 +33,7 @@ from distir_relax.ops.table import (
     define,
     flops_per_operand,
     gradient_of,
+    index_of,
     names_with,
     onnx,
     operands,
@@ -98,9 +102,22 @@ def _after_zero(emit: Callable[..., Any], x: Value, axis: int) -> Value:
     return emit("pad", x, low=low, high=(0,) * len(low), value=0)  # type: ignore[no-any-return]
 
 
+def _sum_of_equal(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
+    """Return the element where those along the axis are equal numbers."""
+    (x,), along = elements, index_of(attrs["axis"])
+    if isinstance(x, (bool, Condition)) or symbols_within(along) <= symbols_within(x):
+        return None
+    return x * (along + 1)
+
+
 define(
     "cumsum",
-    Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
+    Semantics(
+        infer=infer_along_axis,
+        torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)",
+        linear=(operands(0),),
+        element=_sum_of_equal,
+    ),
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
     gradient=gradient_of(lambda b: _reverse_cumsum(b, b.grad)),

@@ -25,6 +25,7 @@ from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.layout import Collective, generic_value, is_symbolic, typical_value
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.incremental import IncrementalForm
+from distir_relax.ops.table.index_expression import ElementOf
 from distir_relax.ops.table.positions import Moved
 from distir_relax.ops.table.quantized import QuantizedForm
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
@@ -179,6 +180,9 @@ class Semantics:
     sizes: Sizes | None = None
     """The elements of its result where those of its operands are sizes, some of them symbolic; None if it does not
     compute sizes. An op with trait MOVES needs none."""
+    element: ElementOf | None = None
+    """An element of its result where those of its operands are functions of their indices; None if it is none, but for
+    a pointwise op that computes `sizes`."""
     collective_semantics: CollectiveSemantics | None = None
     """Collective semantics, for an op of the communicator: from the operand of each device along the axis (none for an
     op without operands) and the attributes, the result on each."""
