@@ -23,11 +23,13 @@ GROUP = 32
 """Weights of an output that share a scale."""
 _LARGEST, _LEVELS = 127, 15
 """The largest values of 8 and of 4 bits."""
-_BLOCK = 1 << 17
+_BLOCK = 1 << 19
 """Numbers that are quantized at once."""
 _NOT_FINITE = "expected a weight of finite numbers, found infinity or NaN"
-_FITS = 4
+_FITS = 3
 """Attempts at a better scale and minimum; the error hardly falls after these."""
+_PART_OF_RANGE = 0.97
+"""Of the range of a group, that of its values at first: fewer attempts reach the same error than from all of it."""
 
 
 def parts_of(dtype: str) -> int:
@@ -70,9 +72,9 @@ def quantize_int8_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the values, scales and minimums of a weight (n, k), in groups of `GROUP`.
 
-    Scales and minimums start from the range of a group, and are fitted to its values by least squares in turn with
-    these; the attempt with the smallest squared error counts. Raises `ValueError` for a weight that float16 has no
-    scales or minimums for.
+    Scales and minimums start from most of the range of a group, and are fitted to its values by least squares in turn
+    with these; the attempt with the smallest squared error counts. Raises `ValueError` for a weight that float16 has
+    no scales or minimums for.
     """
     import torch
 
@@ -137,19 +139,23 @@ def _for_each_block(weight: torch.Tensor, quantize: Callable[[slice, torch.Tenso
 
 def _quantize_int4_block(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return values, scales and minimums of groups in columns, all as float32."""
+    import torch
+
     low, high = groups.amin(0), groups.amax(0)
     mean = groups.sum(0).div_(GROUP)
     centered = groups.sub_(mean)
-    scales, minimums = _rounded((high - low) / _LEVELS), _rounded(low)
+    half = (high - low).mul_(_PART_OF_RANGE / 2)
+    scales, minimums = _rounded(half * (2 / _LEVELS)), _rounded((high + low).div_(2).sub_(half))
+    values, products = torch.empty_like(centered), torch.empty_like(centered)
     best, least = (scales, minimums), None
     for attempt in range(_FITS + 1):
         # A minimum is rounded with the mean, which the groups are without.
         shift = minimums - mean
-        values = _nearest(centered, scales, shift)
+        _nearest(centered, scales, shift, values)
         # The terms of the squared error, whose minimum for these values is the next attempt.
-        total, squares = values.sum(0), (values * values).sum(0)
-        products = values.mul_(centered).sum(0)
-        error = scales * (scales * squares + 2 * (shift * total - products)) + GROUP * shift.square()
+        total, squares = values.sum(0), torch.mul(values, values, out=products).sum(0)
+        product = torch.mul(values, centered, out=products).sum(0)
+        error = scales * (scales * squares + 2 * (shift * total - product)) + GROUP * shift.square()
         if least is None:
             least = error
         else:
@@ -158,14 +164,18 @@ def _quantize_int4_block(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
             least = error.where(is_better, least)
         if attempt < _FITS:
             center = total / GROUP
-            scale = (products / (squares - center * total).clamp_min_(1)).clamp_min_(0)
+            scale = (product / (squares - center * total).clamp_min_(1)).clamp_min_(0)
             scales, minimums = _rounded(scale), _rounded(mean - scale * center)
-    return _nearest(centered, best[0], best[1] - mean), *best
+    _nearest(centered, best[0], best[1] - mean, values)
+    return values, *best
 
 
-def _nearest(centered: torch.Tensor, scales: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Return the nearest values to numbers that are ``values * scales + shift``."""
-    return (centered - shift).div_(scales.where(scales > 0, 1)).round_().clamp_(0, _LEVELS)
+def _nearest(centered: torch.Tensor, scales: torch.Tensor, shift: torch.Tensor, values: torch.Tensor) -> None:
+    """Write the nearest values to numbers that are ``values * scales + shift``."""
+    import torch
+
+    inverse = scales.where(scales > 0, 1).reciprocal_()
+    torch.addcmul(shift.neg().mul_(inverse), centered, inverse, out=values).round_().clamp_(0, _LEVELS)
 
 
 def _check_shape(weight: torch.Tensor) -> None:
