@@ -26,7 +26,7 @@ from distir_relax.bundle.training_manifest import AVERAGED, STEP_COUNT, Training
 from distir_relax.bundle.verify import VerifiedBundle, sign_bundle, verify_bundle
 from distir_relax.bundle.weight_files import StoredWeights, model_files
 from distir_relax.bundle.weights import OnWritten, TensorWeights, WeightSource, safetensors_header, save_weights
-from distir_relax.bundle.weights_file import FileTensor, FileWeights, StoredGroups
+from distir_relax.bundle.weights_file import FileTensor, FileWeights, StoredGroups, drawn_weights
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "WeightSource",
     "check_weights",
     "create_key",
+    "drawn_weights",
     "local_bytes",
     "local_intervals",
     "local_shape",

@@ -12,7 +12,10 @@ import math
 import os
 import stat
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +25,7 @@ from distir_relax.bundle.weights import SAFETENSORS_DTYPES, cut_out
 from distir_relax.errors import BundleError
 from distir_relax.layout import DTYPES, Interval
 from distir_relax.support import Fields, parse_json
+from distir_relax.support.large_memory import large_empty
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +87,12 @@ class FileTensor:
         return self.file.read_as(self.key, self.dtype, intervals)
 
     def whole(self) -> torch.Tensor:
-        """Return the tensor, which must not be written to."""
+        """Return the tensor, which must not be written to: within `drawn_weights`, of a large one drawn numbers."""
+        dtype, shape = self.file.kinds[self.key]
+        if (drawn := _DRAWN.get()) and math.prod(shape) >= _LARGE and "float" in dtype:
+            import torch
+
+            return drawn.tensor(self.key, shape, getattr(torch, self.dtype))
         return self.read([[(0, size)] for size in self.file.kinds[self.key][1]])
 
     def widened(self, dtype: torch.dtype) -> FileTensor | None:
@@ -91,6 +100,47 @@ class FileTensor:
         name = str(dtype).removeprefix("torch.")
         stored = self.file.kinds[self.key][0]
         return replace(self, dtype=name) if name == stored or stored in WIDENED.get(name, ()) else None
+
+
+@contextmanager
+def drawn_weights() -> Iterator[None]:
+    """Let large tensors of files have drawn numbers where a program is compared with its model, which has the same.
+
+    To read and convert those of a file takes many times as long, and each comparison needs all.
+    """
+    token = _DRAWN.set(_Drawn())
+    try:
+        yield
+    finally:
+        _DRAWN.reset(token)
+
+
+_LARGE = 1 << 22
+"""Elements of a tensor that is drawn."""
+_PERIOD = (1 << 20) - 3
+"""Numbers that are drawn, and repeated: a prime, so that rows differ."""
+
+
+class _Drawn:
+    """Drawn numbers of each dtype, as many as the largest tensor has, and a period more."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[torch.dtype, torch.Tensor] = {}
+
+    def tensor(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return the numbers of a tensor: tensors of other names begin elsewhere."""
+        import torch
+
+        count, start = math.prod(shape), zlib.crc32(key.encode()) % _PERIOD
+        if (numbers := self._numbers.get(dtype)) is None or len(numbers) < count + _PERIOD:
+            drawn = torch.randn(_PERIOD, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(dtype)
+            numbers = self._numbers[dtype] = large_empty((count + _PERIOD,), dtype)
+            for first in range(0, len(numbers), _PERIOD):
+                numbers[first : first + _PERIOD] = drawn[: len(numbers) - first]
+        return numbers[start : start + count].view(tuple(shape))
+
+
+_DRAWN: ContextVar[_Drawn | None] = ContextVar("drawn", default=None)
 
 
 @dataclass(frozen=True)
@@ -191,7 +241,7 @@ class FileWeights:
         length = sum(b - a for a, b in pieces)
         stored = getattr(torch, entry.dtype)
         inner = math.prod(shape if split is None else shape[split + 1 :])
-        target = torch.empty((outer, length, inner), dtype=getattr(torch, dtype))
+        target = large_empty((outer, length, inner), getattr(torch, dtype))
         item = inner * stored.itemsize
         # Small parts of rows are cut out of blocks of rows.
         is_direct = outer == 1 or all((b - a) * item >= _PART for a, b in pieces)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.causality import check_causality
 from distir_relax.analysis.length_dependence import check_length_independence
+from distir_relax.bundle import drawn_weights
 from distir_relax.compiler.compile import Plan, compile_source, default_name
 from distir_relax.compiler.import_precision import keep_parameters
 from distir_relax.compiler.language_model import (
@@ -219,8 +220,9 @@ def read_generation(
     # Nobody else can change the weights of a model that was read here.
     imported = imported if is_path else snapshot(imported)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):
-        check_causality(imported.module, imported.tensors, "sequence")
-        check_length_independence(imported.module, imported.tensors, "sequence")
+        with drawn_weights():
+            check_causality(imported.module, imported.tensors, "sequence")
+            check_length_independence(imported.module, imported.tensors, "sequence")
     if precision in PRECISIONS and keep:
         parameters = read_language_model(original, "float32").model if isinstance(original, (str, Path)) else original
         imported = keep_parameters(imported, parameters, keep, name)

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from distir_relax.bundle import drawn_weights
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.dynamic_shapes import DimSpec, Symbols, find_symbols
 from distir_relax.frontends.fixed_inputs import FixedInputs
@@ -177,14 +178,14 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
         results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
     if check and not computes_gradients(exported):
-        with under_autocast(call.autocast):
+        with under_autocast(call.autocast), drawn_weights():
             check_import(model, example_inputs, kwargs, program)
     imported = eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
     module = replace(imported.module, records=tuple(guards.found.values()))
     imported = replace(imported, module=module)
     # A program of random numbers differs from its model in them.
     if call.symbols and (check or training) and not takes_seed(module.main):
-        with under_autocast(call.autocast):
+        with under_autocast(call.autocast), drawn_weights():
             check_special_sizes(model, example_inputs, kwargs, signature.leaves, call.symbols, imported)
     return imported
 
