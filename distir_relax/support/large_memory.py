@@ -18,7 +18,7 @@ _HUGE_PAGE = 14
 def large_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor whose elements have any values.
 
-    New memory comes in pages of 4 KB, whose first use takes longer than to write to them; the system is told to take pages of 2 MB.
+    New memory comes in pages of 4 KB, whose first use takes longer than to write to them. Here they have 2 MB.
     """
     import torch
 
