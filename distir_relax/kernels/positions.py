@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, reduce
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from distir_relax.kernels.index_expression import compute, dim_of
 from distir_relax.kernels.native import Kernel, stored_name, threads_for
 from distir_relax.kernels.native import rotary as native_rotary
 
@@ -23,39 +21,29 @@ def indexed(
     """Return the tensor whose elements are the `value` of their indices ``i0``, ``i1``, ..., such as ``i1 <= i0 + n``.
 
     The `names` in it stand for the `sizes`. Along a dim whose index the value does not have, it is a view of one
-    element.
+    element. Raises ValueError for a value that is no such expression.
     """
-    code, dims = _compiled(value)
-    rank = len(shape)
-    indices = {
-        f"i{dim}": torch.arange(shape[dim], device=device).reshape([shape[dim] if d == dim else 1 for d in range(rank)])
-        for dim in dims
-    }
-    extrema = {"min": lambda *x: _extremum(torch.minimum, x), "max": lambda *x: _extremum(torch.maximum, x)}
-    found = eval(code, {"__builtins__": {}, **extrema, **dict(zip(names, sizes, strict=True)), **indices})
-    return torch.as_tensor(found, device=device).to(dtype).expand(tuple(shape))
+    rank, known = len(shape), dict(zip(names, sizes, strict=True))
+
+    def named(name: str) -> torch.Tensor:
+        if name in known:
+            return torch.tensor(known[name], device=device)
+        dim = dim_of(name, rank)
+        return torch.arange(shape[dim], device=device).reshape([n if d == dim else 1 for d, n in enumerate(shape)])
+
+    def call(op: str, *operands: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = getattr(torch, _OPS[op])(*operands)
+        return result
+
+    found = compute(value, named, lambda number: torch.tensor(number, device=device), call)
+    return found.to(dtype).expand(tuple(shape))
 
 
-@lru_cache(maxsize=256)
-def _compiled(value: str) -> tuple[CodeType, tuple[int, ...]]:
-    """Return the code of an expression over tensors, and the dims whose indices it has."""
-    tree = _Elementwise().visit(ast.parse(value, mode="eval"))
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    dims = sorted(int(name[1:]) for name in names if name[0] == "i" and name[1:].isdigit())
-    return compile(ast.fix_missing_locations(tree), "<index expression>", "eval"), tuple(dims)
-
-
-class _Elementwise(ast.NodeTransformer):
-    """Makes ``and`` and ``or`` of conditions those of their elements."""
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        op = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        joined: ast.AST = reduce(lambda a, b: ast.BinOp(a, op, b), map(self.visit, node.values))
-        return joined
-
-
-def _extremum(function: Any, numbers: Sequence[Any]) -> Any:
-    return reduce(function, map(torch.as_tensor, numbers))
+_OPS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "floor_divide": "floor_divide", "negative": "neg",
+    "minimum": "minimum", "maximum": "maximum", "less_equal": "le", "equal": "eq", "not_equal": "ne",
+    "logical_and": "logical_and", "logical_or": "logical_or",
+}  # fmt: skip
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from distir_relax.ir import Module, verify
 from distir_relax.ir.symbols import specialize
 from distir_relax.kernels.positions import indexed
 from distir_relax.lowering import IndexPositions
-from distir_relax.ops import check
+from distir_relax.ops import check, lookup
 
 Positions = Callable[[int, int], torch.Tensor]
 
@@ -161,6 +161,27 @@ def test_elements_of_no_index_take_no_memory() -> None:
     assert torch.equal(found[4], torch.ones(2, 7, dtype=torch.bool).tril(3))
     assert indexed("True", (), (), (3, 0), torch.bool, "cpu").shape == (3, 0)
     assert torch.equal(indexed("max(i0, 2)", (), (), (4,), torch.int64, "cpu"), torch.tensor([2, 2, 2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("().__class__", "expected an expression of indices"), ("i0.real", "expected an expression of indices"),
+        ("__import__('os')", "expected an expression of indices"), ("(lambda: 0)()", "expected an expression of ind"),
+        ("9 ** 9", "expected an expression of indices"), ("[i0][0]", "expected an expression of indices"),
+        ("i0 <= i1 <= 3", "expected an expression of indices"), ("i0 if i1 else 3", "expected an expression"),
+        ("1.5", "expected an expression of indices"), ("'a'", "expected an expression of indices"),
+        ("min(i0)", "expected an expression of indices"), ("i0 <", "expected an expression of indices"),
+        ("(" * 999 + "i0" + ")" * 999, "expected an expression of indices"), ("i0 + " * 999 + "i0", "4,000 characters"),
+        (5, "no text"), ("i2", "an index below i2"), ("m", "a name among"), ("i٣", "an index below i2"),
+        ("comm", "a name among"),
+    ],
+)  # fmt: skip
+def test_a_program_has_no_other_expressions(value: Any, message: str) -> None:
+    """A bundle's text is data, whoever has written it."""
+    attrs = {"value": value, "names": ("n",), "sizes": (3,), "shape": (2, 5), "dtype": "bool"}
+    with pytest.raises(ValueError, match=message):
+        lookup("indexed").semantics.infer([], attrs)
 
 
 def test_sizes_that_are_called_like_an_index_stay() -> None:
