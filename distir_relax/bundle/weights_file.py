@@ -133,7 +133,8 @@ class _Drawn:
 
         count, start = math.prod(shape), zlib.crc32(key.encode()) % _PERIOD
         if (numbers := self._numbers.get(dtype)) is None or len(numbers) < count + _PERIOD:
-            drawn = torch.randn(_PERIOD, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(dtype)
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(_PERIOD, generator=generator, dtype=torch.float32).mul_(0.02).to(dtype)
             numbers = self._numbers[dtype] = large_empty((count + _PERIOD,), dtype)
             for first in range(0, len(numbers), _PERIOD):
                 numbers[first : first + _PERIOD] = drawn[: len(numbers) - first]
