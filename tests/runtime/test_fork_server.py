@@ -18,7 +18,7 @@ TELL = """
 import json, os, sys
 told = {"arguments": sys.argv[1:], "name": __name__, "path": sys.path[0], "folder": os.getcwd(),
         "odd": os.environ["ODD"], "process": os.getpid(), "read": sys.stdin.read(),
-        "package": [m for m in sys.modules if m.split(".")[0] == "distir_relax"]}
+        "package": [m for m in sys.modules if m in ("distir_relax.__main__", "mpi4py.MPI")]}
 print(json.dumps(told))
 print("beside", file=sys.stderr)
 """

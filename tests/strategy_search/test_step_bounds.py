@@ -116,7 +116,7 @@ def drawn(step: int) -> list[Candidate]:
 @pytest.fixture(scope="module")
 def steps(long: Source) -> dict[Candidate, tuple[float, float]]:
     """The time and the largest peak of some steps."""
-    simulations = {c: long.with_strategy(c.strategy).simulate(MACHINE, c.samples) for c in drawn(509)}
+    simulations = {c: long.with_strategy(c.strategy).simulate(MACHINE, c.samples) for c in drawn(433)}
     return {c: (found.makespan, float(found.peak_memory.max())) for c, found in simulations.items()}
 
 

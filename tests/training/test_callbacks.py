@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -245,11 +246,17 @@ def test_weights_and_biases_reads_the_log(bundle: Path, tmp_path: Path, monkeypa
     with pytest.raises(LookupError):
         run(bundle, 9, logger("wandb:"), observers.Failing())
     records: dict[str, list[Any]] = {}
-    for file in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb")):
-        for content in records_of(file.read_bytes()):
-            record = Record()
-            record.ParseFromString(content)
-            records.setdefault(record.WhichOneof("record_type"), []).append(record)
+    # Another process writes the files.
+    for _ in range(200):
+        records.clear()
+        for file in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb")):
+            for content in records_of(file.read_bytes()):
+                record = Record()
+                record.ParseFromString(content)
+                records.setdefault(record.WhichOneof("record_type"), []).append(record)
+        if len(records.get("exit", ())) == len(records.get("run", ())) == 2:
+            break
+        time.sleep(0.1)
     projects = sorted(record.run.project for record in records["run"])
     assert projects == ["harbour", "perceptron"]
     config = next({i.key: json.loads(i.value_json) for i in r.run.config.update} for r in records["run"])
