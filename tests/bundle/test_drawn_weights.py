@@ -14,7 +14,7 @@ from distir_relax.support.large_memory import large_empty
 
 @pytest.fixture
 def file(tmp_path: Path) -> FileWeights:
-    """Two large matrices of one shape, another one, and what is read as it is."""
+    """Two large matrices of one shape, another one, and tensors that are always read."""
     tensors = {
         "a": torch.ones(2049, 2048, dtype=torch.bfloat16), "b": torch.ones(2049, 2048, dtype=torch.bfloat16),
         "c": torch.ones(3, 1999, 1024), "small": torch.ones(2047, 2048),

@@ -125,7 +125,7 @@ def test_other_values_stay_as_they_are() -> None:
 
 
 def drawn(seed: int) -> Positions:
-    """Some ops on numbers of positions, and on what they compare; all sizes are those of a matrix."""
+    """Some ops on numbers of positions, and on their comparisons; all sizes are those of a matrix."""
     choose = random.Random(seed)
     steps = [(choose.randrange(1000), choose.randrange(1000), choose.randrange(14)) for _ in range(9)]
     constants = [choose.randrange(-4, 9) for _ in steps]

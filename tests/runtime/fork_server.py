@@ -1,7 +1,7 @@
 """A Python that has imported what takes seconds to import, and runs each program it is asked for in a fork of itself.
 
-``python fork_server.py SOCKET`` serves ``forked.py`` until its standard input is closed. What ranks import of the
-package under test is imported here, too; a fork imports the rest itself, as a new process does.
+``python fork_server.py SOCKET`` serves ``forked.py`` until its standard input is closed. Modules of the package that
+ranks import are imported here, too; a fork imports the rest itself, as a new process does.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class MachineCode:
-    """The content of a file with machine code, and its suffix. A library ends with the checksum of what is before."""
+    """The content of a file with machine code, and its suffix. A library ends with a checksum of itself."""
 
     suffix: str
     content: bytes
@@ -114,7 +114,7 @@ def load_kernels(file: Path, keep: bool = True) -> Any:
 
 
 def limit_threads(count: int) -> None:
-    """Let TVM have so many threads, unless a variable says how many, on any core. It is called before TVM is used.
+    """Let TVM have `count` threads on any core, unless a variable has their number. It is called before TVM is used.
 
     TVM would use half the cores, and bind the threads of all ranks to the same ones.
     """

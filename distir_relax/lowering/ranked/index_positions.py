@@ -17,8 +17,9 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Attribute, Function, Module, Op, live_ops
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.layout import assuming, size_of
+from distir_relax.lowering.ranked.skip_repeats import has_effects
 from distir_relax.ops import Trait, lookup
-from distir_relax.ops.table import Condition, Element, broadcast_element, is_index, symbols_of_element
+from distir_relax.ops.table import Element, broadcast_element, is_index, is_number, symbols_of_element
 
 _DTYPES = ("bool", "int32", "int64")
 
@@ -54,7 +55,7 @@ def _with_indexed(function: Function) -> Function:
         for op in function.ops
     ]
     changed = replace(function, ops=tuple(ops))
-    return function if changed.ops == function.ops else replace(changed, ops=live_ops(changed, _has_effects))
+    return function if changed.ops == function.ops else replace(changed, ops=live_ops(changed, has_effects))
 
 
 def _element(op: Op, known: Mapping[str, Element]) -> Element | None:
@@ -72,7 +73,7 @@ def _element(op: Op, known: Mapping[str, Element]) -> Element | None:
             return entry.semantics.element(given, shapes, op.attrs, result.shape)
         if entry.semantics.sizes is None or Trait.POINTWISE not in entry.traits:
             return None
-        if any(isinstance(x, (bool, Condition)) for x in given):
+        if not all(map(is_number, given)):
             return None
         numbers = entry.semantics.sizes([np.array(x, object) for x in given], op.attrs)
         found: Element = np.asarray(numbers, object).item()
@@ -90,7 +91,3 @@ def _indexed(op: Op, element: Element) -> Op:
         "shape": result.tensor.shape, "dtype": result.tensor.dtype,
     }  # fmt: skip
     return Op("indexed", (), op.results, attrs, op.location)
-
-
-def _has_effects(op: Op) -> bool:
-    return bool(op.callee) or Trait.COMMUNICATES in lookup(op.name, op.location).traits

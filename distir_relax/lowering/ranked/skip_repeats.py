@@ -44,7 +44,7 @@ def _without_repeats(function: Function) -> Function:
             )
         ops.append(op)
     changed = replace(function, ops=tuple(ops))
-    return function if changed.ops == function.ops else replace(changed, ops=live_ops(changed, _has_effects))
+    return function if changed.ops == function.ops else replace(changed, ops=live_ops(changed, has_effects))
 
 
 def operand_before_repeat(value: Value, made_by: Mapping[str, Op]) -> tuple[Value, tuple[int, ...]] | None:
@@ -89,5 +89,6 @@ def _is_broadcast_of_one(after: Sequence[Size], before: Sequence[Size]) -> bool:
     )
 
 
-def _has_effects(op: Op) -> bool:
+def has_effects(op: Op) -> bool:
+    """Return whether an op stays though nothing uses its results: other ranks wait for it, or a function does."""
     return bool(op.callee) or Trait.COMMUNICATES in lookup(op.name, op.location).traits

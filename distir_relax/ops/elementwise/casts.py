@@ -25,6 +25,7 @@ from distir_relax.ops.table import (
     define,
     dtype_name,
     gradient_of,
+    is_number,
     onnx,
     operands,
     pointwise_sizes,
@@ -44,7 +45,7 @@ def _cast_sizes(operands: Sequence[Any], attrs: Attrs) -> Any:
 def _cast_element(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
     (x,) = elements
     if attrs["dtype"] == "bool":
-        return x if isinstance(x, (bool, Condition)) else compared(x, "!=", 0, shape)
+        return compared(x, "!=", 0, shape) if is_number(x) else x
     return None if isinstance(x, Condition) else int(x) if isinstance(x, bool) else x
 
 

@@ -22,7 +22,6 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
-    Condition,
     Element,
     ElementOf,
     OnnxOperands,
@@ -37,6 +36,7 @@ from distir_relax.ops.table import (
     compared,
     define,
     gradient_of,
+    is_number,
     like,
     negated,
     onnx,
@@ -62,14 +62,18 @@ def _infer_where(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _comparison(symbol: str) -> ElementOf:
-    return lambda elements, shapes, attrs, shape: compared(elements[0], symbol, elements[1], shape)
+    def element(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
+        first, second = elements
+        return compared(first, symbol, second, shape) if is_number(first) and is_number(second) else None
+
+    return element
 
 
 def _chosen(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Any) -> Element | None:
     condition, a, b = elements
     if isinstance(condition, bool) or a == b:
         return a if condition or a == b else b
-    if not all(isinstance(x, (bool, Condition)) for x in (a, b)):
+    if is_number(a) or is_number(b):
         return None
     return any_of([all_of([condition, a]), all_of([negated(condition), b])])
 

@@ -18,6 +18,7 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     define,
+    is_number,
     is_within,
     operands,
 )
@@ -35,7 +36,9 @@ define(
         infer=_infer,
         torch="indices.checked({0}, {low}, {high}, {user}, {location})",
         element=lambda elements, shapes, attrs, shape: (
-            elements[0] if is_within(elements[0], attrs["low"], attrs["high"], shape) else None
+            elements[0]
+            if is_number(elements[0]) and is_within(elements[0], attrs["low"], attrs["high"], shape)
+            else None
         ),
         attributes={
             "low": "the least valid index",

@@ -17,7 +17,6 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
-    Condition,
     Element,
     Expand,
     Expansion,
@@ -34,6 +33,7 @@ from distir_relax.ops.table import (
     define,
     gradient_of,
     index_of,
+    is_number,
     is_within,
     onnx,
     operands,
@@ -58,7 +58,7 @@ def _looked_up(
     elements: Sequence[Element], shapes: Sequence[Sequence[int]], attrs: Attrs, shape: Sequence[int]
 ) -> Element | None:
     (table, ids), axis = shapes, attrs["axis"]
-    if isinstance(elements[1], (bool, Condition)):
+    if not is_number(elements[1]):
         return None
     row = reindexed_number(elements[1], [index_of(axis + dim) if n != 1 else 0 for dim, n in enumerate(ids)])
     if not is_within(row, 0, table[axis], shape):

@@ -11,7 +11,6 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
-    Condition,
     Element,
     ElementOf,
     OnnxOperands,
@@ -24,6 +23,7 @@ from distir_relax.ops.table import (
     define,
     gradient_of,
     index_of,
+    is_number,
     onnx,
     operands,
     relax,
@@ -38,11 +38,10 @@ def _infer_triangle(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _element(is_lower: bool) -> ElementOf:
     def element(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
-        if not isinstance(elements[0], (bool, Condition)):
+        if is_number(elements[0]):
             return None
         row, column = index_of(len(shape) - 2) + attrs["k"], index_of(len(shape) - 1)
         is_kept = compared(column, "<=", row, shape) if is_lower else compared(row, "<=", column, shape)
-        assert is_kept is not None, "both are numbers"
         return all_of([elements[0], is_kept])
 
     return element

@@ -16,7 +16,6 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
-    Condition,
     Cost,
     Element,
     Gradient,
@@ -41,6 +40,7 @@ from distir_relax.ops.table import (
     fill_before,
     gradient_of,
     index_of,
+    is_number,
     joined,
     look_back,
     names_with,
@@ -99,9 +99,8 @@ def _joined_element(
         mine = at(part, index_of(axis) - begin)
         if found is None or mine == found or (sizes[axis] == 1 and at(found, begin) == at(part, 0)):
             found = mine if found is None else found
-        elif all(isinstance(x, (bool, Condition)) for x in (mine, found)):
+        elif not is_number(mine):
             is_later = compared(end, "<=", index_of(axis), shape)
-            assert is_later is not None, "both are numbers"
             found = any_of([all_of([negated(is_later), mine]), all_of([is_later, found])])
         else:
             return None

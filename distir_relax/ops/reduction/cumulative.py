@@ -18,7 +18,6 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
-    Condition,
     Cost,
     Element,
     IncrementalForm,
@@ -34,6 +33,7 @@ from distir_relax.ops.table import (
     flops_per_operand,
     gradient_of,
     index_of,
+    is_number,
     names_with,
     onnx,
     operands,
@@ -105,7 +105,7 @@ def _after_zero(emit: Callable[..., Any], x: Value, axis: int) -> Value:
 def _sum_of_equal(elements: Sequence[Element], shapes: Any, attrs: Attrs, shape: Sequence[int]) -> Element | None:
     """Return the element where those along the axis are equal numbers."""
     (x,), along = elements, index_of(attrs["axis"])
-    if isinstance(x, (bool, Condition)) or symbols_within(along) <= symbols_within(x):
+    if not is_number(x) or symbols_within(along) <= symbols_within(x):
         return None
     return x * (along + 1)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 from distir_relax.layout import Symbol, evaluate_size, is_always, size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size, SymbolicSize
@@ -28,7 +28,7 @@ _INDEX = re.compile(r"i\d+")
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of two numbers, or conditions of which all (``and``) or some (``or``) hold."""
+    """A comparison of two numbers, or several conditions: all (``and``) or some (``or``) of them hold."""
 
     kind: Literal["<=", "==", "!=", "and", "or"]
     parts: tuple[Any, ...]
@@ -74,10 +74,13 @@ def broadcast_element(element: Element, shape: Sequence[Size], target: Sequence[
     return reindexed(element, [index_of(first + dim) if n != 1 else 0 for dim, n in enumerate(shape)])
 
 
-def compared(first: Element, relation: str, second: Element, shape: Sequence[Size]) -> Element | None:
-    """Return a comparison of two numbers of tensors of a `shape`; None if one is no number."""
-    if isinstance(first, (bool, Condition)) or isinstance(second, (bool, Condition)):
-        return None
+def is_number(element: Element) -> TypeGuard[Size]:
+    """Return whether an element is a number: the others are truth values."""
+    return not isinstance(element, (bool, Condition))
+
+
+def compared(first: Size, relation: str, second: Size, shape: Sequence[Size]) -> Element:
+    """Return a comparison of two numbers of tensors of a `shape`."""
     if relation in (">", ">="):
         first, second, relation = second, first, relation.replace(">", "<")
     if relation == "<":
@@ -106,7 +109,7 @@ def negated(element: Element) -> Element:
     return Condition("!=" if element.kind == "==" else "==", element.parts)
 
 
-def is_within(element: Element, low: Size, high: Size, shape: Sequence[Size]) -> bool:
+def is_within(element: Size, low: Size, high: Size, shape: Sequence[Size]) -> bool:
     """Return whether the numbers of a tensor of a `shape` are proved to be at least `low` and below `high`."""
     return compared(low, "<=", element, shape) is True and compared(element, "<", high, shape) is True
 
