@@ -242,7 +242,7 @@ class OpTimer:
             key = (op.name, *local, fixed, uncached, share, speed)
             times = self._work_times.get(key)
             if times is None:
-                work = op_work(entry, operands, attrs, results, fixed, uncached, share, self.profile.binds)
+                work = op_work(entry, operands, attrs, results, fixed, uncached, share, self.profile.is_recorded)
                 on_device = femtoseconds(work_seconds(self.profile, work, speed))
                 on_host = femtoseconds(host_seconds(self.profile, work)) if self.profile.is_asynchronous else 0
                 times = self._work_times[key] = on_device, on_host

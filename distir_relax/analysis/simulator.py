@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from distir_relax.analysis.bound_programs import as_started
 from distir_relax.analysis.copies import Copies, layout_copies
 from distir_relax.analysis.device_classes import Devices
 from distir_relax.analysis.events import Event
@@ -28,6 +27,7 @@ from distir_relax.analysis.memory_categories import (
     joined_outputs,
 )
 from distir_relax.analysis.op_timer import Bytes, OpEffect, OpTimer, TimedStep, femtoseconds
+from distir_relax.analysis.recorded_programs import as_started
 from distir_relax.analysis.reserved_memory import AllocatorReplays
 from distir_relax.analysis.shared_links import InFlight, LinkState, absolute, delay, relative, with_transfer
 from distir_relax.analysis.simulation import Simulation
@@ -45,16 +45,16 @@ from distir_relax.ops import lookup, reused_operands
 
 def simulate_module(
     module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None,
-    is_bound: bool | None = None, requests: int = 0, calls: SimulatedCalls | None = None,
+    is_recorded: bool | None = None, requests: int = 0, calls: SimulatedCalls | None = None,
 ) -> Simulation:  # fmt: skip
     """Simulate a program of the distributed stage on the machine of a profile.
 
     `plan` is that of another program for the same profile, if available, which may differ only in sizes that are equal
     on all devices. `repeats` has how often in turn an op runs that is not to run once, by its first result; this takes
-    time, but no more memory than one. `is_bound` is whether a CPU backend binds the program, by default as it does.
-    It is a step of so many `requests`, or no step of text generation if they are 0. The host's time around a program
-    comes before its first op. `calls` are those of simulations of the same program with other records, by plans with
-    the same functions (`SimulationPlan.with_records`).
+    time, but no more memory than one. `is_recorded` is whether a CPU backend records the program, by default as it
+    does. It is a step of so many `requests`, or no step of text generation if they are 0. The host's time around a
+    program comes before its first op. `calls` are those of simulations of the same program with other records,
+    by plans with the same functions (`SimulationPlan.with_records`).
 
     Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
     more devices than the machine has.
@@ -64,17 +64,17 @@ def simulate_module(
     with gc_disabled():
         # A plan that is made here is freed before the collector looks at it.
         calls, plan = calls or SimulatedCalls(), plan or SimulationPlan(module, profile)
-        return _simulate(module, profile, plan, repeats or {}, is_bound, requests, calls)
+        return _simulate(module, profile, plan, repeats or {}, is_recorded, requests, calls)
 
 
 def _simulate(
-    module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int], is_bound: bool | None,
+    module: Module, profile: Profile, plan: SimulationPlan, repeats: Mapping[str, int], is_recorded: bool | None,
     requests: int, calls: SimulatedCalls,
 ) -> Simulation:  # fmt: skip
     devices = len(plan.classes.of)
     if devices == 1:
         profile = profile.of_one_device()
-    profile = as_started(profile, module, plan.in_place, is_bound)
+    profile = as_started(profile, module, plan.in_place, is_recorded)
     if profile.cores and devices > profile.cores:
         profile = _on_shared_cores(profile, profile.cores / devices)
     if devices > profile.devices:

@@ -124,16 +124,16 @@ def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -
     lines: list[Line] = []
     levels = list(start.levels)
     errors: dict[str, float] = {}
-    for collective, ranks, bound in sorted({kind.line for kind, _ in times}):
-        points = tuple(sorted((float(k.bytes), t) for k, t in times if k.line == (collective, ranks, bound)))
+    for collective, ranks, recorded in sorted({kind.line for kind, _ in times}):
+        points = tuple(sorted((float(k.bytes), t) for k, t in times if k.line == (collective, ranks, recorded)))
         latency, slope = fit_line([size for size, _ in points], [t for _, t in points])
         # Beyond the measurements, extrapolate from the last point.
         intercept = max(0.0, points[-1][1] - points[-1][0] * slope)
-        lines.append(Line(collective, ranks, intercept, slope, points, bound))
+        lines.append(Line(collective, ranks, intercept, slope, points, recorded))
         error = median(abs((latency + size * slope) / t - 1) for size, t in points)
         if collective == "send":
             levels[0] = replace(levels[0], latency=latency, bandwidth=1.0 / slope)
-        group = f"{collective}, bound" if bound else collective
+        group = f"{collective}, recorded" if recorded else collective
         errors[group] = max(error, errors.get(group, 0.0))
     return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
 

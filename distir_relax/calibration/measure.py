@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Manifest
 from distir_relax.calibration.microbenchmarks import OpSample, payloads
 from distir_relax.ir import Op, Value
-from distir_relax.kernels.bound_requests import BoundRequests
-from distir_relax.kernels.bound_step import BoundStep, CannotBind
+from distir_relax.kernels.attention import RequestsAttention
 from distir_relax.kernels.packing import pack_joined, pack_linear
 from distir_relax.kernels.quantized.linear import pack_quantized
+from distir_relax.kernels.recorded_requests import RecordedRequests
+from distir_relax.kernels.recording import Recording
 from distir_relax.kernels.requests import Request, States
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.emit.torch_bound import op_code
 from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing, torch_scope
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.recorded_communicator import RecordedCommunicator
 from distir_relax.runtime.training.batches import numbers
 from distir_relax.runtime.world import World
 
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _MIN_SECONDS = 4e-3
 _ROUNDS = 2
 WARM_UP = 5
-"""Untimed steps before the timed ones of a program: those in which it runs op by op (`runtime.backends.bound_calls`),
-and one more."""
+"""Untimed steps before the timed ones of a program: those before it is a recorded step
+(`runtime.backends.recorded_calls`), and one more."""
 # Operands that a program reads once are cycled through this many bytes, more than caches hold.
 _COLD_BYTES = 96e6
 _MAX_COPIES = 800
@@ -50,9 +51,9 @@ _RANK_SIDE, _RANK_REPEATS, _RANK_ROUNDS = 256, 20, 7
 _READ_SIDE, _READ_ROUNDS, _MOST_CACHE = 700, 7, 96e6
 # Elements of the tensor that ranks update between two communications.
 _BETWEEN = 1 << 20
-# Bytes of the largest all-reduce that is measured in bound programs: these have small results.
-_MOST_BOUND = 1 << 20
-# Calls of an op in a bound step.
+# Bytes of the largest all-reduce that is measured in recorded programs: these have small results.
+_MOST_RECORDED = 1 << 20
+# Calls of an op in a recorded step.
 _CALLS = 20
 _PACKING = {"pack_linear": pack_linear, "pack_joined": pack_joined, "pack_quantized": pack_quantized}
 
@@ -61,24 +62,24 @@ _PACKING = {"pack_linear": pack_linear, "pack_joined": pack_joined, "pack_quanti
 class CollectiveSample:
     """A communication of `bytes` over `ranks` devices; `bytes` as in `network.collective_seconds`.
 
-    A `bound` one is run by a list of native calls (`kernels.bound_step`).
+    A `recorded` one is run by a list of native calls (`kernels.recording`).
     """
 
     collective: str
     ranks: int
     bytes: int
-    bound: bool = False
+    recorded: bool = False
 
     @property
     def line(self) -> tuple[str, int, bool]:
         """Whatever is the same for other sizes."""
-        return self.collective, self.ranks, self.bound
+        return self.collective, self.ranks, self.recorded
 
 
 def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: float = math.inf) -> list[float]:
     """Return the seconds of one op, run back to back as in a program, several times. Call `wait` before each.
 
-    The timed runs take `limit` seconds together, or one run each. There are none of a bound op without a native kernel.
+    The timed runs take `limit` seconds together, or one run each. A recorded op without a native kernel has none.
     """
     import torch
 
@@ -93,11 +94,11 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
             variants.append(list(variants[0]))
             for i in uncached:
                 variants[-1][i] = variants[0][i].clone()
-    if sample.bound:
-        step = _bound_step(sample, variants[0])
-        return (
-            [] if step is None or step.python_calls else _time_repeated(partial(_run_steps, step), device, wait, limit)
-        )
+    if sample.recorded:
+        step = _recorded(sample, variants[0])
+        if step.failure or step.python_calls:
+            return []
+        return _time_repeated(partial(_run_steps, step), device, wait, limit)
     run, inputs = _called(sample, variants), cycle(variants)
 
     def repeat(times: int) -> int:
@@ -145,49 +146,44 @@ def _called(sample: OpSample, variants: Sequence[list[Any]]) -> Callable[..., ob
     return run
 
 
-def _bound_step(sample: OpSample, inputs: Sequence[torch.Tensor]) -> BoundStep | None:
-    """Return a step that runs an op `_CALLS` times, as a program that is bound does; None if it cannot be bound."""
-    names = [f"a{i}" for i in range(len(sample.operands))]
-    step, op = BoundStep(), _op(sample, names)
-    tensors = [step.empty(x.shape, x.dtype).copy_(x) for x in inputs]
+def _recorded(sample: OpSample, inputs: Sequence[torch.Tensor]) -> Recording:
+    """Return a step that runs an op `_CALLS` times, as a program that is recorded does."""
+    from distir_relax.kernels.recorded_ops import recorded
+
+    step = Recording()
+    tensors = [step.input(x) for x in inputs]
     if sample.heads_last:
-        tensors = [step.empty(x.transpose(1, 2).shape, x.dtype).copy_(x.transpose(1, 2)) for x in inputs]
-        tensors = [x.transpose(1, 2) for x in tensors]
+        tensors = [step.input(x.transpose(1, 2)).transpose(1, 2) for x in inputs]
     if sample.cached:
         q, k, v = tensors
-        return step if _attends_to_cache(step, q, k, v, sample.attrs["scale"]) else None
-    scope = torch_scope() | _PACKING | {"step": step} | dict(zip(names, tensors, strict=True))
-    if sample.fixed and is_packable(op):
-        rows = sample.results[0].elements // sample.results[0].shape[-1]
-        packed = eval(torch_packing(op, names, rows), scope)
-        step.keep(packed)
+        _attend_to_cache(step, q, k, v, sample.attrs["scale"])
+        return step
+    run = _called(sample, [tensors])
+    step.keep(run, tensors)
+    with recorded(step):
         for _ in range(_CALLS):
-            packed.bind(step, tensors[0])
-    else:
-        code = compile(op_code(op, names), sample.op, "eval")
-        for _ in range(_CALLS):
-            eval(code, scope)
+            run(*tensors)
     return step
 
 
-def _attends_to_cache(step: BoundStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
-    """Add `_CALLS` times the attention of a request's new position to all; return False without a kernel for it."""
-    requests, length = BoundRequests(step, 1), k.shape[2]
+def _attend_to_cache(step: Recording, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+    """Record `_CALLS` times the attention of a request's new position to all."""
+    from distir_relax.kernels.recorded_ops import recorded
+
+    length = k.shape[2]
     # Each layer of a model has keys and values of its own.
     states = {f"{name}{n}": x.clone() for n in range(_CALLS) for name, x in (("k", k), ("v", v))}
     request = Request(length - 1, 1, 1, States(states))
     new_k, new_v = (x.narrow(2, length - 1, 1).clone() for x in (k, v))
+    requests = RecordedRequests(step, [request])
     step.keep(requests, request, q, new_k, new_v)
-    try:
+    with recorded(step):
+        attending = RequestsAttention(requests)  # type: ignore[arg-type]
         for n in range(_CALLS):
-            caches = (f"k{n}", 2, (), ()), (f"v{n}", 2, (), ())
-            requests.attend(q, new_k, new_v, None, scale, caches)
-    except CannotBind:
-        return False
-    return requests.update([request])
+            attending.attend(q, new_k, new_v, None, scale, ((f"k{n}", 2, (), ()), (f"v{n}", 2, (), ())))
 
 
-def _run_steps(step: BoundStep, times: int) -> int:
+def _run_steps(step: Recording, times: int) -> int:
     count = max(1, times // _CALLS)
     for _ in range(count):
         step.run()
@@ -276,23 +272,27 @@ def time_collectives(
             for collective, payload, messages, run in _collectives(comm, count, elements, device):
                 seconds = [t / messages for t in _time_together(world, run, device, limit)]
                 results.append((CollectiveSample(collective, count, payload), seconds))
-            if device != "cpu" or 4 * elements > _MOST_BOUND:
+            if device != "cpu" or 4 * elements > _MOST_RECORDED:
                 continue
-            step = _bound_all_reduces(comm, elements)
+            step = _recorded_all_reduces(comm, elements)
             if not step.python_calls:
                 seconds = [t / _CALLS for t in _time_together(world, step.run, device, limit)]
                 results.append((CollectiveSample("all_reduce", count, 4 * elements, True), seconds))
     return results
 
 
-def _bound_all_reduces(comm: Communicator, elements: int) -> BoundStep:
+def _recorded_all_reduces(comm: Communicator, elements: int) -> Recording:
     """Return a step of `_CALLS` all-reduces in turn: few of them wait for ranks that begin the step later."""
     import torch
 
-    step = BoundStep()
-    x = step.empty((elements,), torch.float32).zero_()
-    for number in range(_CALLS):
-        x = comm.bind_all_reduce(step, x, "together", "sum", number)
+    from distir_relax.kernels.recorded_ops import recorded
+
+    step = Recording()
+    communicator = RecordedCommunicator(comm, step)
+    x = step.input(torch.zeros(elements, dtype=torch.float32))
+    with recorded(step):
+        for number in range(_CALLS):
+            x = communicator.all_reduce(x, "together", "sum", number)
     return step
 
 

@@ -25,7 +25,7 @@ class OpSample:
     `weight` is the index of the weight operand, if any. It is `fixed` if the backend may pack it once. If `cold`, the
     weight, or all operands without a weight, are not in a cache. Of attention with `heads_last`, operands are views of
     (batch, rows, heads, width), as models make them; with `cached`, the query is of the last position of a sequence,
-    to which keys and values belong. A `bound` op runs in a list of native calls (`kernels.bound_step`).
+    to which keys and values belong. A `recorded` op runs in a list of native calls (`kernels.recording`).
     """
 
     group: str
@@ -36,7 +36,7 @@ class OpSample:
     fixed: bool = False
     cold: bool = False
     heads_last: bool = False
-    bound: bool = False
+    recorded: bool = False
     cached: bool = False
 
     @property
@@ -56,13 +56,15 @@ class OpSample:
     def work(self) -> OpWork:
         """The counts of the op for the cost model."""
         entry = lookup(self.op)
-        return op_work(entry, self.operands, self.attrs, self.results, self.fixed, self.uncached, bound=self.bound)
+        return op_work(
+            entry, self.operands, self.attrs, self.results, self.fixed, self.uncached, recorded=self.recorded
+        )
 
     def __str__(self) -> str:
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
-_BOUND_BYTES = 130_000
+_RECORDED_BYTES = 130_000
 """Bytes of the results of the largest ops that are measured in a list of native calls."""
 
 QUANTIZED = ("int8", "uint8")
@@ -89,18 +91,18 @@ def op_samples(dtype: str, scale: int) -> list[OpSample]:
         samples = list(_quantized_products(dtype))
     else:
         samples = [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
-    # GPUs, whose sizes are scaled, have no bound programs.
+    # GPUs, whose sizes are scaled, have no recorded programs.
     if scale > 1:
         return samples
     decoding = [] if dtype in QUANTIZED else _decoding(dtype)
-    return [*samples, *(replace(sample, bound=True) for sample in samples if _is_bound(sample)), *decoding]
+    return [*samples, *(replace(sample, recorded=True) for sample in samples if _is_recorded(sample)), *decoding]
 
 
-def _is_bound(sample: OpSample) -> bool:
+def _is_recorded(sample: OpSample) -> bool:
     """Whether a sample is measured in a list of native calls, too: one that Python may take a large part of."""
     entry = lookup(sample.op)
     has_kernel = entry.code.is_native or (sample.fixed and bool(entry.code.packed))
-    is_small = sum(t.bytes for t in sample.results) <= _BOUND_BYTES and not sample.cold
+    is_small = sum(t.bytes for t in sample.results) <= _RECORDED_BYTES and not sample.cold
     return has_kernel and is_small and not sample.attrs.get("masked")
 
 
@@ -110,7 +112,7 @@ def _decoding(dtype: str) -> Iterator[OpSample]:
     for heads, length, width in ((5, 61, 48), (7, 230, 48), (5, 345, 80)):
         q, k = TensorType((1, heads, 1, width), dtype), TensorType((1, heads, length, width), dtype)
         op = "nn.scaled_dot_product_attention"
-        yield OpSample("attention", op, (q, k, k), attrs, heads_last=True, bound=True, cached=True)
+        yield OpSample("attention", op, (q, k, k), attrs, heads_last=True, recorded=True, cached=True)
 
 
 def payloads(scale: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from statistics import median
 from distir_relax.calibration.fit import least_squares
 from distir_relax.calibration.programs import ProgramSample
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
-from distir_relax.runtime.backends.bound_calls import MOST_BYTES
+from distir_relax.runtime.backends.recorded_calls import MOST_BYTES
 
 # The weight of a parameter's prior relative to all programs.
 _PRIOR = 1.0
@@ -66,7 +66,7 @@ def fit_programs(
 def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
     """Return a machine whose ops take `factor` times as long, plus `overhead` seconds.
 
-    They are the host's if it issues ops, else Python's, in programs that are not bound.
+    They are the host's if it issues ops, else Python's, in programs that are not recorded.
     """
     on_host = overhead if profile.is_asynchronous else 0.0
 
@@ -80,7 +80,7 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
         profile,
         overhead=profile.overhead * factor,
         python=overhead - on_host,
-        bound=0.0 if profile.is_asynchronous else float(MOST_BYTES),
+        recorded=0.0 if profile.is_asynchronous else float(MOST_BYTES),
         dispatch=profile.dispatch + on_host,
         bandwidth=profile.bandwidth / factor,
         matrix=products(profile.matrix),
@@ -94,14 +94,14 @@ def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
 
 def scale_communication(profile: Profile, factor: float, overhead: float) -> Profile:
     """Return a machine whose communications take `factor` times as long, plus `overhead` seconds: on a CPU in programs
-    that are not bound, and by lines that are not."""
+    that are not recorded, and by lines that are not."""
     everywhere = overhead if profile.is_asynchronous else 0.0
 
     def level(row: Level) -> Level:
         return replace(row, latency=row.latency * factor + everywhere, bandwidth=row.bandwidth / factor)
 
     def line(row: Line) -> Line:
-        if row.bound:
+        if row.recorded:
             # It was measured as programs run it.
             return row
         return replace(

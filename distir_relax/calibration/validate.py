@@ -128,7 +128,7 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
         else:
             session = RankSession(world, bundle, device=device)
             if options["peaks"]:
-                # Before calls are bound: a bound step's memory is taken once.
+                # Before calls are recorded: a recorded step's memory is taken once.
                 inputs, updated = random_inputs(bundle.manifest), set(bundle.manifest.updates.values())
                 outputs = [tensor.name for tensor in bundle.manifest.outputs if tensor.name not in updated]
                 peaks = world.exchange(step_peak(session, inputs, outputs))

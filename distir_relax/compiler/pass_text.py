@@ -27,7 +27,6 @@ from distir_relax.ir import Inline, Pass, pass_name
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
-    AllPositions,
     AttendStates,
     DropIdentities,
     FuseDifferentiable,
@@ -80,7 +79,7 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
-    OneSequence, AllPositions, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates,
+    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -124,8 +124,8 @@ def _uplinks(levels: Sequence[Level], algorithm: Algorithm, size: float) -> tupl
 def _measured(profile: Profile, collective: Collective, count: int, payload: float) -> float | None:
     """Return the seconds by the profile's measured lines, interpolated between the nearest numbers of ranks."""
     lines = sorted((line for line in profile.lines if line.collective == collective), key=lambda line: line.ranks)
-    of_bound = [line for line in lines if line.bound] if profile.binds else []
-    lines = of_bound or [line for line in lines if not line.bound]
+    of_recorded = [line for line in lines if line.recorded] if profile.is_recorded else []
+    lines = of_recorded or [line for line in lines if not line.recorded]
     if not lines:
         return None
     below = [line for line in lines if line.ranks <= count]

@@ -21,7 +21,7 @@ from distir_relax.support import is_finite, parse_toml, read_text, shown
 SHAPE_OP = "shape_op"
 """The name of ops on shapes in `Profile.waits`."""
 RUNTIME = (
-    "dispatch", "view", SHAPE_OP, "call", "python", "python_collective", "bound", "step", "request_step", "request",
+    "dispatch", "view", SHAPE_OP, "call", "python", "python_collective", "recorded", "step", "request_step", "request",
 )  # fmt: skip
 """The figures in a profile's table of the runtime."""
 KINDS = ("gpu", "cpu")
@@ -103,8 +103,8 @@ class Level:
 class Line:
     """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``; it overrides the formulas.
 
-    Between measured `points` (bytes, seconds) times are interpolated, and the line holds beyond them. A `bound` line is
-    that of programs that are bound, in which Python calls no collective that has a native kernel.
+    Between measured `points` (bytes, seconds) times are interpolated, and the line holds beyond them. A `recorded` line
+    is that of programs that are recorded, in which Python calls no collective that has a native kernel.
     """
 
     collective: str
@@ -112,7 +112,7 @@ class Line:
     latency: float
     seconds_per_byte: float
     points: tuple[tuple[float, float], ...] = ()
-    bound: bool = False
+    recorded: bool = False
 
     def seconds(self, size: float) -> float:
         """Return the seconds for `size` bytes."""
@@ -158,10 +158,11 @@ class Profile:
 
     On a CPU, Python takes `calls` seconds, by dtype and name, to call an op, and `call` for others. In whole programs
     an op takes `python` more, and a communication `python_collective`, as its ranks arrive at different times. A
-    program is bound (`runtime.backends.bound_calls`) if it is no training step, and its results take at most `bound`
-    bytes: ops with native kernels then take none of these, and views no time. `binds` says so of the program that runs;
-    it is no figure of the machine. The host takes `step` seconds around each call of a program: it takes inputs, and
-    hands out results. Around a step of text generation it takes `request_step`, and `request` for each of its requests.
+    program is recorded (`runtime.backends.recorded_calls`) if it is no training step, and its results take at most
+    `recorded` bytes: ops with native kernels then take none of these, and views no time. `is_recorded` says so of the
+    program that runs; it is no figure of the machine. The host takes `step` seconds around each call of a program: it
+    takes inputs, and hands out results. Around a step of text generation it takes `request_step`, and `request` for
+    each of its requests.
 
     `overlap` is how well an op overlaps memory access with compute: it takes ``(computing ** overlap + moving **
     overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity. `beside` is the fraction of the
@@ -198,7 +199,7 @@ class Profile:
     call: float = 0.0
     python: float = 0.0
     python_collective: float = 0.0
-    bound: float = 0.0
+    recorded: float = 0.0
     step: float = 0.0
     request_step: float = 0.0
     request: float = 0.0
@@ -218,7 +219,7 @@ class Profile:
     instructions: str = ""
     cores: int = 0
     uncertainty: Uncertainty | None = None
-    binds: bool = False
+    is_recorded: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -339,7 +340,7 @@ def read_profile(text: str, where: str = "") -> Profile:
             reader.number(row, "latency", "collective", least=0.0),
             reader.number(row, "seconds_per_byte", "collective"),
             reader.points(row),
-            reader.flag(row, "bound", False),
+            reader.flag(row, "recorded", False),
         )
         for row in reader.rows(data, "collective")
     )

@@ -62,5 +62,5 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         if line.points:
             points = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
             lines.append(f"points = [{points}]")
-        lines += ["bound = true"] if line.bound else []
+        lines += ["recorded = true"] if line.recorded else []
     return "\n".join(lines) + "\n"

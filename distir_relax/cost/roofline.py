@@ -45,7 +45,7 @@ class OpWork:
     shape_ops: int = 0
     """Ops on shapes that the model's own program runs here."""
     native: bool = False
-    """Whether a native kernel runs it in a program that is bound: Python takes no time for it."""
+    """Whether a native kernel runs it in a program that is recorded: Python takes no time for it."""
     seconds: float | None = None
     """The time on a device of speed 1, if it does not depend on the device otherwise."""
 
@@ -58,13 +58,13 @@ def op_work(
     fixed: bool = False,
     cold: Sequence[bool] = (),
     share: float = 1.0,
-    bound: bool = False,
+    recorded: bool = False,
 ) -> OpWork:
     """Return the counts of an op that does not communicate, on local operands, for typical values of symbolic sizes.
 
     `fixed`: the op's weight is constant, so that a backend may pack it once, or view it once. `cold` is whether each
     operand, and after them each result, is outside of all caches; none if empty. Of those that are, a `share` is.
-    `bound` is whether the program is, so that ops with native kernels run without Python.
+    `recorded` is whether the program is, so that ops with native kernels run without Python.
     """
     cost = entry.cost
     operands, attrs, results = typical_costs(operands, attrs, results)
@@ -73,7 +73,7 @@ def op_work(
     if cost.shape_ops:
         return OpWork(entry.name, views=0, shape_ops=int(cost.shape_ops(operands, attrs, results)))
     if Trait.VIEW in entry.traits:
-        return OpWork(entry.name, views=0 if fixed or bound else len(results))
+        return OpWork(entry.name, views=0 if fixed or recorded else len(results))
     if Trait.SCALAR in entry.traits:
         return OpWork(entry.name, views=0)
     tensors = (*operands, *results)
@@ -91,7 +91,7 @@ def op_work(
         moved,
         moved * cold_bytes / sum(t.bytes for t in tensors) if cold_bytes else 0.0,
         share,
-        native=bound and (entry.code.is_native or (fixed and bool(entry.code.packed))),
+        native=recorded and (entry.code.is_native or (fixed and bool(entry.code.packed))),
     )
 
 

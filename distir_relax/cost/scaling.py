@@ -125,7 +125,7 @@ def _kind(name: str) -> tuple[str, Mapping[str, float]]:
     last = name.rpartition(".")[2]
     if last in ("bandwidth", "bandwidth_alone", "cache_bandwidth", "uplink"):
         return "a rate such as 25GB/s", {f"{unit}/s": scale for unit, scale in SIZES.items()}
-    if last in ("memory", "cache", "bound"):
+    if last in ("memory", "cache", "recorded"):
         return "a size such as 40GB", SIZES
     if last in ("latency", "overhead", "collective_overhead", *RUNTIME) or name.startswith(_TIMES_BY_OP):
         return "a time such as 3us", TIMES
@@ -240,7 +240,7 @@ def _line(line: Line, new: _Change) -> Line:
 
 
 def _line_name(line: Line, key: str) -> str:
-    return f"collective.{line.collective}.{line.ranks}{'.bound' * line.bound}.{key}"
+    return f"collective.{line.collective}.{line.ranks}{'.recorded' * line.recorded}.{key}"
 
 
 def _scalar_name(name: str) -> str:

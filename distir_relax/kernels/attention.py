@@ -11,22 +11,21 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from distir_relax.kernels.native import (
-    MOST_ELEMENTS,
     NUMBERS_OF_BLOCK,
     STORED,
     attend_requests,
     rows_of_block,
     stored_name,
 )
+from distir_relax.kernels.recording import recording
 from distir_relax.kernels.sequence import extend
 
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
     from distir_relax.kernels.native.load import Kernel
     from distir_relax.kernels.requests import Request
 
@@ -75,6 +74,10 @@ def attend(
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
+    found = recording()
+    if found is not None and found.computes(mask):
+        # Which form is the fastest depends on the mask, which may be another each time.
+        return found.whole(attend, q, k, v, mask, scale, repeats, causal)
     y = _attend_natively(q, k, v, mask, scale, repeats, causal)
     if y is not None:
         return y
@@ -107,35 +110,8 @@ def attend(
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def bind_attend(
-    step: BoundStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
-    repeats: tuple[int, ...] = (), causal: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """Add `attend` to a step; return its result.
-
-    If `causal`, which takes no mask, row `i` attends to the keys up to `i`. A mask that is a constant is read now.
-    """
-    batch, heads, rows, _ = q.shape
-    tokens, value_width = k.shape[2], v.shape[3]
-    of_heads = repeats or equal_repeats(heads, k.shape[1])
-    is_fixed = rows == tokens and not step.computes(mask)
-    limits = _limits_by_batch(mask, batch, rows, tokens, causal) if is_fixed else None
-    kernel = _kernel_for_batch(q, k, v, of_heads) if limits and q.numel() <= MOST_ELEMENTS else None
-    if limits is None or kernel is None:
-        kind = ((batch, heads, rows, value_width), q.dtype)
-        if mask is None:
-            return step.python(lambda q, k, v: attend(q, k, v, None, scale, repeats, causal), (q, k, v), kind)
-        return step.python(lambda q, k, v, m: attend(q, k, v, m, scale, repeats), (q, k, v, mask), kind)
-    y = step.empty((batch, rows, heads, value_width), q.dtype).transpose(1, 2)
-    numbers = array("q", limits)
-    arguments, kept = _arguments_for_batch(q, k, v, y, of_heads, numbers, scale)
-    step.keep(*kept)
-    step.add(kernel, *arguments)
-    return y
-
-
 _LEAST_SCORES = 1 << 15
-"""Scores from which a native kernel that is not bound is worth its compilation."""
+"""Scores from which a native kernel is worth its compilation, where it is not part of a recorded step."""
 
 
 def _attend_natively(
@@ -144,7 +120,8 @@ def _attend_natively(
 ) -> torch.Tensor | None:  # fmt: skip
     """Return the attention of all rows of a sequence to each other by the native kernel; None if it cannot be."""
     batch, heads, rows, _ = q.shape
-    if not q.is_cpu or rows != k.shape[2] or batch * heads * rows * rows < _LEAST_SCORES:
+    found = recording()
+    if not q.is_cpu or rows != k.shape[2] or (found is None and batch * heads * rows * rows < _LEAST_SCORES):
         return None
     of_heads = tuple(repeats) or equal_repeats(heads, k.shape[1])
     kernel = _kernel_for_batch(q, k, v, of_heads)
@@ -159,7 +136,9 @@ def _attend_natively(
     else:
         return None
     y = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
-    arguments, _kept = _arguments_for_batch(q, k, v, y, of_heads, numbers, scale)
+    arguments, kept = _arguments_for_batch(q, k, v, y, of_heads, numbers, scale)
+    if found is not None:
+        found.keep(*kept)
     kernel(*arguments)
     return y
 
@@ -296,29 +275,38 @@ def attend_states(
 
 
 class RequestsAttention:
-    """The attention of the `requests` of a step, layer by layer."""
+    """The attention of the `requests` of a step, layer by layer; they may be `recorded_requests.RecordedRequests`."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
+        recorded: Any = getattr(requests, "recorded", None)
+        self._recorded = recorded
+        self._requests = requests if recorded is None else recorded.current
         self._plans: dict[object, _Plan] = {}
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[torch.Tensor | None] | None,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[torch.Tensor | None] | int | None,
         scale: float, caches: tuple[CacheArguments, CacheArguments], repeats: tuple[int, ...] = (),
     ) -> torch.Tensor:  # fmt: skip
         """Append new keys and values to the caches of each request, and return the attention of its queries to them.
 
         `q` is (1, h, rows, d), with the rows of all requests, and so is the result; `k` and `v` are new elements of the
-        states, with those of all requests. `masks` has that of each request, None for one that allows everything, and
-        `caches` are those of keys and of values. `repeats` are as for `attend`.
+        states, with those of all requests. `masks` has that of each request, None for one that allows everything, or is
+        the number of their masks among their `sized` values, and `caches` are those of keys and of values. `repeats`
+        are as for `attend`.
         """
         import torch
 
+        if self._recorded is not None:
+            found: torch.Tensor | None = self._recorded.attend(q, k, v, masks, scale, caches, repeats)
+            if found is not None:
+                return found
         keys, values = (Cache(*cache) for cache in caches)
         new_k, new_v = keys.view(k), values.view(v)
         width, value_width = new_k.shape[3], new_v.shape[3]
         of_heads = repeats or equal_repeats(q.shape[1], new_k.shape[1])
         y = q.new_empty(1, q.shape[2], q.shape[1], value_width).transpose(1, 2)
+        if isinstance(masks, int):
+            masks = [request.sized[masks] for request in self._requests]
         masks = masks or [None] * len(self._requests)
         key = (*map(id, masks), of_heads, width, value_width, q.dtype, k.dtype, v.dtype)
         if (plan := self._plans.get(key)) is None:

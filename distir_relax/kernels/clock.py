@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from distir_relax.kernels.recording import runs_whole
+
 _marks: list[tuple[int, int]] = []
 _wait: list[Callable[[], None]] = []
 
 
+@runs_whole
 def clock(number: int) -> None:
     """Record that the op of a number has finished; -1 is the beginning of a step."""
     for wait in _wait:

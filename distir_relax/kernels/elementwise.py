@@ -1,4 +1,4 @@
-"""Elementwise ops: activations, their gradients, gated ones, and any as parts of a step that is bound.
+"""Elementwise ops: activations, their gradients, gated ones, and the kernels of small tensors in recorded steps.
 
 Torch's activations take several times as long as a copy of their operand, those of native kernels about as long.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.kernels.native import (
@@ -14,6 +15,7 @@ from distir_relax.kernels.native import (
     GELU_GRAD,
     GELU_TANH,
     GELU_TANH_GRAD,
+    RELU,
     SILU,
     SILU_GRAD,
     elementwise,
@@ -25,8 +27,6 @@ from distir_relax.kernels.native import (
 
 if TYPE_CHECKING:
     import torch
-
-    from distir_relax.kernels.bound_step import BoundStep, Kind
 
 
 _LEAST = 1 << 15
@@ -93,25 +93,56 @@ def gelu_multiply(x: torch.Tensor, y: torch.Tensor, approximate: str = "none") -
     return result
 
 
-def bind(
-    step: BoundStep, expression: str, compute: Callable[..., Any], operands: Sequence[torch.Tensor], result: Kind
-) -> Any:
-    """Add a native `expression` of operands (`native.elementwise`) to a step; return its result.
+def native_forms() -> dict[Any, Callable[..., torch.Tensor | None]]:
+    """Return the kernels of small tensors by the ops of torch that compute the same (`kernels.recorded_ops`).
 
-    Where there is no kernel for them, it is what `compute` returns for the operands.
+    They take the operands of these ops, and return None where there is no kernel for them.
     """
-    shape, kind = result
-    rows, columns = _rows(shape)
-    strides = [_row_stride(x, shape) for x in operands]
+    import torch
+
+    aten = torch.ops.aten
+    activations = {aten.silu: SILU, aten.relu: RELU}
+    arithmetic = {aten.add: "{0} + {1}", aten.sub: "{0} - {1}", aten.mul: "{0} * {1}", aten.div: "{0} / {1}"}
+    forms: dict[Any, Callable[..., torch.Tensor | None]] = {
+        aten.gelu.default: lambda x, approximate="none": _small(GELU if approximate == "none" else GELU_TANH, x),
+        aten.rsub.Scalar: partial(_small, "{1} - {0}"),
+    }
+    for activation, expression in activations.items():
+        forms[activation.default] = partial(_small, expression)
+    for op, expression in arithmetic.items():
+        forms[op.Tensor] = forms[op.out] = partial(_small, expression)
+    return forms
+
+
+def _small(expression: str, *operands: Any, alpha: float = 1, out: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return a native expression of tensors, which broadcast, and numbers; None if there is no kernel for them.
+
+    The result is small, of the dtype of the tensors, and written to `out` unless that is None.
+    """
+    import torch
+
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    numbers = [float(x) for x in operands if isinstance(x, (int, float))]
+    if len(tensors) + len(numbers) < len(operands) or alpha != 1 or not all(map(math.isfinite, numbers)):
+        return None
+    shape: Sequence[int] = torch.broadcast_shapes(*(x.shape for x in tensors))  # type: ignore[no-untyped-call]
+    kind = tensors[0].dtype
     dtype = stored_name(kind)
-    y = step.empty(shape, kind)
-    is_plain = None not in strides and all(x.dtype == kind and x.is_cpu for x in operands) and is_small(y)
-    kernel = elementwise(expression, len(operands), dtype, False) if is_plain and dtype else None
+    if not dtype or any(x.dtype != kind or not x.is_cpu for x in tensors):
+        return None
+    strides = [_row_stride(x, shape) for x in tensors]
+    if None in strides or (out is not None and (out.dtype != kind or out.shape != shape or not out.is_contiguous())):
+        return None
+    result = tensors[0].new_empty(shape) if out is None else out
+    places = iter(range(len(tensors)))
+    texts = [f"{{{next(places)}}}" if isinstance(x, torch.Tensor) else f"T.float32({float(x)!r})" for x in operands]
+    kernel = elementwise(expression.format(*texts), len(tensors), dtype, False) if is_small(result) else None
     if kernel is None:
-        return step.python(compute, operands, result)
-    places = [number for x, stride in zip(operands, strides, strict=True) for number in (x.data_ptr(), stride or 0)]
-    step.add(kernel, *places, y.data_ptr(), columns, rows, columns, 1)
-    return y
+        return None
+    rows, columns = _rows(shape)
+    given = [number for x, stride in zip(tensors, strides, strict=True) for number in (x.data_ptr(), stride or 0)]
+    kernel(*given, result.data_ptr(), columns, rows, columns, 1)
+    return result
 
 
 def _of_many(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distir_relax.errors import RunError
+from distir_relax.kernels.recording import runs_whole
 
 if TYPE_CHECKING:
     import torch
 
 
+@runs_whole
 def checked(ids: torch.Tensor, low: int, high: int, user: str, where: str = "") -> torch.Tensor:
     """Return `ids`, whose elements must be at least `low` and less than `high`.
 

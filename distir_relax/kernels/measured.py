@@ -24,6 +24,7 @@ from distir_relax.kernels.compiled_files import (
     write_compiled,
 )
 from distir_relax.kernels.processor import processor_field
+from distir_relax.kernels.recording import paused
 
 _PREFIX, _SUFFIX = "choice-", ".json"
 _MOST_OTHER_WORK = 0.1
@@ -60,6 +61,11 @@ def measured_once(name: str, measure: Callable[[], Choice], sources: object = ()
 
     `sources` have a `repr` of the code that is measured.
     """
+    with paused():
+        return _measured_once(name, measure, sources)
+
+
+def _measured_once(name: str, measure: Callable[[], Choice], sources: object) -> int | str:
     folder = compiled_folder()
     if folder is None:
         return _measured(name, measure).chosen

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from distir_relax.kernels.bound_step import BoundStep
 from distir_relax.kernels.native import Kernel, is_small, norm_grad, norm_weight_grad, stored_name, threads_for
 from distir_relax.kernels.native import layer_norm as native_layer_norm
 from distir_relax.kernels.native import rms_norm as native_rms_norm
@@ -32,32 +32,33 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: boo
     return ((normal.to(x.dtype) if rounded else normal) * weight).to(x.dtype)
 
 
-def bind_rms_norm(
-    step: BoundStep, x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: bool = False
-) -> torch.Tensor:
-    """Add `rms_norm` to a step; return its result."""
-    kernel = _kernel(x, weight, rounded)
-    if kernel is None or not x.is_contiguous() or not weight.is_contiguous():
-        return step.python(lambda x: rms_norm(x, weight, epsilon, rounded), (x,), (x.shape, x.dtype))
-    result = step.empty(x.shape, x.dtype)
-    rows = x.numel() // weight.numel()
-    step.add(kernel, x.data_ptr(), weight.data_ptr(), result.data_ptr(), rows, epsilon, threads_for(x))
-    return result
+def native_forms() -> dict[Any, Callable[..., Any]]:
+    """Return the kernels of small tensors by the ops of torch that compute the same (`kernels.recorded_ops`)."""
+    aten = torch.ops.aten
+    return {aten.layer_norm.default: _small_layer_norm, aten.native_layer_norm.default: _small_native_layer_norm}
 
 
-def bind_layer_norm(
-    step: BoundStep, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
-) -> torch.Tensor:
-    """Add the normalization of the dims of `x` that `weight` and `bias` have to a step; return its result."""
+def _small_native_layer_norm(*arguments: Any) -> tuple[torch.Tensor | None, ...] | None:
+    # The programs of ranks do not read the mean and the deviation.
+    result = _small_layer_norm(*arguments)
+    return None if result is None else (result, None, None)
+
+
+def _small_layer_norm(
+    x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    epsilon: float = 1e-5, *_: Any,
+) -> torch.Tensor | None:  # fmt: skip
+    """Return the layer norm of a small tensor over its last dims, of this shape; None if there is no kernel for it."""
+    if weight is None or bias is None:
+        return None
     dtype, weight_dtype = stored_name(x.dtype), stored_name(weight.dtype)
     is_plain = bias.dtype == weight.dtype and all(t.is_contiguous() for t in (x, weight, bias)) and is_small(x)
     kernel = native_layer_norm(weight.numel(), dtype, weight_dtype) if is_plain and dtype and weight_dtype else None
     if kernel is None:
-        kind = (x.shape, x.dtype)
-        return step.python(lambda x: F.layer_norm(x, weight.shape, weight, bias, epsilon), (x,), kind)
-    result = step.empty(x.shape, x.dtype)
+        return None
+    result = torch.empty_like(x)
     rows = x.numel() // weight.numel()
-    step.add(kernel, x.data_ptr(), weight.data_ptr(), bias.data_ptr(), result.data_ptr(), rows, epsilon)
+    kernel(x.data_ptr(), weight.data_ptr(), bias.data_ptr(), result.data_ptr(), rows, epsilon)
     return result
 
 

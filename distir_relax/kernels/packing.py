@@ -27,8 +27,6 @@ from distir_relax.kernels.native.panel_product import PANEL
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
-
 _LEAST_ROWS = 16
 """A weight that is packed for fewer rows is slow for more of them; the other way round it is not."""
 _MEASURED = (1536, 1024)
@@ -63,16 +61,9 @@ class JoinedLinear:
         self._packed, self._sizes = packed, list(sizes)
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        return self._parts(self._packed(x))
-
-    def bind(self, step: BoundStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Add the maps of `x` to a step; return their results."""
-        return self._parts(self._packed.bind(step, x))
-
-    def _parts(self, results: torch.Tensor) -> Sequence[torch.Tensor]:
         import torch
 
-        parts: Sequence[torch.Tensor] = torch.split_with_sizes(results, self._sizes, -1)
+        parts: Sequence[torch.Tensor] = torch.split_with_sizes(self._packed(x), self._sizes, -1)
         return parts
 
 
@@ -81,9 +72,6 @@ class Packed(Protocol):
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Return the map of `x`."""
-
-    def bind(self, step: BoundStep, x: torch.Tensor) -> torch.Tensor:
-        """Add the map of `x` to a step; return its result."""
 
 
 def can_pack_bfloat16() -> bool:
@@ -126,19 +114,6 @@ class PackedLinear:
             return result
         return self.by_onednn(x)
 
-    def bind(self, step: BoundStep, x: torch.Tensor) -> torch.Tensor:
-        """Add the product with `x` to a step; return its result."""
-        import torch
-
-        rows, threads = x.numel() // max(self.shape[1], 1), torch.get_num_threads()
-        shape = (*x.shape[:-1], self.shape[0])
-        if not rows or self.by_panels is None or not x.is_contiguous() or rows > _most_rows(x.dtype, threads):
-            return step.python(self, (x,), (shape, x.dtype))
-        result = step.empty(shape, x.dtype)
-        arguments = self.by_panels.arguments(x.data_ptr(), result.data_ptr(), rows, threads)
-        step.add(self.by_panels.kernel(threads), *arguments)
-        return result
-
     def by_onednn(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with the packed weight by oneDNN."""
         return by_onednn(x, self.weight, self.bias)
@@ -174,15 +149,8 @@ class PanelProduct:
 
     def __call__(self, x: int, result: int, rows: int, threads: int) -> None:
         """Compute the result of `x`, both at addresses."""
-        self.kernel(threads)(*self.arguments(x, result, rows, threads))
-
-    def kernel(self, threads: int) -> Kernel:
-        """Return the kernel for so many threads."""
-        return self.kernels[threads > 1]
-
-    def arguments(self, x: int, result: int, rows: int, threads: int) -> tuple[int, ...]:
-        """Return the arguments of the kernel."""
-        return x, self.weight, self.bias, result, rows, self.columns, self.inner, self.panel, threads
+        kernel = self.kernels[threads > 1]
+        kernel(x, self.weight, self.bias, result, rows, self.columns, self.inner, self.panel, threads)
 
 
 def _by_panels(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelProduct | None:

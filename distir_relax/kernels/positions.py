@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from distir_relax.kernels.index_expression import compute, dim_of
 from distir_relax.kernels.native import Kernel, stored_name, threads_for
 from distir_relax.kernels.native import rotary as native_rotary
-
-if TYPE_CHECKING:
-    from distir_relax.kernels.bound_step import BoundStep
 
 
 def indexed(
@@ -59,17 +55,6 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     result = torch.empty_like(x)
     for arguments in _calls(x, cos, sin, result):
         kernel(*arguments)
-    return result
-
-
-def bind_rotary(step: BoundStep, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Add `rotary` to a step; return its result, in which the dims are in order."""
-    kernel = _kernel(x, cos, sin)
-    if kernel is None:
-        return step.python(rotary, (x, cos, sin), (x.shape, x.dtype))
-    result = step.empty(x.shape, x.dtype)
-    for arguments in _calls(x, cos, sin, result):
-        step.add(kernel, *arguments)
     return result
 
 

@@ -11,17 +11,16 @@ if TYPE_CHECKING:
     import torch
 
 
-_MOST_BOUND = 32
-"""Maximum number of requests of a bound step: a larger one takes so long that Python between its ops is a small part.
-"""
+_MOST_RECORDED = 32
+"""Maximum number of requests of a recorded step: in a larger one, Python between ops is a small part of the time."""
 
 
-def are_bound(count: int, lengths: Iterable[tuple[int, int]]) -> bool:
-    """Return whether CPU backends bind a step of `count` requests: each has one new token, and the logits of it alone.
+def are_recorded(count: int, lengths: Iterable[tuple[int, int]]) -> bool:
+    """Return whether CPU backends record a step of `count` requests: each has one new token, and its logits alone.
 
     `lengths` are their numbers of new tokens and of the last of these with logits; equal requests may count once.
     """
-    return count <= _MOST_BOUND and all(pair == (1, 1) for pair in lengths)
+    return count <= _MOST_RECORDED and all(pair == (1, 1) for pair in lengths)
 
 
 class States(dict[str, "torch.Tensor"]):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from distir_relax.kernels.recording import runs_whole
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,6 +31,7 @@ def matmul(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, groups: to
     return multiply(x, ids, groups, weights.shape[2], lambda group, rows: rows @ weights[group])
 
 
+@runs_whole
 def multiply(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor, columns: int, product: Product) -> torch.Tensor:
     """Return the `product` of each row of `x` (rows, k) with the matrix of its group: (rows, columns)."""
     import torch
@@ -38,13 +41,31 @@ def multiply(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor, columns: 
     return torch.empty_like(found).index_copy_(0, order, found)
 
 
+@runs_whole
 def multiply_sorted(
     x: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, columns: int, product: Product
 ) -> torch.Tensor:
     """Return the same for rows sorted by group: those of group g are from ``starts[g]`` to ``ends[g] - 1``."""
-    rows = x.shape[0]
-    spans = zip(starts.clamp(0, rows).tolist(), ends.clamp(0, rows).tolist(), strict=True)
-    return _multiply_spans(x, list(spans), columns, product)
+    return _multiply_spans(x, _bounds(starts, ends, x.shape[0]), columns, product)
+
+
+def sorted_matmul(x: torch.Tensor, weights: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply rows (rows, k), sorted by group, by the matrices of their groups, of `weights` (groups, k, n)."""
+    return multiply_sorted(x, starts, ends, weights.shape[2], lambda group, rows: rows @ weights[group])
+
+
+@runs_whole
+def sorted_weight_grad(x: torch.Tensor, y: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Return `weight_grad` of rows sorted by group: those of group g are from ``starts[g]`` to ``ends[g] - 1``."""
+    result = x.new_zeros((starts.shape[0], x.shape[1], y.shape[1]))
+    for group, (start, end) in enumerate(_bounds(starts, ends, x.shape[0])):
+        if start < end:
+            result[group] = x[start:end].t() @ y[start:end]
+    return result
+
+
+def _bounds(starts: torch.Tensor, ends: torch.Tensor, rows: int) -> list[tuple[int, int]]:
+    return list(zip(starts.clamp(0, rows).tolist(), ends.clamp(0, rows).tolist(), strict=True))
 
 
 def _multiply_spans(x: torch.Tensor, spans: Sequence[tuple[int, int]], columns: int, product: Product) -> torch.Tensor:
@@ -55,6 +76,7 @@ def _multiply_spans(x: torch.Tensor, spans: Sequence[tuple[int, int]], columns: 
     return result
 
 
+@runs_whole
 def weight_grad(x: torch.Tensor, y: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Return for each group the product of its rows of `x` (rows, k), transposed, and its rows of `y`."""
     ids = _ids(x, ids, groups)

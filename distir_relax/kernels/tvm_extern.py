@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.kernels.prim_func_shapes import with_shapes
+from distir_relax.kernels.recording import runs_whole
 
 if TYPE_CHECKING:
     import torch
 
 
+@runs_whole
 def call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: torch.Tensor) -> Any:
     """Call a `PrimFunc`, given as `packed_text`; return its results, of these shapes and dtypes, one without a tuple.
 
@@ -32,6 +34,7 @@ def call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str]
     return _call_function(function, shapes, dtypes, operands)
 
 
+@runs_whole
 def call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: torch.Tensor) -> Any:
     """As `call_tir`, for a function registered with TVM in this process. Raises RunError if there is none."""
     import tvm_ffi

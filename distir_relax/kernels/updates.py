@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distir_relax.kernels.native import adam_step as native_adam_step
 from distir_relax.kernels.native import moving_square as native_moving_square
 from distir_relax.kernels.native import stored_name, threads_for
+from distir_relax.kernels.recording import runs_whole
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ def moving_square(square: torch.Tensor, value: torch.Tensor, decay: float) -> to
     return square
 
 
+@runs_whole
 def adam_step(
     weight: torch.Tensor, average: torch.Tensor, square: torch.Tensor, rate: torch.Tensor, size: torch.Tensor,
     floor: torch.Tensor, decay: float,

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from distir_relax.lowering.ranked.index_positions import IndexPositions
     from distir_relax.lowering.ranked.join_products import JoinProducts
     from distir_relax.lowering.ranked.merge_equal import MergeEqual
-    from distir_relax.lowering.ranked.one_sequence import AllPositions, OneSequence
+    from distir_relax.lowering.ranked.one_sequence import OneSequence
     from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
     from distir_relax.lowering.to_distir import ToDistIR
 
 __all__ = [
     "AccumulateInCalls",
-    "AllPositions",
     "AttendStates",
     "DropIdentities",
     "FuseDifferentiable",
@@ -48,7 +47,6 @@ __all__ = [
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
     "AttendStates": "distir_relax.lowering.ranked.attend_states",
-    "AllPositions": "distir_relax.lowering.ranked.one_sequence",
     "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",

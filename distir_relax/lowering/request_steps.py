@@ -17,7 +17,7 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Value, fresh_name, value_names
 from distir_relax.ir.symbols import module_symbols, specialize
-from distir_relax.kernels.requests import are_bound
+from distir_relax.kernels.requests import are_recorded
 from distir_relax.layout import assuming
 from distir_relax.lowering.project import Project
 from distir_relax.lowering.ranked.lasting_values import fixed_values, sized_values
@@ -45,19 +45,19 @@ class Chunk:
 class StepProgram:
     """A step as a module of the distributed stage; `repeats` has how often an op runs, by its first result.
 
-    `is_bound` is whether a CPU backend binds it (`runtime.requests.bound_steps`): a step of one token for each request.
-    `requests` is the number of its requests, 0 for a program that is no step of text generation.
+    `is_recorded` is whether a CPU backend records it (`runtime.requests.recorded_steps`): it has one token for each
+    request. `requests` is the number of its requests, 0 for a program that is no step of text generation.
     """
 
     module: Module
     repeats: Mapping[str, int] = field(default_factory=dict)
-    is_bound: bool | None = None
+    is_recorded: bool | None = None
     requests: int = 0
 
     def simulate(self, profile: Profile) -> Simulation:
         """Simulate the step on a machine. Raises as `simulate_module` does."""
         return simulate_module(
-            self.module, profile, repeats=self.repeats, is_bound=self.is_bound, requests=self.requests
+            self.module, profile, repeats=self.repeats, is_recorded=self.is_recorded, requests=self.requests
         )  # fmt: skip
 
 
@@ -172,9 +172,9 @@ class _StepBuilder:
         inputs = tuple(i for i in self.inputs if i.role == "input" or i.value.name in used)
         function = Function(self.total.name, inputs, tuple(self.ops), tuple(outputs))
         requests = sum(self.chunks.values())
-        is_bound = are_bound(requests, ((chunk.new, chunk.last) for chunk in self.chunks))
+        is_recorded = are_recorded(requests, ((chunk.new, chunk.last) for chunk in self.chunks))
         module = Module("distributed", (function,), self.steps.single.meshes)
-        return StepProgram(module, self.repeats, is_bound, requests)
+        return StepProgram(module, self.repeats, is_recorded, requests)
 
     def _add(self, number: int, op: Op) -> None:
         first = op.results[0].name

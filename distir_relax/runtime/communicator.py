@@ -45,7 +45,7 @@ from distir_relax.runtime.started_collectives import CommunicationThread, Starte
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
+    from distir_relax.kernels.recording import Recording
     from distir_relax.runtime.arrays import Array
 
 
@@ -85,20 +85,20 @@ class Communicator(Messages):
                 result = self._reduced(source, index, op, None if out is None else as_torch(out))
             return self._finish_result(result, x, out)
 
-    def bind_all_reduce(
-        self, step: BoundStep, x: torch.Tensor, axis: str, op: str, number: Step = None
-    ) -> torch.Tensor:
-        """Add `all_reduce` of `x` to a bound step, as communication `number` of the program; return its result.
+    def sum_recorded(self, recording: Recording, x: torch.Tensor, axis: str, step: Step) -> torch.Tensor | None:
+        """Add the sum of `x` over a group to a recorded step, by native code in memory that its ranks share.
 
-        Where ranks share memory (`share_memory`), it is a native call.
+        Returns the sum, None where they do not share memory, or have not yet (`share_memory`).
         """
         index, n, _ = self._place(axis)
-        if n > 1 and op == "sum" and number is not None and x.numel() and x.is_contiguous():
-            result = self._bind_sum(step, x, index, in_call(number, step.times(number)))
-            if result is not None:
-                step.count(self._count_native_sums, 1, all_reduce_bytes(n, x))
-                return result
-        return step.into(lambda x, y: self.all_reduce(x, axis, op, number, out=y), x)
+        if n == 1 or step is None or not x.numel() or not x.is_contiguous():
+            return None
+        result = self._sum_natively(x, index, in_call(step, recording.times(step)))
+        if result is not None:
+            numbers = 1, all_reduce_bytes(n, x)
+            self._count_native_sums(*numbers)
+            recording.count(self._count_native_sums, *numbers)
+        return result
 
     def share_memory(self) -> None:
         """Let ranks of one machine sum in memory that they share, where they can; all ranks call this together."""
@@ -416,8 +416,8 @@ class Communicator(Messages):
         """
         return False
 
-    def _bind_sum(self, step: BoundStep, x: torch.Tensor, axis: int, number: int) -> torch.Tensor | None:
-        """Add the sum of `x` over the group to a step, natively; return its result, None if that cannot be."""
+    def _sum_natively(self, x: torch.Tensor, axis: int, step: int) -> torch.Tensor | None:
+        """Return the sum of `x` over the group by one kernel, which tells where it waits; None if that cannot be."""
         return None
 
     def _count_native_sums(self, calls: int, sent: int) -> None:

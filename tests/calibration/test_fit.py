@@ -40,7 +40,7 @@ TRUE = replace(
     products={"float32": {ATTENTION: Matrix(8e10, 9.0, 15.0, 4.0, call=3e-5)}},
     overlap=2.0,
     view=2e-6,
-    bound=float(1 << 24),
+    recorded=float(1 << 24),
     cache=2e6,
     cache_bandwidth=6e10,
     kind="cpu",
@@ -151,7 +151,7 @@ def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
 
 def test_samples_have_distinct_types_and_lie_within_reason() -> None:
     samples = op_samples("float32", 1)
-    kinds = {(str(sample), str(sample.attrs), sample.fixed, sample.cold, sample.bound) for sample in samples}
+    kinds = {(str(sample), str(sample.attrs), sample.fixed, sample.cold, sample.recorded) for sample in samples}
     assert len(kinds) == len(samples)
     assert max(sum(t.bytes for t in s.operands) for s in samples) < 64e6
 

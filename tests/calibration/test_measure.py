@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from distir_relax.calibration.measure import _bound_all_reduces, _bound_step, _collectives, time_op
+from distir_relax.calibration.measure import _collectives, _recorded, _recorded_all_reduces, time_op
 from distir_relax.calibration.microbenchmarks import OpSample, dtypes_of, op_samples
-from distir_relax.kernels.bound_step import BoundStep
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.transports.threads import ThreadWorld
 
@@ -19,8 +20,8 @@ def drawn(sample: OpSample) -> list[torch.Tensor]:
 
 @pytest.mark.usefixtures("native_products")
 @pytest.mark.parametrize("dtype", dtypes_of("cpu"))
-def test_bound_samples_run_without_python(dtype: str) -> None:
-    samples = [sample for sample in op_samples(dtype, 1) if sample.bound]
+def test_recorded_samples_run_without_python(dtype: str) -> None:
+    samples = [sample for sample in op_samples(dtype, 1) if sample.recorded]
     # One of each op and kind.
     chosen = {(sample.op, sample.cached): sample for sample in reversed(samples)}
     assert len(chosen) == (1 if dtype in ("int8", "uint8") else 15)
@@ -30,16 +31,16 @@ def test_bound_samples_run_without_python(dtype: str) -> None:
         assert min(found) > 0, str(sample)
 
 
-def test_there_are_no_times_of_a_bound_op_without_a_kernel() -> None:
+def test_there_are_no_times_of_a_recorded_op_without_a_kernel() -> None:
     sample = next(s for s in op_samples("float32", 1) if s.op == "tanh")
-    assert time_op(OpSample(sample.group, "tanh", sample.operands, bound=True), "cpu", lambda: None, 0.002) == []
+    assert time_op(OpSample(sample.group, "tanh", sample.operands, recorded=True), "cpu", lambda: None, 0.002) == []
 
 
 def test_decoding_reads_the_cache_of_each_layer() -> None:
     sample = next(s for s in op_samples("float32", 1) if s.cached)
     inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in drawn(sample)]
-    step = _bound_step(sample, inputs)
-    assert isinstance(step, BoundStep)
+    step = _recorded(sample, inputs)
+    assert not step.failure
     assert step.python_calls == 0
     assert step.native_calls == 20
     caches = 20 * sum(x.nbytes for x in inputs[1:])
@@ -54,6 +55,8 @@ def test_collectives_of_nothing_are_not_measured() -> None:
     assert sizes["all_to_all"] == 4 * 190
 
 
-def test_ranks_that_share_no_memory_have_no_bound_sums() -> None:
-    comm = ThreadWorld(DeviceMesh((1, 3), ("apart", "together"))).communicator(0, "cpu")
-    assert _bound_all_reduces(comm, 7).python_calls == 20
+def test_ranks_that_share_no_memory_have_no_native_sums() -> None:
+    world = ThreadWorld(DeviceMesh((1, 3), ("apart", "together")))
+    with ThreadPoolExecutor(3) as pool:
+        steps = list(pool.map(lambda rank: _recorded_all_reduces(world.communicator(rank, "cpu"), 7), range(3)))
+    assert [step.python_calls for step in steps] == [20] * 3

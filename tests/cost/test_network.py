@@ -119,17 +119,17 @@ def test_measured_lines_stand_before_formulas_and_are_interpolated() -> None:
 def test_programs_that_are_bound_have_lines_of_their_own() -> None:
     lines = (
         Line("all_reduce", 2, 2.0, 0.25),
-        Line("all_reduce", 2, 1.0, 0.125, bound=True),
-        Line("all_reduce", 3, 3.0, 0.25, bound=True),
+        Line("all_reduce", 2, 1.0, 0.125, recorded=True),
+        Line("all_reduce", 3, 3.0, 0.25, recorded=True),
         Line("all_gather", 2, 5.0, 0.5),
     )
     profile = replace(machine(16, link(A, 1 / B)), lines=lines)
     assert collective_seconds(profile, "all_reduce", ALL[:2], [4] * 2) == 3.0
     assert collective_seconds(profile, "all_reduce", ALL[:3], [4] * 3) == 3.0, "that of fewer ranks"
-    bound = replace(profile, binds=True)
-    assert collective_seconds(bound, "all_reduce", ALL[:2], [4] * 2) == 1.5
-    assert collective_seconds(bound, "all_reduce", ALL[:3], [4] * 3) == 4.0
-    assert collective_seconds(bound, "all_gather", ALL[:2], [4] * 2) == 9.0, "Python calls it in any program"
+    recorded = replace(profile, is_recorded=True)
+    assert collective_seconds(recorded, "all_reduce", ALL[:2], [4] * 2) == 1.5
+    assert collective_seconds(recorded, "all_reduce", ALL[:3], [4] * 3) == 4.0
+    assert collective_seconds(recorded, "all_gather", ALL[:2], [4] * 2) == 9.0, "Python calls it in any program"
 
 
 def test_errors_name_what_is_missing() -> None:

@@ -70,7 +70,7 @@ def test_all_that_a_profile_has_is_written() -> None:
         call=2e-6,
         lines=(
             Line("all_reduce", 3, 1e-5, 2.5e-10),
-            Line("all_reduce", 3, 1e-6, 2e-10, ((4.0, 1e-6), (700.0, 3e-6)), bound=True),
+            Line("all_reduce", 3, 1e-6, 2e-10, ((4.0, 1e-6), (700.0, 3e-6)), recorded=True),
             Line("send", 2, 1e-6, 1e-10),
         ),
         overlap=2.5,
@@ -279,9 +279,9 @@ def test_the_roofline() -> None:
     called = replace(fast, call=3.0, calls={"float32": {"add": 5.0}}, python=7.0, ops={"float32": {"add": 1e12}})
     assert op_seconds(called, lookup("add"), (x, x), {}, (x,)) == pytest.approx(12.0 + 1e-3 + 1e6 / 1e12)
     assert op_seconds(called, lookup("subtract"), (x, x), {}, (x,)) == pytest.approx(10.0 + 1e-3 + 1e6 / 1e12)
-    bound = op_work(lookup("add"), (x, x), {}, (x,), bound=True)
-    assert work_seconds(called, bound) == pytest.approx(1e-3 + 1e6 / 1e12)
-    by_python = op_work(lookup("tanh"), (x,), {}, (x,), bound=True)
+    recorded = op_work(lookup("add"), (x, x), {}, (x,), recorded=True)
+    assert work_seconds(called, recorded) == pytest.approx(1e-3 + 1e6 / 1e12)
+    by_python = op_work(lookup("tanh"), (x,), {}, (x,), recorded=True)
     assert work_seconds(called, by_python) == pytest.approx(10.0 + 1e-3 + 1e6 / 1e12)
     held = replace(profile, dispatch=1.0)
     assert op_seconds(held, lookup("add"), (x, x), {}, (x,)) == 1.0

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from distir_relax.kernels import attention
-from distir_relax.kernels.attention import RequestsAttention, attend, bind_attend, unless_all_true
-from distir_relax.kernels.bound_step import BoundStep
+from distir_relax.kernels.attention import RequestsAttention, attend, unless_all_true
 from distir_relax.kernels.native import attend_requests
+from distir_relax.kernels.recorded_ops import recorded
+from distir_relax.kernels.recording import Recording
 from distir_relax.kernels.requests import Request, States
 
 
@@ -53,7 +54,7 @@ def test_attention(heads: int, groups: int, repeats: tuple[int, ...], rows: int,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("heads", "groups", "repeats"), [(9, 3, ()), (3, 3, ()), (6, 3, (3, 1, 2)), (0, 0, ())])
 @pytest.mark.parametrize(("batch", "rows", "tokens"), [(1, 1, 1), (3, 7, 7), (2, 130, 130), (2, 3, 7)])
-def test_attention_of_a_bound_step(
+def test_attention_of_a_recorded_step(
     batch: int, rows: int, tokens: int, heads: int, groups: int, repeats: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """Masks that are constants of each form, and one that the step computes; rows and heads in either order."""
@@ -68,12 +69,13 @@ def test_attention_of_a_bound_step(
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     masks = {"none": None, "lower": lower, "holes": holes, "window": window, "row": row, "added": added}
     for name, turned in product((*masks, "causal", "computed"), (True, False)):
-        step = BoundStep()
+        step = Recording()
         sizes = [(heads, rows), (groups, tokens), (groups, tokens)]
         orders = [(batch, m, n, 8) if turned else (batch, n, m, 8) for n, m in sizes]
-        given = [step.empty(order, dtype).transpose(1, 2 if turned else 1) for order in orders]
+        given = [step.input(torch.zeros(order, dtype=dtype)).transpose(1, 2 if turned else 1) for order in orders]
         read = step.input(lower) if name == "computed" else masks.get(name)
-        y = bind_attend(step, *given, read, 0.3, repeats, name == "causal")
+        with torch.inference_mode(), recorded(step):
+            y = attend(*given, read, 0.3, repeats, name == "causal")
         is_consecutive = name in ("none", "lower", "window", "row", "causal", *("holes",) * (tokens == 1))
         is_native = is_consecutive and rows == tokens and heads and dtype != torch.float64
         assert step.native_calls == (is_native and (turned or batch == 1))
@@ -82,7 +84,8 @@ def test_attention_of_a_bound_step(
                 x.copy_(torch.randn(x.shape, generator=generator))
             if name == "computed" and read is not None:
                 read.copy_(window[0, 0] if rows == tokens else lower)
-            step.run()
+            with torch.inference_mode():
+                step.run()
             expected = attend(*given, lower if name == "causal" else read, 0.3, repeats)
             torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
 

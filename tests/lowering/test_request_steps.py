@@ -130,8 +130,8 @@ def test_requests_of_equal_sizes_are_in_a_program_once() -> None:
     one, many = steps.program({Chunk(9, 1, 1): 1}), steps.program({Chunk(9, 1, 1): 50})
     assert set(many.repeats.values()) == {50}
     assert one.repeats == {}
-    # A step of more requests than are bound together.
-    assert (one.is_bound, many.is_bound) == (True, False)
-    assert not steps.program({Chunk(0, 9, 1): 1}).is_bound, "it reads a prompt"
+    # A step of more requests than are recorded together.
+    assert (one.is_recorded, many.is_recorded) == (True, False)
+    assert not steps.program({Chunk(0, 9, 1): 1}).is_recorded, "it reads a prompt"
     joins = [op.name for op in many.module.main.ops if op.name in ("concat", "split")]
     assert len(many.module.main.ops) <= len(one.module.main.ops) + len(joins)

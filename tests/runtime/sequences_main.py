@@ -52,8 +52,8 @@ def _run(world: World, path: Path) -> Any:
     program = LanguageProgram.of(session.bundle.manifest)
     tokens = [*generated_tokens(program.by_rank(session, world, GREEDY), torch.tensor(PROMPTS), 9, ())]
     loaded: Any = session._program
-    bound = loaded._program.bound if isinstance(loaded, sequence_program.SequenceProgram) else None
-    steps = 0 if bound is None else sum(step is not None for step in bound._steps.values())
+    kept = loaded._program.recorded if isinstance(loaded, sequence_program.SequenceProgram) else None
+    steps = 0 if kept is None else sum(step is not None for step in kept._steps.values())
     return [world.exchange([type(loaded).__name__, steps]), torch.stack(tokens, 1).tolist()]
 
 

@@ -12,11 +12,13 @@ import time
 
 import torch
 
-from distir_relax.kernels.bound_step import BoundStep
+from distir_relax.kernels.recorded_ops import recorded
+from distir_relax.kernels.recording import Recording
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.progress import Point
+from distir_relax.runtime.recorded_communicator import RecordedCommunicator
 
 COUNTS = (1, 5, 127, 8192, 8193, 3, 0, 300_007, 576, 4096, 4097, 262_145, 16, 16, 16)
 
@@ -28,14 +30,16 @@ def drawn(rank: int, number: int, dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-def check_bound(comm: Communicator) -> None:
-    """Sums of a bound step, between others, and what the watchdog reads meanwhile: rank 0 comes late to step 9."""
+def check_recorded(comm: Communicator) -> None:
+    """Sums of a recorded step, between others, and what the watchdog reads meanwhile: rank 0 comes late to step 9."""
     numbers = [n for n, count in enumerate(COUNTS) if count]
-    step = BoundStep()
-    given = [drawn(comm.rank, n, torch.float32) for n in numbers]
-    results = [comm.bind_all_reduce(step, x, "tp", "sum", 9 + i) for i, x in enumerate(given)]
-    # A function that is called again.
-    again = comm.bind_all_reduce(step, given[0], "tp", "sum", 9)
+    step = Recording()
+    given = [step.input(drawn(comm.rank, n, torch.float32)) for n in numbers]
+    of_step = RecordedCommunicator(comm, step)
+    with recorded(step):
+        results = [of_step.all_reduce(x, "tp", "sum", 9 + i) for i, x in enumerate(given)]
+        # A function that is called again.
+        again = of_step.all_reduce(given[0], "tp", "sum", 9)
     seen = []
 
     def look() -> None:
@@ -99,7 +103,7 @@ def main() -> None:
     sums = [found is not None for found in comm._shared_sums.values()]
     assert sums == [is_native], sums
     if is_native:
-        check_bound(comm)
+        check_recorded(comm)
     sys.stdout.write(f"rank {world.rank} right\n")
     sys.stdout.flush()
     world.exit()

@@ -49,7 +49,7 @@ def test_each_request_has_its_own_number(name: str, monkeypatch: pytest.MonkeyPa
     ranks = ThreadRequests(compile_language_model(model, max_length=200).plan.bundle(("torch",)))
     texts = [[3, 1, 4, 5], [7, 9, 2, 7, 6, 5, 3, 8], [*range(11), *range(11)] * 4]
     slots = [Slot(n, 0, text, 1, 200) for n, text in enumerate(texts)]
-    for _ in range(3):  # the third step is bound, if it can be
+    for _ in range(3):  # the third runs as it was recorded, if it can
         expected = torch.cat([model(torch.tensor([text]))[0, -1:] for text in texts])
         torch.testing.assert_close(ranks.logits(slots), expected.detach(), rtol=1e-5, atol=1e-5)
         slots = [Slot(n, len(text), [n + 2], 1, 200) for n, text in enumerate(texts)]

@@ -34,14 +34,12 @@ class CallList:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, function: Kernel, *arguments: int | float) -> None:
-        """Add the call of a kernel, which `native` or `functools.partial` returned, with numbers and addresses."""
-        given: list[Any] = list(arguments)
-        while isinstance(function, partial):
-            given, function = [*function.args, *given], function.func
+    def add(self, kernel: Kernel, *arguments: int | float) -> None:
+        """Add the call of a kernel with numbers and addresses."""
+        given = [*kernel.first, *arguments]
         memory = ctypes.create_string_buffer(b"".join(map(self._argument, given)))
-        self.keep += [function, memory]
-        self._calls.append((function.__chandle__(), ctypes.addressof(memory), len(given)))  # type: ignore[attr-defined]
+        self.keep += [kernel, memory]
+        self._calls.append((kernel.function.__chandle__(), ctypes.addressof(memory), len(given)))
         self._run = None
 
     def run(self) -> None:

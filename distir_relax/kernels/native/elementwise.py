@@ -11,6 +11,7 @@ from distir_relax.kernels.native.math import erf, exp, sigmoid, tanh
 from distir_relax.kernels.native.script import LANES, at_address, indented, kernel
 
 SILU = "{0} * sigmoid({0})"
+RELU = "T.Select({0} <= T.float32(0), T.float32(0), {0})"
 GELU = "T.float32(0.5) * {0} * (T.float32(1) + erf(T.float32(0.7071067811865476) * {0}))"
 # (1 + tanh(u)) / 2 is sigmoid(2 u), without the cancellation.
 _ARGUMENT = "T.float32(1.5957691216057308) * ({0} + T.float32(0.044715) * {0} * {0} * {0})"

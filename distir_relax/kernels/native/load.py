@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial, update_wrapper
+from functools import cache, update_wrapper
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,8 +47,33 @@ if TYPE_CHECKING:
     import torch
 
 P = ParamSpec("P")
-Kernel: TypeAlias = "Callable[..., None]"
-"""Takes numbers and addresses, and writes its results to some of those."""
+
+
+class Kernel:
+    """A `function` of TVM's that takes numbers and addresses, after some `first` ones, and writes to some of those."""
+
+    __slots__ = ("first", "function")
+
+    def __init__(self, function: Any, *first: Any) -> None:
+        self.function, self.first = function, first
+
+    def __call__(self, *arguments: int | float) -> None:
+        if observed.by is not None:
+            observed.by(self, arguments)
+        self.function(*self.first, *arguments)
+
+    def after(self, *first: int | float) -> Kernel:
+        """Return the kernel of the arguments after these."""
+        return Kernel(self.function, *self.first, *first)
+
+
+class _Observed(threading.local):
+    """`by` takes each call of a kernel in this thread (`kernels.recording`)."""
+
+    by: Callable[[Kernel, Sequence[int | float]], None] | None = None
+
+
+observed = _Observed()
 
 Pairs: TypeAlias = "Iterator[tuple[torch.Tensor, torch.Tensor]]"
 """Results of a kernel, and the expected ones, in float32 or float64."""
@@ -211,7 +236,7 @@ def loaded_kernel(code: MachineCode, name: str, folder: Path | None = None) -> K
 def _kernel(module: Any, name: str) -> Kernel:
     import torch
 
-    return partial(module[name], torch.empty(1, dtype=torch.float32))
+    return Kernel(module[name], torch.empty(1, dtype=torch.float32))
 
 
 def _find(module: str, name: str) -> Any:

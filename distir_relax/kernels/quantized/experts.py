@@ -11,7 +11,6 @@ from distir_relax.kernels.quantized.linear import pack_quantized
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
     from distir_relax.kernels.packing import Packed
 
 
@@ -35,7 +34,3 @@ class QuantizedExperts:
 
     def __call__(self, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return self._multiply(x, first, second, self.columns, lambda group, rows: self.packed[group](rows))
-
-    def bind(self, step: BoundStep, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Add the products to a step; return their results."""
-        return step.python(self, (x, first, second), ((x.shape[0], self.columns), x.dtype))

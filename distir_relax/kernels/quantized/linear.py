@@ -7,7 +7,6 @@ is dequantized once, and the product is that of any layer.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from distir_relax.kernels.native import (
@@ -19,11 +18,10 @@ from distir_relax.kernels.native import (
 )
 from distir_relax.kernels.packing import Packed, pack_linear
 from distir_relax.kernels.quantized.weights import GROUP, dequantize
+from distir_relax.kernels.recording import recording
 
 if TYPE_CHECKING:
     import torch
-
-    from distir_relax.kernels.bound_step import BoundStep
 
 Kernels: TypeAlias = "tuple[Kernel, Kernel]"
 """The kernel for one thread and the one for several."""
@@ -77,7 +75,7 @@ class QuantizedLinear:
         self.scales = _padded(torch.zeros(self.columns, 1, dtype=torch.float32) if grouped else scales)
         self.bias = _padded(torch.zeros(self.columns, dtype=torch.float32) if bias is None else bias.float())
         addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
-        self.alone, self.together = (partial(kernel, *addresses, self.columns, self.inner) for kernel in kernels)
+        self.alone, self.together = (kernel.after(*addresses, self.columns, self.inner) for kernel in kernels)
         self.scratch_per_row = scratch_bytes(1, self.inner, grouped)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -89,23 +87,11 @@ class QuantizedLinear:
         if rows:
             threads = torch.get_num_threads()
             kernel = self.alone if threads == 1 else self.together
-            scratch = _scratch.address_of(rows * self.scratch_per_row)
+            size = rows * self.scratch_per_row
+            # That of a recorded step is its own.
+            own = x.new_empty(size, dtype=torch.uint8) if recording() else None
+            scratch = _scratch.address_of(size) if own is None else own.data_ptr()
             kernel(x.data_ptr(), result.data_ptr(), scratch, rows, threads)
-        return result
-
-    def bind(self, step: BoundStep, x: torch.Tensor) -> torch.Tensor:
-        """Add the product with `x` to a step; return its result."""
-        import torch
-
-        rows = x.numel() // self.inner
-        shape = (*x.shape[:-1], self.columns)
-        if not rows or not x.is_contiguous():
-            return step.python(self, (x,), (shape, x.dtype))
-        result = step.empty(shape, x.dtype)
-        scratch = step.empty((rows * self.scratch_per_row,), torch.uint8)
-        threads = torch.get_num_threads()
-        kernel = self.alone if threads == 1 else self.together
-        step.add(kernel, x.data_ptr(), result.data_ptr(), scratch.data_ptr(), rows, threads)
         return result
 
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op_names
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.lowering.emit.torch_bound import bind_function
-from distir_relax.lowering.emit.torch_bound_requests import bind_text
 from distir_relax.lowering.emit.torch_function import (
     Callee,
     ClockedOp,
@@ -22,19 +20,15 @@ from distir_relax.lowering.emit.torch_requests import RequestsFunction
 from distir_relax.lowering.ranked.attend_states import AttendStates
 from distir_relax.lowering.ranked.index_positions import IndexPositions
 from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values
-from distir_relax.lowering.ranked.one_sequence import AllPositions
 from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
 from distir_relax.ops import Trait, lookup
 
 
 class RequestsCode(NamedTuple):
-    """The text of a module that runs steps of several requests.
-
-    `is_bound` is whether it has a form that is bound: all ops of a step of one new token for each run once for all.
-    """
+    """The text of a module that runs steps of several requests, and whether all of its ops run once for all of them."""
 
     text: str
-    is_bound: bool
+    runs_once: bool
 
 
 def to_torch_requests(
@@ -52,12 +46,9 @@ def to_torch_requests(
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
-    single = _rewritten(replace(module, functions=(module.function(entry),)))
-    decoding = AttendStates(states).run(AllPositions().run(single))
-    single = AttendStates(states).run(single)
-    ranks = _ranks_of(single, entry)
-    program = _Program(single, single.function(entry), name, ranks, states, growing, decoding, clocked)
-    return RequestsCode(program.text(), program.is_bound)
+    single = AttendStates(states).run(_rewritten(replace(module, functions=(module.function(entry),))))
+    program = _Program(single, single.function(entry), name, _ranks_of(single, entry), states, growing, clocked)
+    return RequestsCode(program.text(), program.runs_once)
 
 
 def to_torch_clocked(module: Module, entry: str, name: str) -> tuple[str, list[ClockedOp]]:
@@ -99,15 +90,6 @@ def torch_variables(module: Module, entry: str) -> dict[str, Mapping[str, str]]:
     They are variables, except of values that come with the weights. Numbers have none.
     """
     return {emitted.function.name: emitted.names for emitted in _program(module, entry, "")._functions()}
-
-
-def to_torch_bound(module: Module, entry: str, name: str) -> str:
-    """Return the text of the module that binds a step of the program `entry` (`kernels.bound_step`).
-
-    It defines ``bind(comm, weights, step, *sizes, *inputs) -> tuple``, with the inputs and outputs of the ``main`` of
-    `to_torch`, and ``SIZES``, the names of the sizes. It is empty if some op cannot be part of such a step.
-    """
-    return _program(module, entry, name).bind_text()
 
 
 def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
@@ -181,12 +163,10 @@ class _Program:
     """For a step of several requests, the outputs with the next values of its states."""
     growing: Mapping[str, int] = field(default_factory=dict)
     """The dims along which states grow."""
-    decoding: Module | None = None
-    """The program with outputs for all positions, for steps that are bound."""
     clocked: list[ClockedOp] | None = None
     checked: bool = False
-    is_bound: bool = False
-    """Whether `text` has written the form of such a step."""
+    runs_once: bool = False
+    """Whether all ops of the step that `text` has written run once for all requests."""
     names: dict[str, str] = field(default_factory=dict)
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -206,13 +186,6 @@ class _Program:
             + self._steps([self.main, *(f.function for f in functions[:-1])])
             + "\n\n".join(texts)
         )
-
-    def bind_text(self) -> str:
-        """Return the text of the module that binds a step."""
-        functions = self._functions()
-        texts = [bind_function(f) for f in functions]
-        sizes = f"SIZES = {_tuple(functions[-1].all_symbols)}\n\n\n"
-        return self._head() + _imports(texts) + sizes + "\n\n".join(texts) if all(texts) else ""
 
     def _head(self) -> str:
         # The name is a bundle's: as data it cannot end the docstring.
@@ -257,19 +230,11 @@ class _Program:
         return functions
 
     def _of_requests(self, emitted: TorchFunction) -> str:
-        """Generate a step of several requests, and its form that is bound, if it has one."""
+        """Generate a step of several requests."""
         assert self.states is not None
-        assert self.decoding is not None
-        text = RequestsFunction(emitted, self.states, self.growing).text()
-        decoding = self.decoding.function(self.main.name)
-        fixed = set(emitted.stored) - set(emitted.mutated)
-        taken = _RESERVED | set(module_symbols(self.module))
-        bound = TorchFunction(
-            decoding, "main", emitted.stored, fixed, {}, taken, emitted.mutated, self.clocked, by_call=False
-        )
-        bind = bind_text(bound, self.states) if bound.before_calls == emitted.before_calls else ""
-        self.is_bound = bool(bind)
-        return text + bind
+        function = RequestsFunction(emitted, self.states, self.growing)
+        self.runs_once = function.runs_once
+        return function.text()
 
     def _visit(self, function: Function, location: str) -> None:
         for op in function.ops:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
-from distir_relax.layout import Symbol, is_symbolic, symbols_within
+from distir_relax.layout import Symbol, is_symbolic
 from distir_relax.lowering.ranked.lasting_values import fixed_values, sized_values, symbols_in_code
 from distir_relax.ops import (
     Trait,
@@ -36,8 +36,7 @@ class Callee:
 
     `name` and `prepare` are the names of its Python functions (`prepare` is empty if there is none); `weights` maps the
     numbers of inputs that come with its weights to their names there; `arguments` are the numbers of the others, which
-    are passed `as_list` if there are many. Values of the `symbols` come before them; `all_symbols` are those of types,
-    too.
+    are passed `as_list` if there are many. Values of the `symbols` come before them.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Callee:
     arguments: Sequence[int]
     as_list: bool
     symbols: Sequence[str] = ()
-    all_symbols: Sequence[str] = ()
 
     @property
     def takes_weights(self) -> bool:
@@ -125,19 +123,6 @@ class TorchFunction:
                     self._name(value)
 
     @property
-    def all_symbols(self) -> list[str]:
-        """The `symbols`, and those of the types of results, of the function and its callees."""
-        kinds = [v.tensor.shape for op in self.function.ops for v in op.results]
-        names = {symbol.name for symbol in symbols_within(tuple(kinds))}
-        return sorted(names.union(self.symbols, *(c.all_symbols for c in self._called())))
-
-    @property
-    def before_calls(self) -> object:
-        """The work before the first call: ops on weights alone, packed weights, and values of sizes alone."""
-        ops = [op for op in self.function.ops if op.results and op.results[0].name in self.fixed]
-        return ops, self.packed, self.sized_results
-
-    @property
     def prepare_name(self) -> str:
         """The name of the function that prepares the weights."""
         return "prepare" if self.name == "main" else f"prepare_{self.name}"
@@ -188,7 +173,6 @@ class TorchFunction:
             arguments,
             _needs_list(arguments),
             self.symbols,
-            self.all_symbols,
         )
 
     def _called(self) -> list[Callee]:

@@ -51,6 +51,8 @@ class RequestsFunction:
     """The values that are variables of `main`."""
     used_sizes: set[str] = field(default_factory=set)
     """The sizes in the code of `main`."""
+    runs_once: bool = True
+    """Whether all ops but views run once for all requests."""
     users: dict[str, set[str]] = field(default_factory=dict)
     """The first results of the ops that use a value, or the name of an output."""
 
@@ -173,6 +175,8 @@ class RequestsFunction:
             code, read = "", ""
             if number < states[0]:
                 code = read = self._variable(value)
+            elif number > states[-1] and value.name in self.emitted.sized_results:
+                code = str(self.emitted.sized_results.index(value.name))
             elif number > states[-1]:
                 code, read = self._each(value)
             operands.append(code)
@@ -221,6 +225,7 @@ class RequestsFunction:
         stores = self._stores(produced) if stores is None else stores
         if not ops and not stores:
             return
+        self.runs_once &= not stores and all(Trait.VIEW in lookup(op.name, op.location).traits for op in ops)
         emitted = self.emitted
         buffered = self._buffered(ops)
         inner = {op.results[0].name for op in ops}

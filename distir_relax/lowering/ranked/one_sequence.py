@@ -1,4 +1,4 @@
-"""Programs that continue sequences, for a step of several requests: one sequence of each, and all of its positions."""
+"""Programs that continue sequences, for a step of several requests: one sequence of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from distir_relax.ir import Module, inline
 from distir_relax.ir.symbols import module_symbols, specialize
-from distir_relax.layout import size_of
-from distir_relax.lowering.ranked.drop_identities import DropIdentities
 from distir_relax.lowering.ranked.merge_equal import MergeEqual
 
 SIZES = ("last", "new", "past")
@@ -26,16 +24,3 @@ class OneSequence:
         """Return the program for a batch of one; functions are inlined, and equal ops merged."""
         others = module_symbols(module).keys() - set(SIZES)
         return MergeEqual().run(specialize(inline(module), dict.fromkeys(others, 1)))
-
-
-@dataclass(frozen=True, slots=True)
-class AllPositions:
-    """Pass: ranked or distributed stage, in and out. A step has outputs for all of its new positions."""
-
-    takes: ClassVar[tuple[str, ...]] = ("distributed", "ranked")
-    gives: ClassVar[str] = ""
-
-    def run(self, module: Module) -> Module:
-        """Let ``last`` be ``new``; slices that are the whole then are left out."""
-        new = module_symbols(module).get("new")
-        return module if new is None else DropIdentities().run(specialize(module, {"last": size_of(new)}))

@@ -138,7 +138,7 @@ _define_startable(
         serialized=serialized.all_reduce,
     ),
     Cost(workspace=_reduce_workspace, cpu_workspace=_cpu_reduce_workspace, collective=Collective.ALL_REDUCE),
-    Code(bound="comm.bind_all_reduce(step, {0}, {axis}, {op}, {step})"),
+    Code(native=True),
 )
 _define_startable(
     "all_gather",

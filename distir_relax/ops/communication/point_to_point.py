@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from distir_relax.ir import TensorType
 from distir_relax.layout import Collective
-from distir_relax.ops.table import Attrs, Code, Cost, Semantics, Trait, Types, define, no_flops, same_type
+from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops, same_type
 from distir_relax.ops.table.entry import Infer
 
 
@@ -30,11 +30,10 @@ _RECV_ATTRIBUTES = {
 }
 
 
-def _define(name: str, infer: Infer, torch: str, *traits: Trait, bound: str = "", **attributes: str) -> None:
+def _define(name: str, infer: Infer, torch: str, *traits: Trait, **attributes: str) -> None:
     define(
         name,
         Semantics(infer=infer, torch=torch, attributes=attributes),
-        code=Code(bound=bound),
         cost=Cost(flops=no_flops, collective=Collective.SEND),
         traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, *traits},
     )
@@ -47,8 +46,6 @@ _define(
     lambda types, attrs: (TensorType((0,), types[0].dtype),),
     "comm.start_send({0}, comm.rank + {distance}, {copy}, step={step})",
     Trait.STARTS,
-    # A step's memory is used again soon.
-    bound="step.call(lambda x: comm.start_send(x, comm.rank + {distance}, True, step={step}), {0})",
     distance="the number of the receiving rank, minus that of this one",
     copy="whether the program may change the operand during the transfer",
 )
@@ -57,10 +54,6 @@ _define(
     _infer_recv,
     "comm.start_recv({shape}, {dtype}, comm.rank + {distance}, step={step})",
     Trait.STARTS,
-    bound=(
-        "step.start(lambda: comm.start_recv({shape}, {dtype}, comm.rank + {distance}, step={step}), "
-        "({shape}, torch.{dtype!s}))"
-    ),
     **_RECV_ATTRIBUTES,
 )
 _define(
@@ -68,6 +61,5 @@ _define(
     same_type,
     "comm.finish_recv({0}, comm.rank + {distance}, step={step})",
     *(Trait.FINISHES, Trait.VIEW),
-    bound="step.finish(lambda x: comm.finish_recv(x, comm.rank + {distance}, step={step}), {0})",
     distance=_RECV_ATTRIBUTES["distance"],
 )

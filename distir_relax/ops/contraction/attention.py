@@ -77,16 +77,6 @@ def _torch(attrs: Attrs) -> str:
     return f"attention.attend({{0}}, {{1}}, {{2}}, {'{3}' if attrs['masked'] else 'None'}, {{scale}}{repeats}{causal})"
 
 
-def _bound(attrs: Attrs) -> str:
-    """Return the code that adds attention to a step; none for a mask that is added to the scores."""
-    if attrs["masked"] and (attrs["causal"] or not attrs["boolean"]):
-        return ""
-    repeats = f", repeats={attrs['repeats']}" if attrs.get("repeats") else ""
-    causal = ", causal=True" if attrs["causal"] else ""
-    mask = "{3}" if attrs["masked"] else "None"
-    return f"attention.bind_attend(step, {{0}}, {{1}}, {{2}}, {mask}, {{scale}}{repeats}{causal})"
-
-
 def load_kernel(types: Types, attrs: Attrs) -> str:
     """Return the code that loads the kernel of a step of several requests."""
     q, k, v = types[:3]
@@ -152,7 +142,7 @@ define(
     code=Code(
         relax=relax_attention,
         unrepeated=(1, 2),
-        bound=_bound,
+        native=True,
         of_states="nn.attention_of_states",
         none_if_true=(3,),
     ),

@@ -154,16 +154,13 @@ def split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
     return expand
 
 
-_SPANS = "zip({2}.clamp(0, {0}.shape[0]).tolist(), {3}.maximum({2}).clamp(0, {0}.shape[0]).tolist()"
 _of_matmul, _of_weight_grad = _gradients("grouped")
 
 define(
     "grouped_matmul",
     Semantics(
         infer=_infer_matmul(check_bounds),
-        torch="{0}.new_zeros(({0}.shape[0], {1}.shape[2])).index_add_(0, "
-        f"torch.cat([torch.arange(a, b, device={{0}}.device) for a, b in {_SPANS})]), "
-        f"torch.cat([{{0}}[a:b] @ w for a, b, w in {_SPANS}, {{1}})]))",
+        torch="routing.sorted_matmul({0}, {1}, {2}, {3})",
         linear=(operands(0), operands(1)),
     ),
     Split(
@@ -183,8 +180,7 @@ define(
     "grouped_weight_grad",
     Semantics(
         infer=_infer_weight_grad(check_bounds),
-        torch="torch.cat([{0}.new_zeros((0, {0}.shape[1], {1}.shape[1])), "
-        f"*[({{0}}[a:b].t() @ {{1}}[a:b])[None] for a, b in {_SPANS})]])",
+        torch="routing.sorted_weight_grad({0}, {1}, {2}, {3})",
         linear=(operands(0), operands(1)),
     ),
     Split(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.kernels.native import GELU, GELU_TANH, SILU
 from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise, pointwise_rule
 from distir_relax.ops.table import (
     Attrs,
@@ -33,20 +32,20 @@ define_unary(
     "nn.relu",
     "F.relu({0})",
     gradient="relu_grad(y, g)",
-    native="T.Select({0} <= T.float32(0), T.float32(0), {0})",
+    native=True,
 )
 define_unary(
     "nn.gelu",
     "elementwise.gelu({0})",
     flops=12.0,
     gradient="gelu_grad(0, g)",
-    native=GELU,
+    native=True,
 )
 define_unary(
     "nn.gelu_tanh",
     'elementwise.gelu({0}, approximate="tanh")',
     flops=12.0,
-    native=GELU_TANH,
+    native=True,
     # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
     patterns=(
         "multiply(multiply(0, 0.5), add(tanh(multiply("
@@ -59,7 +58,7 @@ define_unary(
     "elementwise.silu({0})",
     flops=10.0,
     gradient="silu_grad(0, g)",
-    native=SILU,
+    native=True,
 )
 # `clip` passes gradients at its bounds, torch's hardtanh does not.
 define_unary(

@@ -39,18 +39,18 @@ def _exact_quotient(size: Any, divisor: Any) -> Any:
 
 
 define_binary(
-    "add", "{0} + {1}", operands(0, 1), commutative=True, gradients=("g", "g"), sizes=operator.add, native="{0} + {1}"
+    "add", "{0} + {1}", operands(0, 1), commutative=True, gradients=("g", "g"), sizes=operator.add, native=True
 )  # fmt: skip
 define_binary("subtract", "{0} - {1}", operands(0, 1), gradients=("g", "negative(g)"), sizes=operator.sub,
-    native="{0} - {1}",
+    native=True,
 )  # fmt: skip
 define_binary(
     "multiply", "{0} * {1}", operands(0), operands(1), commutative=True,
-    gradients=("multiply(g, 1)", "multiply(g, 0)"), sizes=operator.mul, native="{0} * {1}",
+    gradients=("multiply(g, 1)", "multiply(g, 0)"), sizes=operator.mul, native=True,
 )  # fmt: skip
 define_binary(
     "divide", "{0} / {1}", operands(0), divides=True,
-    gradients=("divide(g, 1)", "negative(divide(multiply(g, y), 1))"), sizes=_exact_quotient, native="{0} / {1}",
+    gradients=("divide(g, 1)", "negative(divide(multiply(g, y), 1))"), sizes=_exact_quotient, native=True,
 )  # fmt: skip
 define_binary("floor_divide", "{0} // {1}", divides=True, steps=True, sizes=floor_divide)
 define_binary(

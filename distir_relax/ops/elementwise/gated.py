@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from distir_relax.ir import TensorType
-from distir_relax.kernels.native import GELU, GELU_TANH, SILU, times_next
 from distir_relax.ops.elementwise.pointwise import infer_common, pointwise_rule
 from distir_relax.ops.table import (
     Attrs,
@@ -25,26 +24,24 @@ def _infer_equal(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return infer_common(types, attrs)
 
 
-def _define_gated(name: str, activation: str, torch: str, relax: str, native: str, flops: float) -> None:
+def _define_gated(name: str, activation: str, torch: str, relax: str, flops: float) -> None:
     define(
         name,
         Semantics(infer=_infer_equal, torch=torch, linear=(operands(1),)),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops + 1.0)),
-        code=Code(
-            relax=f"R.multiply({relax}, {{1}})", native=times_next(native), patterns=(f"multiply({activation}(0), 1)",)
-        ),
+        code=Code(relax=f"R.multiply({relax}, {{1}})", native=True, patterns=(f"multiply({activation}(0), 1)",)),
         traits={Trait.POINTWISE},
     )
 
 
 _define_gated(
-    "silu_multiply", "nn.silu", "elementwise.silu_multiply({0}, {1})", "R.nn.silu({0})", SILU, 10.0
+    "silu_multiply", "nn.silu", "elementwise.silu_multiply({0}, {1})", "R.nn.silu({0})", 10.0
 )  # fmt: skip
 _define_gated(
-    "gelu_multiply", "nn.gelu", "elementwise.gelu_multiply({0}, {1})", "R.nn.gelu({0})", GELU, 12.0
+    "gelu_multiply", "nn.gelu", "elementwise.gelu_multiply({0}, {1})", "R.nn.gelu({0})", 12.0
 )  # fmt: skip
 _define_gated(
     "gelu_tanh_multiply", "nn.gelu_tanh", 'elementwise.gelu_multiply({0}, {1}, approximate="tanh")',
-    "R.nn.gelu_tanh({0})", GELU_TANH, 12.0,
+    "R.nn.gelu_tanh({0})", 12.0,
 )  # fmt: skip

@@ -63,7 +63,7 @@ def define_unary(
     infer: Infer = infer_common,
     sizes: Callable[..., Any] | None = None,
     element: ElementOf | None = None,
-    native: str = "",
+    native: bool = False,
 ) -> None:
     """Define an op of one operand, by default with its type, and with `flops` operations per element.
 
@@ -100,7 +100,7 @@ def define_binary(
     numbers: bool = True,
     sizes: Callable[..., Any] | None = None,
     element: ElementOf | None = None,
-    native: str = "",
+    native: bool = False,
 ) -> None:
     """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 

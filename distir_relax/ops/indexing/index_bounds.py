@@ -48,10 +48,7 @@ define(
     ),
     Split("... -> ...", indices=operands(0)),
     cost=FREE,
-    code=Code(
-        relax="indices.checked({0}, {low}, {high}, {user}, {location})",
-        bound="step.call(lambda x: indices.checked(x, {low}, {high}, {user}, {location}), {0})",
-    ),
+    code=Code(relax="indices.checked({0}, {low}, {high}, {user}, {location})"),
     traits={Trait.VIEW},
 )
 

@@ -71,7 +71,7 @@ _define_norm(
     "F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})",
     Code(
         relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})",
-        bound="norms.bind_layer_norm(step, {0}, {1}, {2}, {epsilon})",
+        native=True,
     ),
     Gradient(all=layer_norm_gradient),
 )
@@ -80,7 +80,7 @@ _define_norm(
     "norms.rms_norm({0}, {1}, {epsilon})",
     Code(
         relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})",
-        bound="norms.bind_rms_norm(step, {0}, {1}, {epsilon})",
+        native=True,
         patterns=(
             f"multiply({_NORMAL.format(x='0')}, 1)",
             # Of narrow floats, as in Gemma: the weight is wide too.
@@ -96,7 +96,7 @@ _define_norm(
     "norms.rms_norm({0}, {1}, {epsilon}, rounded=True)",
     Code(
         relax="norms.rms_norm_rounded({0}, {1}, {axes}, {epsilon})",
-        bound="norms.bind_rms_norm(step, {0}, {1}, {epsilon}, rounded=True)",
+        native=True,
         patterns=(f"multiply(astype({_NORMAL.format(x=_WIDE)}, dtype=dtype), 1)",),
         fused_attrs=_norm_attrs,
     ),

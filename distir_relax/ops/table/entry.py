@@ -366,18 +366,15 @@ class Code:
     cached_kernel: Callable[[Types, Attrs], str] | None = None
     """From the types of operands, and the attributes, the expression that loads the kernel of `cached`, which may have
     to be compiled."""
-    bound: Expression = ""
-    """The torch expression that adds the op to `step`, a `kernels.bound_step.BoundStep`, and gives its result."""
-    native: str = ""
-    """The float32 expression of an element of the result, by a native kernel (`kernels.native.elementwise`), over the
-    elements of the operands at its place, ``{0}``, ``{1}``, … An op without this form or `bound` runs in Python."""
+    native: bool = False
+    """Whether a recorded step (`kernels.recording`) runs the op by a native kernel, where its operands are small."""
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
 
     @property
     def is_native(self) -> bool:
-        """Whether a program that is bound runs the op by a native kernel, whatever its operands are."""
-        return bool(self.native or self.bound or self.cached or self.buffered)
+        """Whether a recorded step runs the op by a native kernel, whatever its operands are."""
+        return self.native or bool(self.cached or self.buffered)
 
 
 PLAIN_CODE = Code()

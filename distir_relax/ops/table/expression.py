@@ -10,7 +10,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Op, TensorType
+from distir_relax.ir import Op
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
@@ -90,24 +90,6 @@ def torch_cached(op: Op, operands: Sequence[str]) -> str:
     return _fill(code.cached, {**op.attrs, "caches": caches}, operands, op.location)
 
 
-def torch_bound(op: Op, operands: Sequence[str]) -> str:
-    """Return the torch code that adds `op` to a step that is bound (`Code.bound`); "" if it has no such form."""
-    return _fill(lookup(op.name, op.location).code.bound, op.attrs, operands, op.location)
-
-
-def torch_native(op: Op, operands: Sequence[str]) -> str:
-    """Return the expression of an element of the result of `op` (`Code.native`); "" if there is none.
-
-    An operand is empty if it has no expression.
-    """
-    return _fill(lookup(op.name, op.location).code.native, op.attrs, operands) if all(operands) else ""
-
-
-def torch_kind(kind: TensorType) -> str:
-    """Return the torch code of a shape and a dtype."""
-    return f"({_literal(kind.shape)}, torch.{kind.dtype})"
-
-
 def is_zero(op: Op) -> bool:
     """Return whether the result of a local op is zero since an operand is empty, or is empty itself."""
     return _emptiness(op) == "True"
@@ -145,9 +127,9 @@ def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None
     """Raise ValueError, KeyError or an error of the entry unless op `name` has an expression for these attributes."""
     entry = lookup(name)
     # A rank's program also sets the schedule step and the distance to another rank.
-    for template in (entry.semantics.torch, entry.code.in_place, entry.code.bound):
+    for template in (entry.semantics.torch, entry.code.in_place):
         _fill(template, {"step": 0, "distance": 0, **attrs}, ["x"] * operands)
-    for template in (entry.code.reusing, entry.code.buffered, entry.code.cached, entry.code.native):
+    for template in (entry.code.reusing, entry.code.buffered, entry.code.cached):
         _template(template, attrs)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
-from distir_relax.runtime.backends.bound_calls import Bind, BoundCalls, emit_bound
+from distir_relax.runtime.backends.recorded_calls import RecordedCalls
 from distir_relax.runtime.backends.weights import RankWeights, memory, read_all
 from distir_relax.runtime.program_text import torch_text
 from distir_relax.runtime.watchdog import Steps
@@ -19,7 +19,6 @@ from distir_relax.runtime.watchdog import Steps
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
     from distir_relax.runtime.communicator import Communicator
 
 
@@ -32,7 +31,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     """See `Backend.load`."""
     program = load_module(bundle, rank, comm, device)
     if device == "cpu" and not bundle.manifest.updates:
-        program.bound = BoundCalls(lambda: _load_bind(bundle, rank, comm, program.weights))
+        program.record()
     return program
 
 
@@ -109,7 +108,11 @@ class TorchProgram:
         self._sizes = sizes
         self._prepare_sizes = prepare_sizes
         self._of_sizes: OrderedDict[tuple[int, ...], list[torch.Tensor | None]] = OrderedDict()
-        self.bound: BoundCalls | None = None
+        self._recorded: RecordedCalls | None = None
+
+    def record(self) -> None:
+        """Let calls that are like earlier ones run as recorded steps."""
+        self._recorded = RecordedCalls(self._main, self._comm)
 
     @property
     def held(self) -> frozenset[int]:
@@ -122,13 +125,10 @@ class TorchProgram:
 
         values = tuple(sizes[name] for name in self._sizes)
         with torch.inference_mode():
-            if self.bound is not None and (found := self.bound.run(sizes, inputs)) is not None:
-                return found
-            of_sizes = self._prepared_sizes(values)
-            outputs = list(self._main(self._comm, self.weights, *values, *of_sizes, *inputs))
-            if self.bound is not None:
-                self.bound.add(sizes, of_sizes, inputs, outputs)
-            return outputs
+            arguments = self.weights, *values, *self._prepared_sizes(values)
+            if self._recorded is not None:
+                return self._recorded.run(sizes, arguments, inputs)
+            return list(self._main(self._comm, *arguments, *inputs))
 
     def _prepared_sizes(self, values: tuple[int, ...]) -> list[list[torch.Tensor | None]]:
         """Return what `main` takes after the sizes: the result of `prepare_sizes`, if there is one."""
@@ -140,23 +140,6 @@ class TorchProgram:
                 self._of_sizes.popitem(last=False)
         self._of_sizes.move_to_end(values)
         return [self._of_sizes[values]]
-
-
-def _load_bind(bundle: Bundle, rank: int, comm: Communicator, weights: dict[str, torch.Tensor]) -> Bind | None:
-    """Return the function that binds a step of a rank's program; None if there is none."""
-    name = bundle.manifest.program_of(rank).name
-    text = emit_bound(bundle, name)
-    if not text:
-        return None
-    module = _load_text(text, f"{name}.bound", f"<{bundle.manifest.name}/{name}.bound.py>")
-
-    def bind(step: BoundStep, sizes: Mapping[str, int], *inputs: Any) -> Sequence[torch.Tensor]:
-        outputs: Sequence[torch.Tensor] = module.bind(
-            comm, weights, step, *(sizes[symbol] for symbol in module.SIZES), *inputs
-        )
-        return outputs
-
-    return bind
 
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:

@@ -58,8 +58,6 @@ class RankRequests:
         self._language = LanguageProgram.for_requests(bundle.manifest)
         self._calls = CallShapes(bundle.manifest)
         self._program = load_request_program(bundle, programs, comm.rank, comm, self._language.max_length)
-        if self._program.bound is not None:
-            self._program.bound.prepare(1, self._inputs([0], self._call(1, 1)))
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: dict[int, RequestStates] = {}
         self._histories: dict[int, TokenHistory] = {}

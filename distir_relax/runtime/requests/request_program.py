@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from distir_relax.kernels.requests import Request
 from distir_relax.runtime.backends.torch import load_text, prepare_weights
 from distir_relax.runtime.backends.weights import RankWeights
 from distir_relax.runtime.generation import LanguageProgram
-from distir_relax.runtime.requests.bound_steps import BoundSteps
+from distir_relax.runtime.requests.recorded_steps import RecordedSteps
 from distir_relax.runtime.requests.sized_values import SizedValues
 from distir_relax.runtime.verification import read_stage
 from distir_relax.runtime.watchdog import Steps
@@ -35,7 +34,7 @@ class RequestProgram:
         self._main, self._comm, self._weights = main, comm, weights
         self.steps = steps
         self.sized: SizedValues | None = None
-        self.bound: BoundSteps | None = None
+        self.recorded: RecordedSteps | None = None
 
     def __call__(self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run a step on this rank's shards of the inputs; return its outputs, which the next step may overwrite.
@@ -48,7 +47,7 @@ class RequestProgram:
             if self.sized is not None:
                 for request in requests:
                     request.sized = self.sized.of(request.past, request.new, request.last)
-            if self.bound is not None and (found := self.bound.run(requests, inputs)) is not None:
+            if self.recorded is not None and (found := self.recorded.run(requests, inputs)) is not None:
                 return found
             outputs: Sequence[torch.Tensor] = self._main(self._comm, self._weights, requests, *inputs)
             return outputs
@@ -97,8 +96,8 @@ def load_request_program(
         # Here, rather than in the first step that needs them, which others would wait for.
         module.load_kernels()
     program = RequestProgram(module.main, comm, weights, module.STEPS)
-    if comm.device == "cpu" and hasattr(module, "bind"):
-        program.bound = BoundSteps(partial(module.bind, comm, weights))
+    if comm.device == "cpu":
+        program.recorded = RecordedSteps(module.main, comm, weights)
     if hasattr(module, "prepare_sizes"):
 
         def prepare(past: int, new: int, last: int) -> Sequence[torch.Tensor]:

@@ -1,7 +1,7 @@
 """A rank's program that continues a batch of sequences, run as a step of requests: one for each sequence.
 
 Such a step is faster than the program of the batch: its states are buffers with room for all tokens, attention of all
-sequences is one kernel, and steps of one token are bound (`bound_steps`).
+sequences is one kernel, and steps of one token are recorded (`recorded_steps`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def load_sequence_programs(
             entries = {bundle.manifest.program_of(comm.rank).name for comm in communicators}
             # Sessions verify their programs.
             programs.update(emit_request_programs(bundle, entries, verified=True))
-        return [is_possible, any(program.is_bound for program in programs.values())]
+        return [is_possible, any(program.runs_once for program in programs.values())]
 
     choices = collect(prepare)
     # Other programs run some ops for each sequence, where that of the batch runs them once.
     if not all(is_possible for is_possible, _ in choices) or not any(runs for _, runs in choices):
         return []
-    # Ranks share memory from the first step on, which is not bound.
+    # Ranks share memory from the first step on, which is not recorded.
     return [SequenceProgram(bundle, programs, comm) for comm in communicators]
 
 

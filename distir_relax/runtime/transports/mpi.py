@@ -19,7 +19,6 @@ from distir_relax.runtime.world import World
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
 
 # MPI counts and displacements are 32-bit: larger buffers are sent in pieces of this many elements.
 MAX_COUNT = 2**30
@@ -145,10 +144,10 @@ class MPICommunicator(Communicator):
         sums = self._sums(axis)
         return sums is not None and sums.sum(x, out)
 
-    def _bind_sum(self, step: BoundStep, x: torch.Tensor, axis: int, number: int) -> torch.Tensor | None:
-        # Ranks bind steps on their own, so memory that they do not share yet stays so.
+    def _sum_natively(self, x: torch.Tensor, axis: int, step: int) -> torch.Tensor | None:
+        # Ranks record steps on their own, so memory that they do not share yet stays so.
         sums = self._shared_sums.get(axis)
-        return None if sums is None else sums.bind(step, x, number, self.native_waits)
+        return None if sums is None else sums.sum_watched(x, step, self.native_waits)
 
     def _sums(self, axis: int) -> SharedSums | None:
         """Return the sums of an axis; all ranks of a group call it first together."""

@@ -18,8 +18,6 @@ from distir_relax.runtime.native_waits import NativeWaits
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.kernels.bound_step import BoundStep
-
 _NAME = "distir-sums"
 _TOKEN = 16
 _MOST_RANKS = 8
@@ -71,16 +69,16 @@ class SharedSums:
         self._kernels[dtype](*self._arguments(x, out, 0, self._ignored))
         return True
 
-    def bind(self, step: BoundStep, x: torch.Tensor, number: int, waits: NativeWaits) -> torch.Tensor | None:
-        """Add the sum of the ranks' tensors to a step; return its result, None for tensors that MPI has to sum.
+    def sum_watched(self, x: torch.Tensor, number: int, waits: NativeWaits) -> torch.Tensor | None:
+        """Return the sum of the ranks' tensors; None for tensors that MPI has to sum.
 
         `x` is contiguous; `number` is that of the program's step, which is in `waits` while this rank waits for others.
         """
         dtype = stored_name(x.dtype) if x.is_cpu else None
         if dtype is None:
             return None
-        out = step.empty(x.shape, x.dtype)
-        step.add(self._kernels[dtype], *self._arguments(x, out, number, waits))
+        out = x.new_empty(x.shape)
+        self._kernels[dtype](*self._arguments(x, out, number, waits))
         return out
 
     def _arguments(self, x: torch.Tensor, out: torch.Tensor, number: int, waits: NativeWaits) -> list[int]:

@@ -1,4 +1,4 @@
-"""Python's time counts for each op of a program, unless its backend binds it."""
+"""Python's time counts for each op of a program, unless its backend records it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.bound_programs import result_bytes
+from distir_relax.analysis.recorded_programs import result_bytes
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Line
@@ -19,8 +19,8 @@ from tests.machines import machine
 
 SLOW = replace(
     machine(3),
-    kind="cpu", call=3e-3, python=1e-3, python_collective=1e-2, view=5e-3, bound=1e9,
-    lines=(Line("all_reduce", 3, 7e-2, 1e-10), Line("all_reduce", 3, 2e-2, 1e-10, bound=True)),
+    kind="cpu", call=3e-3, python=1e-3, python_collective=1e-2, view=5e-3, recorded=1e9,
+    lines=(Line("all_reduce", 3, 7e-2, 1e-10), Line("all_reduce", 3, 2e-2, 1e-10, recorded=True)),
 )  # fmt: skip
 FREE = replace(SLOW, call=0.0, python=0.0, python_collective=0.0, view=0.0)
 
@@ -36,9 +36,9 @@ def test_small_programs_are_bound(strategy: str) -> None:
     module = inference(strategy)
     least = simulate_module(module, FREE).makespan
     assert simulate_module(module, SLOW).makespan == least
-    limited = replace(SLOW, bound=result_bytes(module))
+    limited = replace(SLOW, recorded=result_bytes(module))
     assert simulate_module(module, limited).makespan == least
-    too_small = replace(limited, bound=limited.bound - 1)
+    too_small = replace(limited, recorded=limited.recorded - 1)
     slower = simulate_module(module, too_small).makespan
     ops = [lookup(op.name) for function in module.functions for op in function.ops]
     sums = sum(Trait.COMMUNICATES in op.traits for op in ops)
@@ -51,8 +51,8 @@ def test_small_programs_are_bound(strategy: str) -> None:
     assert sums == (strategy != "1/1/1/1")
     expected = (products + computing) * 1e-3 + computing * 3e-3 + sums * (1e-2 + 7e-2 - 2e-2)
     assert slower - least == pytest.approx(expected, rel=1e-6)
-    assert simulate_module(module, too_small, is_bound=True).makespan == least
-    assert simulate_module(module, SLOW, is_bound=False).makespan == slower
+    assert simulate_module(module, too_small, is_recorded=True).makespan == least
+    assert simulate_module(module, SLOW, is_recorded=False).makespan == slower
 
 
 def test_ops_without_a_native_kernel_take_the_time_of_python_in_any_program() -> None:
