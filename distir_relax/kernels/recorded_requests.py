@@ -33,7 +33,9 @@ class RecordedRequests(Sequence["_Recorded"]):
     """The requests of a step that is recorded, and then those of each time that it runs."""
 
     def __init__(self, recording: Recording, requests: Sequence[Request]) -> None:
-        self.recording, self.current = recording, requests
+        self.recording = recording
+        self.current = requests
+        """The requests while they are recorded: their states are freed with them."""
         self._each = [_Recorded(self, number) for number in range(len(requests))]
         self._of_sizes: dict[tuple[int, int], torch.Tensor] = {}
         """By numbers of the request and among its values that depend on sizes."""
@@ -104,7 +106,6 @@ class RecordedRequests(Sequence["_Recorded"]):
 
     def update(self, requests: Sequence[Request]) -> bool:
         """Prepare a step of these requests; return False if the kernel cannot compute it, because of their masks."""
-        self.current = requests
         for mask, limits in self._limits.items():
             for number, request in enumerate(requests):
                 found = limits_of(request, None if mask is None else request.sized[mask])

@@ -18,19 +18,8 @@ def torch_text(bundle: Bundle, program: Program) -> str:
     A bundle in memory may have modules of its own, which this process has made. Raises BundleError for a bundle without
     the text of the ranked stage.
     """
-    own = own_text(bundle, program)
-    return generated_text(bundle, program) if own is None else own
-
-
-def own_text(bundle: Bundle, program: Program) -> str | None:
-    """Return the torch module of a bundle that runs as it is; None if that of `program` is generated."""
-    if program.torch is None or (bundle.path is not None and not bundle.trusted):
-        return None
-    return bundle.programs[program.torch]
-
-
-def generated_text(bundle: Bundle, program: Program) -> str:
-    """Return the text of the module that is generated for a program. Raises BundleError as `torch_text`."""
+    if program.torch is not None and (bundle.path is None or bundle.trusted):
+        return bundle.programs[program.torch]
     from distir_relax.ir import gc_disabled
     from distir_relax.layout import assuming
     from distir_relax.lowering.emit.torch import to_torch_program

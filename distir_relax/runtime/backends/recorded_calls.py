@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distir_relax.kernels.recording import Recording
-from distir_relax.runtime.recorded_communicator import RecordedCommunicator
+from distir_relax.runtime.recorded_step import RecordedStep, record
 
 if TYPE_CHECKING:
     import torch
@@ -36,14 +36,14 @@ class RecordedCalls:
     def __init__(self, main: Callable[..., Sequence[torch.Tensor]], comm: Communicator) -> None:
         self._main, self._comm = main, comm
         self._calls: Counter[tuple[int, ...]] = Counter()
-        self._steps: OrderedDict[tuple[int, ...], _Step | None] = OrderedDict()
+        self._steps: OrderedDict[tuple[int, ...], RecordedStep | None] = OrderedDict()
 
     def run(
         self, sizes: Mapping[str, int], arguments: Sequence[object], inputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the outputs of a call: `arguments` are the same in all of these `sizes`."""
         if (found := self.find(sizes)) is not None:
-            return found.run(inputs)
+            return [y.clone() for y in found.run(inputs)]
         key = _key(sizes)
         if self._is_recorded_now(key):
             step, outputs = self._record(arguments, inputs)
@@ -53,7 +53,7 @@ class RecordedCalls:
             return outputs
         return list(self._main(self._comm, *arguments, *inputs))
 
-    def find(self, sizes: Mapping[str, int]) -> _Step | None:
+    def find(self, sizes: Mapping[str, int]) -> RecordedStep | None:
         """Return the recorded step for calls with these sizes, if there is one."""
         return self._steps.get(_key(sizes))
 
@@ -65,35 +65,10 @@ class RecordedCalls:
 
     def _record(
         self, arguments: Sequence[object], inputs: Sequence[torch.Tensor]
-    ) -> tuple[_Step | None, list[torch.Tensor]]:
-        from distir_relax.kernels import recorded_ops
-
-        recording = Recording(MOST_BYTES)
-        mine = [recording.input(x) for x in inputs]
-        with recorded_ops.recorded(recording):
-            outputs = self._main(RecordedCommunicator(self._comm, recording), *arguments, *mine)
-        is_worth_it = (
-            not recording.failure
-            and 2 * recording.native_calls >= recording.python_calls
-            and sum(y.nbytes for y in outputs) <= _MOST_OUTPUTS
-        )
-        found = [y.clone() for y in outputs]
-        # Kernels read the arguments.
-        return (_Step(recording, arguments, mine, outputs) if is_worth_it else None), found
-
-
-class _Step:
-    def __init__(
-        self, recording: Recording, arguments: Sequence[object], inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-    ) -> None:  # fmt: skip
-        self._recording, self._arguments, self._inputs, self._outputs = recording, arguments, inputs, outputs
-
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        for mine, x in zip(self._inputs, inputs, strict=True):
-            mine.copy_(x)
-        self._recording.run()
-        return [y.clone() for y in self._outputs]
+    ) -> tuple[RecordedStep | None, list[torch.Tensor]]:
+        step, outputs = record(Recording(MOST_BYTES), self._main, self._comm, arguments, inputs)
+        are_small = sum(y.nbytes for y in outputs) <= _MOST_OUTPUTS
+        return (step if are_small else None), [y.clone() for y in outputs]
 
 
 def _key(sizes: Mapping[str, int]) -> tuple[int, ...]:

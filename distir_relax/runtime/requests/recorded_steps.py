@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distir_relax.kernels.recorded_requests import RecordedRequests
 from distir_relax.kernels.recording import Recording
 from distir_relax.kernels.requests import Request, are_recorded
-from distir_relax.runtime.recorded_communicator import RecordedCommunicator
+from distir_relax.runtime.recorded_step import RecordedStep, record
 
 if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.communicator import Communicator
 
+_Step: TypeAlias = "tuple[RecordedStep, RecordedRequests]"
 _MOST_STEPS = 16
 """Maximum number of steps that are kept."""
 
@@ -30,7 +31,7 @@ class RecordedSteps:
     def __init__(self, main: Callable[..., Sequence[torch.Tensor]], comm: Communicator, weights: Any) -> None:
         self._main, self._comm, self._weights = main, comm, weights
         self._seen: set[int] = set()
-        self._steps: OrderedDict[tuple[int, int], RecordedStep | None] = OrderedDict()
+        self._steps: OrderedDict[tuple[int, int], _Step | None] = OrderedDict()
 
     def run(self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         """Run or record a step; return its outputs, which the next step overwrites. None if neither can be."""
@@ -50,39 +51,17 @@ class RecordedSteps:
                 self._steps.popitem(last=False)
             return outputs
         self._steps.move_to_end(key)
-        found = self._steps[key]
-        return None if found is None else found.run(requests, inputs)
+        if (found := self._steps[key]) is None:
+            return None
+        recorded, of_requests = found
+        # A kernel may not take the masks of these requests.
+        return recorded.run(inputs) if of_requests.update(requests) else None
 
     def _record(
         self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]
-    ) -> tuple[RecordedStep | None, Sequence[torch.Tensor]]:
-        from distir_relax.kernels import recorded_ops
-
+    ) -> tuple[_Step | None, Sequence[torch.Tensor]]:
         recording = Recording()
         recorded = RecordedRequests(recording, requests)
-        mine = [recording.input(x) for x in inputs]
-        comm = RecordedCommunicator(self._comm, recording)
-        with recorded_ops.recorded(recording):
-            outputs = self._main(comm, self._weights, recorded, *mine)
-        if recording.failure or 2 * recording.native_calls < recording.python_calls:
-            return None, outputs
-        return RecordedStep(recording, recorded, mine, outputs), outputs
-
-
-class RecordedStep:
-    """A step of some number of requests."""
-
-    def __init__(
-        self, recording: Recording, requests: RecordedRequests, inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-    ) -> None:  # fmt: skip
-        self._recording, self._requests, self._inputs, self._outputs = recording, requests, inputs, outputs
-
-    def run(self, requests: Sequence[Request], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-        """Run the step; return its outputs, which the next run overwrites. None if a kernel cannot: see `update`."""
-        if not self._requests.update(requests):
-            return None
-        for mine, x in zip(self._inputs, inputs, strict=True):
-            mine.copy_(x)
-        self._recording.run()
-        return self._outputs
+        step, outputs = record(recording, self._main, self._comm, (self._weights, recorded), inputs)
+        recorded.current = ()
+        return (None if step is None else (step, recorded)), outputs
