@@ -36,21 +36,26 @@ class RecordedCommunicator:
             self._recording.fail(f"{name} goes on while the program does")
         return partial(self._constant if name in _CONSTANT else self._recording.whole, found)
 
-    def all_reduce(self, x: torch.Tensor, axis: str, op: str, step: Step = None) -> torch.Tensor:
+    def all_reduce(
+        self, x: torch.Tensor, axis: str, op: str, step: Step = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Communicator.all_reduce`; where ranks share memory (`share_memory`), it is a native call."""
-        found = self._comm.sum_recorded(self._recording, x, axis, step) if op == "sum" else None
-        return self._recording.whole(self._comm.all_reduce, x, axis, op, step) if found is None else found
+        is_sum = op == "sum" and out is None
+        found = self._comm.sum_recorded(self._recording, x, axis, step) if is_sum else None
+        return self._recording.whole(self._comm.all_reduce, x, axis, op, step, out) if found is None else found
 
     def start_send(self, x: torch.Tensor, peer: int, copy: bool, step: int) -> None:
         """See `Communicator.start_send`; `x` is copied, since a step's memory is used again soon."""
         self._recording.whole(self._comm.start_send, x, peer, True, step)
 
-    def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int) -> torch.Tensor:
-        """See `Communicator.start_recv`."""
+    def start_recv(
+        self, shape: Sequence[int], dtype: str, peer: int, step: int, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See `Communicator.start_recv`; the data come into memory of the step."""
         import torch
 
-        target = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
-        found: torch.Tensor = self._recording.whole(self._comm.start_recv, shape, dtype, peer, step, out=target)
+        target = torch.empty(tuple(shape), dtype=torch_dtype(dtype)) if out is None else out
+        found: torch.Tensor = self._recording.whole(self._comm.start_recv, shape, dtype, peer, step, target)
         return found
 
     def _constant(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -22,8 +22,8 @@ COMPOSITE_OPS = "torch.export.exported_program._collect_all_valid_cia_ops"
 IS_COMPOSITE = "torch.export.exported_program._is_preservable_cia_op"
 PRIVATE = {
     "torch.utils._pytree.tree_flatten": "names for the leaves of a model's arguments and results",
-    "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments",
-    "torch.utils._pytree.tree_map": "copies of a model's arguments with other tensors",
+    "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments, and in those of an op",
+    "torch.utils._pytree.tree_map": "copies of such arguments with other tensors",
     "torch.utils._pytree.tree_unflatten": "a model's results from named tensors",
     "torch.autograd.function._SingleLevelFunction": "refusal of custom autograd functions while a model is exported",
     "torch._subclasses.FakeTensor": "recognition of the tensors that torch.export traces with",
@@ -31,7 +31,8 @@ PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "tensors whose data are read when an op needs them",
     "torch._C.DispatchKey": "shapes of recurrent layers, which torch.export traces step by step",
     "torch.ops.aten.lstm.input._dispatch_cache": "the same",
-    "torch.utils._python_dispatch.TorchDispatchMode": "the casts that an op makes under autocast",
+    "torch.utils._python_dispatch.TorchDispatchMode": "recorded steps, and the casts that an op makes under autocast",
+    "torch.utils._python_dispatch._disable_current_modes": "functions that are part of a recorded step as a whole",
     "torch.ops.aten._to_copy.default": "the same",
     "torch.nn.modules.batchnorm._BatchNorm": "the same",
     BATCH_NORM: "capture of batch norms without a momentum",

@@ -11,7 +11,7 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.step_overhead import REQUESTS, fit_steps, step_samples
 from tests.machines import machine
 
-MACHINE = replace(machine(3), kind="cpu", python=1e-4, call=2e-4, bound=1e9)
+MACHINE = replace(machine(3), kind="cpu", python=1e-4, call=2e-4, recorded=1e9)
 KNOWN = replace(MACHINE, step=3e-3, request_step=5e-2, request=7e-4)
 
 

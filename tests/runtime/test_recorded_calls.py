@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 
 import distir_relax as dr
+from distir_relax.bundle import read_bundle
 from distir_relax.runtime.backends import load_program, recorded_calls
 from distir_relax.runtime.backends.recorded_calls import RecordedCalls
 from distir_relax.runtime.session import Session
@@ -155,3 +157,19 @@ def test_many_sizes_take_no_more_memory() -> None:
     for size in range(1_000):
         calls.run({"batch": size}, (), ())
     assert len(vars(calls)["_calls"]) < 300
+
+
+def test_modules_that_users_have_edited_run_as_they_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], recorded: list[bool]
+) -> None:
+    case = mlp(31, 127)
+    compile_case(case, shardings=case.shardings, mesh=dr.DeviceMesh((1,), ("tp",))).save(tmp_path / "mlp.dist")
+    module = tmp_path / "mlp.dist" / "programs" / "main_0.py"
+    lines = module.read_text().split("\n")
+    lines.insert(next(n for n, line in enumerate(lines) if line.startswith("def main(")) + 1, '    print("here")')
+    module.write_text("\n".join(lines))
+    session = Session(read_bundle(tmp_path / "mlp.dist", trust_code=True))
+    for _ in range(7):
+        session({"input": case.args[0]})
+    assert capfd.readouterr().out == 7 * "here\n"
+    assert recorded == []
