@@ -41,18 +41,19 @@ class RecordedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function in _without_elements():
             found = function(*args, **kwargs)
             return found if found.layout is not torch.strided else step.empty_as(found)
-        is_random = torch.Tag.nondeterministic_seeded in function.tags
         changed = _changed(function, args, kwargs)
-        if not is_random and not any(map(step.computes, tensors)):
+        is_constant = torch.Tag.nondeterministic_seeded not in function.tags and not any(map(step.computes, tensors))
+        if not all(step.computes(x) or (is_constant and step.is_unread(x)) for x in changed if x.numel()):
+            step.fail(f"{function} changes a constant")
+            return function(*args, **kwargs)
+        if is_constant:
             found = function(*args, **kwargs)
-            step.keep(found)
+            step.constant(found)
             return found
         if _depends_on_elements(function, args):
             step.fail(f"{function} depends on elements of its operands")
             return function(*args, **kwargs)
-        if not all(step.computes(x) for x in changed if x.numel()):
-            step.fail(f"{function} changes a constant")
-            return function(*args, **kwargs)
+        step.reads(tensors)
         if (native := _native_forms().get(function)) is not None:
             # What it calls is recorded instead.
             with self:

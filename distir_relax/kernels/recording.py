@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -41,6 +41,8 @@ class Recording:
         self._counted: dict[Callable[..., None], tuple[int, ...]] = {}
         self._times: Counter[int] = Counter()
         self._kept: list[object] = []
+        self._unread: set[int] = set()
+        """The memory of constants that no part of the step reads."""
         self._left = most_bytes
 
     @property
@@ -87,6 +89,21 @@ class Recording:
         address = x.untyped_storage().data_ptr()
         return self._memory.contains(address) or self._inputs.contains(address)
 
+    def constant(self, found: Any) -> None:
+        """Note the result of an op that is the same in each run."""
+        from torch.utils._pytree import tree_leaves
+
+        self.keep(found)
+        self._unread.update(x.untyped_storage().data_ptr() for x in tree_leaves(found) if _is_plain(x))
+
+    def reads(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note what a part of the step reads."""
+        self._unread -= {x.untyped_storage().data_ptr() for x in tensors if _is_plain(x)}
+
+    def is_unread(self, x: torch.Tensor) -> bool:
+        """Return whether `x` is a constant of the step that no part of it reads, so that another may change it."""
+        return x.untyped_storage().data_ptr() in self._unread
+
     def keep(self, *objects: object) -> None:
         """Let objects live as long as the step, because kernels use their memory."""
         self._kept += objects
@@ -106,7 +123,10 @@ class Recording:
 
         Tensors are recorded, alone or in a list or tuple. What else it returns, only other whole functions read.
         """
+        from torch.utils._pytree import tree_leaves
+
         with paused():
+            self.reads(tree_leaves((args, kwargs)))
             found: Any = function(*map(_now, args), **kwargs)
             return self.add(function, args, kwargs, found)  # type: ignore[no-any-return]
 

@@ -237,7 +237,9 @@ def test_functions_that_read_elements_run_whole() -> None:
     ("compute", "reason"),
     [
         (lambda x: x * float(x.max()), "depends on elements"), (lambda x: x[x > 0], "depends on elements"),
-        (lambda x: torch.zeros(3).add_(x.sum()), "changes a constant"), (lambda x: torch.nonzero(x), "depends on elem"),
+        (lambda x: torch.zeros(3).add_(x.sum()), "changes a constant"),
+        (lambda x: (x + (c := torch.zeros(4))) * c.fill_(2), "changes a constant"),
+        (lambda x: torch.nonzero(x), "depends on elements"),
         (lambda x: torch.ones(7, 7).index_copy_(0, torch.tensor([1]), x[:1, :1].expand(1, 7)), "changes a constant"),
     ],
 )  # fmt: skip
@@ -245,6 +247,15 @@ def test_what_cannot_run_again_is_computed_nevertheless(compute: Callable[..., A
     step, _, result = record(lambda x: compute(F.relu(x - 0.5)) * 2, drawn(3, 4))
     assert reason in step.failure
     torch.testing.assert_close(result, compute(F.relu(drawn(3, 4) - 0.5)) * 2)
+
+
+def test_constants_are_computed_once() -> None:
+    step, (mine,), result = record(lambda x: x * torch.zeros(4).fill_(2).add_(torch.ones(4)) + 1, drawn(3, 4))
+    assert not step.failure
+    mine.copy_(drawn(3, 4, seed=1))
+    step.run()
+    torch.testing.assert_close(result, 3 * drawn(3, 4, seed=1) + 1)
+    assert step.python_calls <= 1
 
 
 def test_large_results_end_the_recording() -> None:
