@@ -278,9 +278,8 @@ class RequestsAttention:
     """The attention of the `requests` of a step, layer by layer; they may be `recorded_requests.RecordedRequests`."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        recorded: Any = getattr(requests, "recorded", None)
-        self._recorded = recorded
-        self._requests = requests if recorded is None else recorded.current
+        self._attend_recorded: Any = getattr(requests, "attend", None)
+        self._requests: Sequence[Request] = getattr(requests, "current", requests)
         self._plans: dict[object, _Plan] = {}
 
     def attend(
@@ -296,8 +295,8 @@ class RequestsAttention:
         """
         import torch
 
-        if self._recorded is not None:
-            found: torch.Tensor | None = self._recorded.attend(q, k, v, masks, scale, caches, repeats)
+        if self._attend_recorded is not None:
+            found: torch.Tensor | None = self._attend_recorded(q, k, v, masks, scale, caches, repeats)
             if found is not None:
                 return found
         keys, values = (Cache(*cache) for cache in caches)

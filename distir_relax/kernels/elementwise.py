@@ -15,11 +15,11 @@ from distir_relax.kernels.native import (
     GELU_GRAD,
     GELU_TANH,
     GELU_TANH_GRAD,
+    MOST_ELEMENTS,
     RELU,
     SILU,
     SILU_GRAD,
     elementwise,
-    is_small,
     stored_name,
     threads_for,
     times_next,
@@ -126,23 +126,13 @@ def _small(expression: str, *operands: Any, alpha: float = 1, out: torch.Tensor 
     if len(tensors) + len(numbers) < len(operands) or alpha != 1 or not all(map(math.isfinite, numbers)):
         return None
     shape: Sequence[int] = torch.broadcast_shapes(*(x.shape for x in tensors))  # type: ignore[no-untyped-call]
-    kind = tensors[0].dtype
-    dtype = stored_name(kind)
-    if not dtype or any(x.dtype != kind or not x.is_cpu for x in tensors):
+    if not 0 < math.prod(shape) <= MOST_ELEMENTS:
         return None
-    strides = [_row_stride(x, shape) for x in tensors]
-    if None in strides or (out is not None and (out.dtype != kind or out.shape != shape or not out.is_contiguous())):
+    if out is not None and (out.dtype != tensors[0].dtype or out.shape != shape or not out.is_contiguous()):
         return None
-    result = tensors[0].new_empty(shape) if out is None else out
     places = iter(range(len(tensors)))
     texts = [f"{{{next(places)}}}" if isinstance(x, torch.Tensor) else f"T.float32({float(x)!r})" for x in operands]
-    kernel = elementwise(expression.format(*texts), len(tensors), dtype, False) if is_small(result) else None
-    if kernel is None:
-        return None
-    rows, columns = _rows(shape)
-    given = [number for x, stride in zip(tensors, strides, strict=True) for number in (x.data_ptr(), stride or 0)]
-    kernel(*given, result.data_ptr(), columns, rows, columns, 1)
-    return result
+    return _compute(expression.format(*texts), tensors, shape, 1, out)
 
 
 def _of_many(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
@@ -153,21 +143,31 @@ def _of_many(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
 def _native(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
     """Return a native `expression` of operands of one shape and dtype; None if there is no kernel for them."""
     x = operands[0]
-    dtype, shape = stored_name(x.dtype), x.shape
-    if not dtype or not x.is_cpu or not x.numel():
+    if not x.numel() or any(y.shape != x.shape for y in operands):
+        return None
+    return _compute(expression, operands, x.shape, threads_for(x))
+
+
+def _compute(
+    expression: str, operands: Sequence[torch.Tensor], shape: Sequence[int], threads: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | None:  # fmt: skip
+    """Return a native expression of operands of one dtype that broadcast to a shape; None if there is no kernel."""
+    x = operands[0]
+    dtype = stored_name(x.dtype)
+    if not dtype:
         return None
     places: list[int] = []
     for y in operands:
         stride = _row_stride(y, shape)
         # Kernels have no gradients for torch.
-        if stride is None or y.shape != shape or y.dtype != x.dtype or y.requires_grad:
+        if stride is None or y.dtype != x.dtype or not y.is_cpu or y.requires_grad:
             return None
         places += (y.data_ptr(), stride)
-    threads = threads_for(x)
     kernel = elementwise(expression, len(operands), dtype, threads > 1)
     if kernel is None:
         return None
-    result = x.new_empty(shape)
+    result = x.new_empty(shape) if out is None else out
     rows, columns = _rows(shape)
     kernel(*places, result.data_ptr(), columns, rows, columns, threads)
     return result

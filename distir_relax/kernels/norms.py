@@ -34,14 +34,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: boo
 
 def native_forms() -> dict[Any, Callable[..., Any]]:
     """Return the kernels of small tensors by the ops of torch that compute the same (`kernels.recorded_ops`)."""
-    aten = torch.ops.aten
-    return {aten.layer_norm.default: _small_layer_norm, aten.native_layer_norm.default: _small_native_layer_norm}
-
-
-def _small_native_layer_norm(*arguments: Any) -> tuple[torch.Tensor | None, ...] | None:
-    # The programs of ranks do not read the mean and the deviation.
-    result = _small_layer_norm(*arguments)
-    return None if result is None else (result, None, None)
+    return {torch.ops.aten.layer_norm.default: _small_layer_norm}
 
 
 def _small_layer_norm(

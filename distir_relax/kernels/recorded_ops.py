@@ -18,8 +18,8 @@ from distir_relax.kernels.recording import Recording, calls_recorded, recording
 
 @contextmanager
 def recorded(step: Recording) -> Iterator[None]:
-    """Record what this thread does."""
-    with calls_recorded(step), CheckedReads(), RecordedOps(step):
+    """Record the ops of this thread, in the mode in which programs run: others have other ops."""
+    with torch.inference_mode(), calls_recorded(step), CheckedReads(), RecordedOps(step):
         yield
 
 
@@ -31,10 +31,7 @@ class RecordedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recording = recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._run(func, args, kwargs or {})
-
-    def _run(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        step = self._recording
+        function, kwargs, step = func, kwargs or {}, self._recording
         if step.failure:
             return function(*args, **kwargs)
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -48,17 +45,17 @@ class RecordedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*args, **kwargs)
         if is_constant:
             found = function(*args, **kwargs)
-            step.constant(found)
+            step.constant(found, tensors)
             return found
         if _depends_on_elements(function, args):
             step.fail(f"{function} depends on elements of its operands")
             return function(*args, **kwargs)
-        step.reads(tensors)
         if (native := _native_forms().get(function)) is not None:
-            # What it calls is recorded instead.
+            # The kernel that it calls is recorded instead.
             with self:
                 found = native(*args, **kwargs)
             if found is not None:
+                step.reads(tensors)
                 return found
         return step.add(function, args, kwargs, function(*args, **kwargs), only_views=not changed)
 
@@ -85,8 +82,10 @@ def _depends_on_elements(function: Any, args: Sequence[Any]) -> bool:
 
 
 def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the operands that an op of torch writes to."""
-    found = []
+    """Return the operands to whose elements an op of torch writes."""
+    found: list[torch.Tensor] = []
+    if function is torch.ops.aten.detach_.default:
+        return found
     for number, argument in enumerate(function._schema.arguments if function._schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)

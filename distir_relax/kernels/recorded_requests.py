@@ -1,4 +1,4 @@
-"""What a recorded step of several requests, of one new position each, takes from them: caches, positions, masks.
+"""Caches, positions and masks that a recorded step of several requests, of one new position each, takes from them.
 
 It is written before each step to memory that the step reads: values that depend on sizes, where the caches of the
 requests are, how many positions they have, and which of them each row attends to. A program that reads anything else
@@ -40,16 +40,12 @@ class RecordedRequests(Sequence["_Recorded"]):
         self._of_sizes: dict[tuple[int, int], torch.Tensor] = {}
         """By numbers of the request and among its values that depend on sizes."""
         self._blocks = array("q", [0] * (NUMBERS_OF_BLOCK * len(requests)))
+        self._write_blocks(requests)
         self._limits: dict[int | None, array[int]] = {}
         """By the number of the mask among the values that depend on sizes, None for none."""
         self._layers: list[tuple[array[int], Cache, Cache]] = []
         """Where the caches of all requests are, and which caches, of each layer."""
         self._states: list[weakref.ref[States]] = []
-
-    @property
-    def recorded(self) -> RecordedRequests:
-        """Itself: what `attention.RequestsAttention` asks instead of the requests."""
-        return self
 
     def __len__(self) -> int:
         return len(self._each)
@@ -89,14 +85,13 @@ class RecordedRequests(Sequence["_Recorded"]):
             return None
         if masks not in self._limits:
             self._limits[masks] = array("q", [0] * (2 * len(self)))
-        places = array("q", [0] * (6 * len(self)))
-        self._layers.append((places, keys, values))
-        self._states.clear()
         with paused():
-            is_possible = self.update(self.current)
+            is_possible = self._write_limits(masks, self.current)
         if not is_possible:
             self.recording.fail("a kernel cannot compute attention with these masks")
             return None
+        places = array("q", _places((keys, values), self.current))
+        self._layers.append((places, keys, values))
         y = q.new_empty(1, len(self), q.shape[1], new_v.shape[3]).transpose(1, 2)
         kernel(
             places.buffer_info()[0], self._blocks.buffer_info()[0], len(self), self._limits[masks].buffer_info()[0],
@@ -106,27 +101,38 @@ class RecordedRequests(Sequence["_Recorded"]):
 
     def update(self, requests: Sequence[Request]) -> bool:
         """Prepare a step of these requests; return False if the kernel cannot compute it, because of their masks."""
-        for mask, limits in self._limits.items():
-            for number, request in enumerate(requests):
-                found = limits_of(request, None if mask is None else request.sized[mask])
-                if found is None:
-                    return False
-                limits[2 * number], limits[2 * number + 1] = found
+        if not all(self._write_limits(mask, requests) for mask in self._limits):
+            return False
         for (number, position), value in self._of_sizes.items():
             sized = requests[number].sized[position]
             if sized is None or sized.shape != value.shape:
                 return False
             value.copy_(sized)
-        for number, request in enumerate(requests):
-            first = NUMBERS_OF_BLOCK * number
-            self._blocks[first : first + NUMBERS_OF_BLOCK] = array("q", (number, number, 1, number, request.past))
+        self._write_blocks(requests)
         known = [ref() for ref in self._states]
         if len(known) != len(requests) or any(mine is not r.states for mine, r in zip(known, requests, strict=True)):
             self._states = [weakref.ref(request.states) for request in requests]
             for places, *caches in self._layers:
-                of_all = b"".join(cache.place(request) for request in requests for cache in caches)
-                memoryview(places).cast("B")[:] = of_all
+                memoryview(places).cast("B")[:] = _places(caches, requests)
         return True
+
+    def _write_limits(self, mask: int | None, requests: Sequence[Request]) -> bool:
+        """Write which positions each row attends to; return False if a mask leaves out some between others."""
+        for number, request in enumerate(requests):
+            found = limits_of(request, None if mask is None else request.sized[mask])
+            if found is None:
+                return False
+            self._limits[mask][2 * number], self._limits[mask][2 * number + 1] = found
+        return True
+
+    def _write_blocks(self, requests: Sequence[Request]) -> None:
+        for number, request in enumerate(requests):
+            first = NUMBERS_OF_BLOCK * number
+            self._blocks[first : first + NUMBERS_OF_BLOCK] = array("q", (number, number, 1, number, request.past))
+
+
+def _places(caches: Sequence[Cache], requests: Sequence[Request]) -> bytes:
+    return b"".join(cache.place(request) for request in requests for cache in caches)
 
 
 class _Recorded:

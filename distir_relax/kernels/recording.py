@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -89,16 +89,14 @@ class Recording:
         address = x.untyped_storage().data_ptr()
         return self._memory.contains(address) or self._inputs.contains(address)
 
-    def constant(self, found: Any) -> None:
-        """Note the result of an op that is the same in each run."""
-        from torch.utils._pytree import tree_leaves
-
+    def constant(self, found: Any, operands: Sequence[torch.Tensor]) -> None:
+        """Note the result of an op that is the same in each run; it may be a view of one of the operands."""
         self.keep(found)
-        self._unread.update(x.untyped_storage().data_ptr() for x in tree_leaves(found) if _is_plain(x))
+        self._unread |= _storages(found) - _storages(operands)
 
-    def reads(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note what a part of the step reads."""
-        self._unread -= {x.untyped_storage().data_ptr() for x in tensors if _is_plain(x)}
+    def reads(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that a part of the step reads these tensors."""
+        self._unread -= _storages(tensors)
 
     def is_unread(self, x: torch.Tensor) -> bool:
         """Return whether `x` is a constant of the step that no part of it reads, so that another may change it."""
@@ -121,12 +119,9 @@ class Recording:
     def whole(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a function as one part of the step; return its result.
 
-        Tensors are recorded, alone or in a list or tuple. What else it returns, only other whole functions read.
+        Tensors are recorded, alone or in a list or tuple. Other results are for other whole functions alone.
         """
-        from torch.utils._pytree import tree_leaves
-
         with paused():
-            self.reads(tree_leaves((args, kwargs)))
             found: Any = function(*map(_now, args), **kwargs)
             return self.add(function, args, kwargs, found)  # type: ignore[no-any-return]
 
@@ -148,16 +143,15 @@ class Recording:
 
         With `only_views`, it does nothing where it returns views of its operands.
         """
-        from torch.utils._pytree import tree_leaves, tree_map
+        from torch.utils._pytree import tree_map
 
         several = type(found) in (list, tuple)
         results = list(found) if several else [found]
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if _is_plain(x)}
+        given = _storages((args, kwargs))
         new = [_is_plain(x) and x.numel() > 0 and x.untyped_storage().data_ptr() not in given for x in results]
-        if only_views and not any(new):
+        if self.failure or (only_views and not any(new)):
             return found
-        if self.failure:
-            return found
+        self._unread -= given
         kept: list[Any] = [
             self.empty_as(x).copy_(x) if is_new else x if x is None or _is_tensor(x) else _Later(x)
             for x, is_new in zip(results, new, strict=True)
@@ -185,7 +179,7 @@ class Recording:
 
 
 class _Later:
-    """What a whole function returned that is no tensor, such as a transfer that another waits for."""
+    """A result of a whole function that is no tensor, such as a transfer that another waits for."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -232,7 +226,7 @@ def paused() -> Iterator[None]:
 
 
 def runs_whole(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function be one part of a recorded step: what it does depends on elements of tensors."""
+    """Let a function be one part of a recorded step, because it depends on elements of tensors."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -240,6 +234,13 @@ def runs_whole(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs) if found is None else found.whole(function, *args, **kwargs)
 
     return run
+
+
+def _storages(tree: Any) -> set[int]:
+    """Return where the memory of all tensors of a tree begins."""
+    from torch.utils._pytree import tree_leaves
+
+    return {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if _is_plain(x)}
 
 
 def _is_tensor(x: Any) -> bool:

@@ -20,9 +20,7 @@ _MOST_PYTHON = 2
 class RecordedStep:
     """A call that runs again."""
 
-    def __init__(
-        self, recording: Recording, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> None:  # fmt: skip
+    def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         self._recording, self._inputs, self._outputs = recording, inputs, outputs
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -239,6 +239,7 @@ def test_functions_that_read_elements_run_whole() -> None:
         (lambda x: x * float(x.max()), "depends on elements"), (lambda x: x[x > 0], "depends on elements"),
         (lambda x: torch.zeros(3).add_(x.sum()), "changes a constant"),
         (lambda x: (x + (c := torch.zeros(4))) * c.fill_(2), "changes a constant"),
+        (lambda x: (x + (c := torch.zeros(4))) * c[:].fill_(2), "changes a constant"),
         (lambda x: torch.nonzero(x), "depends on elements"),
         (lambda x: torch.ones(7, 7).index_copy_(0, torch.tensor([1]), x[:1, :1].expand(1, 7)), "changes a constant"),
     ],
@@ -247,6 +248,13 @@ def test_what_cannot_run_again_is_computed_nevertheless(compute: Callable[..., A
     step, _, result = record(lambda x: compute(F.relu(x - 0.5)) * 2, drawn(3, 4))
     assert reason in step.failure
     torch.testing.assert_close(result, compute(F.relu(drawn(3, 4) - 0.5)) * 2)
+
+
+def test_a_view_of_a_weight_is_not_changed() -> None:
+    weight = torch.zeros(3, 4)
+    step, _, result = record(lambda x: x + weight.view(-1).add_(1).view(3, 4), drawn(3, 4))
+    assert "changes a constant" in step.failure
+    torch.testing.assert_close(result, drawn(3, 4) + 1)
 
 
 def test_constants_are_computed_once() -> None:

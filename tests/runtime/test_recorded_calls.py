@@ -27,10 +27,10 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.use
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call of a rank's program ran as a recorded step."""
     calls: list[bool] = []
-    run, find = RecordedCalls.run, RecordedCalls.find
+    run = RecordedCalls.run
 
     def noted(self: RecordedCalls, sizes: Mapping[str, int], *arguments: Any) -> Any:
-        calls.append(find(self, sizes) is not None)
+        calls.append(self._steps.get(recorded_calls._key(sizes)) is not None)
         return run(self, sizes, *arguments)
 
     monkeypatch.setattr(RecordedCalls, "run", noted)

@@ -113,7 +113,6 @@ _RESERVED |= {
     "request",
     "requests",
     "attending",
-    "bind",
     "step",
     "load_kernels",
     "sizes",

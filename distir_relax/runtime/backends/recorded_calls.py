@@ -42,9 +42,9 @@ class RecordedCalls:
         self, sizes: Mapping[str, int], arguments: Sequence[object], inputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the outputs of a call: `arguments` are the same in all of these `sizes`."""
-        if (found := self.find(sizes)) is not None:
-            return [y.clone() for y in found.run(inputs)]
         key = _key(sizes)
+        if (found := self._steps.get(key)) is not None:
+            return [y.clone() for y in found.run(inputs)]
         if self._is_recorded_now(key):
             step, outputs = self._record(arguments, inputs)
             self._steps[key] = step
@@ -52,10 +52,6 @@ class RecordedCalls:
                 self._calls.pop(self._steps.popitem(last=False)[0], None)
             return outputs
         return list(self._main(self._comm, *arguments, *inputs))
-
-    def find(self, sizes: Mapping[str, int]) -> RecordedStep | None:
-        """Return the recorded step for calls with these sizes, if there is one."""
-        return self._steps.get(_key(sizes))
 
     def _is_recorded_now(self, key: tuple[int, ...]) -> bool:
         if len(self._calls) >= _MOST_COUNTED:

@@ -30,7 +30,7 @@ _NO_SIZES: Mapping[str, int] = types.MappingProxyType({})
 def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TorchProgram:
     """See `Backend.load`."""
     program = load_module(bundle, rank, comm, device)
-    # A recorded step would leave out what users have added to a module, such as a `print`.
+    # A recorded step would leave out additions of users to a module, such as a `print`.
     if device == "cpu" and not bundle.manifest.updates and not bundle.trusted:
         program.record()
     return program

@@ -147,7 +147,8 @@ class MPICommunicator(Communicator):
     def _sum_natively(self, x: torch.Tensor, axis: int, step: int) -> torch.Tensor | None:
         # Ranks record steps on their own, so memory that they do not share yet stays so.
         sums = self._shared_sums.get(axis)
-        return None if sums is None else sums.sum_watched(x, step, self.native_waits)
+        out = x.new_empty(x.shape)
+        return out if sums is not None and sums.sum(x, out, step, self.native_waits) else None
 
     def _sums(self, axis: int) -> SharedSums | None:
         """Return the sums of an axis; all ranks of a group call it first together."""

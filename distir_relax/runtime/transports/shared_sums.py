@@ -58,28 +58,17 @@ class SharedSums:
             os.close(created[1].file)
         return cls(memory, kernels, rank, ranks) if can and memory is not None else None
 
-    def sum(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+    def sum(self, x: torch.Tensor, out: torch.Tensor, number: int = 0, waits: NativeWaits | None = None) -> bool:
         """Write the sum of the ranks' tensors to `out`; return False for tensors that MPI has to sum.
 
-        Both are contiguous, of one dtype, and may be the same.
+        Both are contiguous, of one dtype, and may be the same. `number` is that of the program's step, which is in
+        `waits`, if it is given, while this rank waits for others.
         """
         dtype = stored_name(x.dtype) if x.is_cpu else None
         if dtype is None:
             return False
-        self._kernels[dtype](*self._arguments(x, out, 0, self._ignored))
+        self._kernels[dtype](*self._arguments(x, out, number, waits or self._ignored))
         return True
-
-    def sum_watched(self, x: torch.Tensor, number: int, waits: NativeWaits) -> torch.Tensor | None:
-        """Return the sum of the ranks' tensors; None for tensors that MPI has to sum.
-
-        `x` is contiguous; `number` is that of the program's step, which is in `waits` while this rank waits for others.
-        """
-        dtype = stored_name(x.dtype) if x.is_cpu else None
-        if dtype is None:
-            return None
-        out = x.new_empty(x.shape)
-        self._kernels[dtype](*self._arguments(x, out, number, waits))
-        return out
 
     def _arguments(self, x: torch.Tensor, out: torch.Tensor, number: int, waits: NativeWaits) -> list[int]:
         next_call, _ = self._next_call.buffer_info()
