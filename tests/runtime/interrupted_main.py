@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 from handmade import SUM_COLUMNS, example_input, expected_outputs, mlp_bundle
@@ -17,22 +16,22 @@ from distir_relax.runtime import session as sessions
 from distir_relax.runtime.session import Session
 
 
-@contextlib.contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Interrupts the main thread after `seconds`, and waits for it."""
-
-    inside = threading.Event()
+def interrupted_after(seconds: float, action: Callable[[], object]) -> bool:
+    """Interrupt the main thread `seconds` after `action` begins, once. Return whether it had ended by then."""
+    begun = threading.Event()
 
     def interrupt() -> None:
-        inside.wait()
+        begun.wait()
         time.sleep(seconds)
         _thread.interrupt_main()
 
     thread = threading.Thread(target=interrupt)
+    finished = False
     try:
         thread.start()
-        inside.set()
-        yield
+        begun.set()
+        action()
+        finished = True
         # One that comes late comes here: on a busy machine, long after its time.
         thread.join()
         for _ in range(1000):
@@ -40,6 +39,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     except KeyboardInterrupt:
         pass
     thread.join()
+    return finished
 
 
 def many_times() -> None:
@@ -50,11 +50,7 @@ def many_times() -> None:
     expected = expected_outputs(session.bundle, example_input())
     early = 0
     for turn in range(20):
-        finished = False
-        with interrupted_after(0.001 + 0.0009 * turn):
-            session({"x": example_input()})
-            finished = True
-        early += not finished
+        early += not interrupted_after(0.001 + 0.0009 * turn, lambda: session({"x": example_input()}))
         found = session({"x": example_input() + 0})
         for name, value in expected.items():
             np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-5, atol=1e-5)
@@ -69,8 +65,7 @@ def once_for_good() -> None:
     sessions._GRACE_INTERRUPTED = 0.1
     text = SUM_COLUMNS.replace("    z =", "    if comm.rank == 1: import time; time.sleep(1.5)\n    z =")
     session = Session(mlp_bundle([1, 2, 2], text))
-    with interrupted_after(0.5):
-        session({"x": example_input()})
+    interrupted_after(0.5, lambda: session({"x": example_input()}))
     try:
         session({"x": example_input()})
     except RunError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """The programs that are compiled."""
+    """The programs that are compiled: of this test, whatever another has left in memory."""
     found: list[tuple[object, ...]] = []
+    monkeypatch.setattr(compile, "_compiled", weakref.WeakValueDictionary())
     original: Callable[..., Compiled] = compile._compile_apart
 
     def count(*key: object) -> Compiled:
