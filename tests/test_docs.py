@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from distir_relax.cost.profile import read_profile
 from distir_relax.ir import STAGES, parse, print_module
 from distir_relax.ir.program import ROLES
 from distir_relax.layout import DTYPES
+from distir_relax.lowering.emit.torch import to_executable
 from distir_relax.ops import OF_PROGRAMS, Trait, entries
 from distir_relax.runtime.session import Session
 from tests.runtime.processes import interpreter
@@ -204,6 +206,20 @@ def test_the_code_on_other_pages_runs(
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(code_blocks(f"docs/{name}.md", "python")[number], _context(name))
+
+
+def test_the_life_of_a_rank_program_is_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = code_blocks("docs/rank-program.md", "python")
+    scope: dict[str, Any] = {"__name__": "page"}
+    exec(code, scope)
+    plan = scope["plan"]
+    modules = [*plan.modules.values(), to_executable(plan.modules["ranked"])]
+    texts = [*map(print_module, modules), (tmp_path / "block.dist" / "programs" / "main_0.py").read_text()]
+    made = [line.partition("  #")[0].strip() for text in texts for line in text.splitlines()]
+    shown = [line for block in code_blocks("docs/rank-program.md", "text") for line in block.splitlines()]
+    assert len(shown) > 10
+    assert [line for line in shown if line not in made] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

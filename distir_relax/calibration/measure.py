@@ -25,7 +25,7 @@ from distir_relax.kernels.recorded_requests import RecordedRequests
 from distir_relax.kernels.recording import Recording
 from distir_relax.kernels.requests import Request, States
 from distir_relax.layout import DeviceMesh
-from distir_relax.ops import is_packable, torch_expression, torch_in_place, torch_packing, torch_scope
+from distir_relax.ops import is_packable, packing_of, torch_expression, torch_in_place, torch_packing, torch_scope
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.recorded_communicator import RecordedCommunicator
 from distir_relax.runtime.training.batches import numbers
@@ -134,8 +134,7 @@ def _called(sample: OpSample, variants: Sequence[list[Any]]) -> Callable[..., ob
     scope = torch_scope() | _PACKING
     op = _op(sample, names)
     if sample.fixed and is_packable(op):
-        rows = sample.results[0].elements // sample.results[0].shape[-1]
-        code = torch_packing(op, names, rows)
+        code = torch_packing(packing_of(op, names[1:]), names[1:])
         for variant in variants:
             variant[1] = eval(code, {**scope, **dict(zip(names, variant, strict=True))})
         code = f"{names[1]}({names[0]})"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json as json_
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import BundleArgument, JsonOption, SizesOption, Stage, read_sizes
 from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.bundle import Bundle
+    from distir_relax.ir import Module
 
 
 @app.command()
@@ -22,10 +26,11 @@ def show(
 ) -> None:
     """Print a bundle's program, highlighted on a terminal, and where it comes from.
 
-    For a pipeline's distributed stage also the schedule.
+    For a pipeline's distributed stage also the schedule. The executable stage is what ranks make of the ranked one when
+    they load it.
     """
     from distir_relax.bundle import read_bundle
-    from distir_relax.ir import parse
+    from distir_relax.ir import parse, print_module
     from distir_relax.report.highlight import print_program
     from distir_relax.report.json_output import program_json
     from distir_relax.report.pipeline_tasks import schedule_text
@@ -33,14 +38,26 @@ def show(
     from distir_relax.runtime.verification import read_stage
 
     opened = read_bundle(bundle, verify_weights=False)
+    executable = _executable(opened) if stage is Stage.executable else None
     if json:
         plain = {"name": opened.manifest.name, "provenance": provenance_json(opened.manifest)}
-        typer.echo(json_.dumps({**plain, **program_json(read_stage(opened, stage.value))}))
+        typer.echo(json_.dumps({**plain, **program_json(executable or read_stage(opened, stage.value))}))
         return
-    text = opened.stage(stage.value)
+    text = print_module(executable) if executable else opened.stage(stage.value)
     if stage is Stage.distributed and "microbatch=" in text:
         text = schedule_text(parse(text)) + text
     print_program("".join(f"# {line}\n" for line in provenance_lines(opened.manifest)) + text)
+
+
+def _executable(bundle: Bundle) -> Module:
+    """Return the programs of a bundle's ranks at the executable stage."""
+    from distir_relax.layout import assuming
+    from distir_relax.lowering.emit.torch import to_executable
+    from distir_relax.runtime.verification import read_stage
+
+    ranked = read_stage(bundle, "ranked")
+    with assuming(ranked.guards):
+        return to_executable(ranked)
 
 
 @app.command()

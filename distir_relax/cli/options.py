@@ -36,6 +36,7 @@ class Stage(StrEnum):
     sharded = "sharded"
     distributed = "distributed"
     ranked = "ranked"
+    executable = "executable"
 
 
 class Device(StrEnum):

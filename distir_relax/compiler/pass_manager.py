@@ -68,11 +68,6 @@ class Verify(Observer):
             raise VerificationError(by + error.message, error.where, error.hint) from None
 
 
-def verifies_by_default() -> bool:
-    """Return whether programs are verified by default: if the variable DISTIR_VERIFY is 1."""
-    return os.environ.get("DISTIR_VERIFY", "0") == "1"
-
-
 def proves_by_default() -> bool:
     """Return whether plans for inference are compared with their models: unless the variable DISTIR_CHECK is 0."""
     return os.environ.get("DISTIR_CHECK", "1") != "0"

@@ -31,6 +31,7 @@ from distir_relax.lowering import (
     DropIdentities,
     FuseDifferentiable,
     FuseLocal,
+    Hoist,
     IndexPositions,
     JoinProducts,
     MergeEqual,
@@ -39,6 +40,7 @@ from distir_relax.lowering import (
     OrderSums,
     OverlapCollectives,
     Pipeline,
+    PlanMemory,
     Project,
     SkipRepeats,
     ToDistIR,
@@ -79,7 +81,7 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
-    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates,
+    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates, Hoist, PlanMemory,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -10,13 +10,13 @@ from itertools import takewhile
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
-from distir_relax.compiler.pass_manager import Observer, Verify, proves_by_default, run_passes, verifies_by_default
+from distir_relax.compiler.pass_manager import Observer, Verify, proves_by_default, run_passes
 from distir_relax.compiler.pass_pipeline import FUSE_PASSES, EvaluationConfig, TrainingConfig, compile_passes
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.shape_ops import with_shape_ops
-from distir_relax.ir import BatchDim, Module, Pass, gc_disabled
+from distir_relax.ir import BatchDim, Module, Pass, gc_disabled, verifies_by_default
 from distir_relax.ir.symbols import at_sizes, module_symbols
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup

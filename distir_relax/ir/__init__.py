@@ -19,6 +19,7 @@ from distir_relax.ir.inline import (
     inline,
     inline_calls,
     inlined_main,
+    program_of,
     remap_devices,
     verify_no_recursion,
 )
@@ -29,6 +30,7 @@ from distir_relax.ir.passes import Pass, pass_name
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op, print_op_names
 from distir_relax.ir.program import (
     CALL,
+    MEMORY,
     STAGES,
     TASK,
     WAIT,
@@ -60,6 +62,7 @@ from distir_relax.ir.records import (
 )
 from distir_relax.ir.types import (
     DTensorType,
+    PackedType,
     PerRank,
     PlacedType,
     Size,
@@ -70,10 +73,11 @@ from distir_relax.ir.types import (
     per_rank,
     print_devices,
 )
-from distir_relax.ir.verify import Known, verify, verify_placements, verify_type
+from distir_relax.ir.verify import Known, verifies_by_default, verify, verify_placements, verify_type
 
 __all__ = [
     "CALL",
+    "MEMORY",
     "STAGES",
     "TASK",
     "WAIT",
@@ -97,6 +101,7 @@ __all__ = [
     "Op",
     "Output",
     "OutputAssembly",
+    "PackedType",
     "Pass",
     "PerRank",
     "PlacedType",
@@ -140,11 +145,13 @@ __all__ = [
     "print_op_names",
     "print_records",
     "producers",
+    "program_of",
     "relative_location",
     "remap_devices",
     "remove_unused_outputs",
     "required_ops",
     "value_names",
+    "verifies_by_default",
     "verify",
     "verify_no_recursion",
     "verify_placements",

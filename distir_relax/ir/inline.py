@@ -90,6 +90,15 @@ def callees_first(module: Module) -> list[Function]:
     return list(visited.values())
 
 
+def program_of(module: Module, entry: str) -> Module:
+    """Return the module with the function `entry`, which comes first, and those that it calls alone."""
+    reached: dict[str, Function] = {}
+    main = module.function(entry)
+    _add_callees(module, main, reached)
+    others = (f for f in module.functions if f.name in reached and f is not main)
+    return replace(module, functions=(main, *others))
+
+
 def _add_callees(module: Module, function: Function, visited: dict[str, Function]) -> None:
     """Add the functions that a function calls, and then itself."""
     for name in dict.fromkeys(op.callee for op in function.ops if op.callee):
@@ -100,9 +109,9 @@ def _add_callees(module: Module, function: Function, visited: dict[str, Function
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Pass: keep only the entry function, with its calls inlined; any stage."""
+    """Pass: keep only the entry function, with its calls inlined; any stage but the executable one."""
 
-    takes: ClassVar[tuple[str, ...]] = STAGES
+    takes: ClassVar[tuple[str, ...]] = STAGES[:-1]
     gives: ClassVar[str] = ""
 
     def run(self, module: Module) -> Module:

@@ -12,8 +12,21 @@ from itertools import accumulate
 from typing import NoReturn, TypeGuard
 
 from distir_relax.errors import DistIRError, ParseError, PlacementError
-from distir_relax.ir.program import CALL, ROLES, STAGES, TASK, Attribute, Function, Input, Module, Op, Output, Value
-from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
+from distir_relax.ir.program import (
+    CALL,
+    MEMORY,
+    ROLES,
+    STAGES,
+    TASK,
+    Attribute,
+    Function,
+    Input,
+    Module,
+    Op,
+    Output,
+    Value,
+)
+from distir_relax.ir.types import DTensorType, PackedType, PerRank, PlacedType, Size, TensorType, Type, Untyped
 from distir_relax.layout import (
     DTYPES,
     DeviceMesh,
@@ -242,8 +255,8 @@ class _Parser:
         if self.accept("{"):
             while not self.accept("}"):
                 key = self.take("word", "an attribute's name").text
-                if callee and key not in TASK:
-                    self.fail(f"a call's {', '.join(TASK)}", key)
+                if callee and key not in (*TASK, *MEMORY):
+                    self.fail(f"a call's {', '.join((*TASK, *MEMORY))}", key)
                 self.expect("=")
                 attrs[key] = self.attribute()
                 self.accept(",")
@@ -304,7 +317,7 @@ class _Parser:
         if not self.accept("@"):
             if any(isinstance(n, PerRank) for n in kind.shape):
                 self.fail("devices, such as @ {0,1}, after sizes by device", "none")
-            return kind
+            return PackedType(kind.shape, kind.dtype) if self.accept("packed") else kind
         return PlacedType(kind.shape, kind.dtype, self.devices())
 
     def dtensor(self) -> DTensorType:

@@ -9,6 +9,8 @@ global       `TensorType`    the user's model                              front
 sharded      `DTensorType`   layouts of all values, `redistribute` ops     `sharding.propagate`
 distributed  `PlacedType`    device sets, explicit communication           `lowering.to_distir`
 ranked       `TensorType`    one function per distinct rank                `lowering.project`
+executable   `TensorType`    what runs once and in each call, packed       `lowering.Hoist`
+                             weights, the memory of results
 ===========  ==============  ============================================  =====================
 
 In the distributed stage program order is the schedule: a device runs its ops one at a time, in this order. An op
@@ -26,8 +28,8 @@ from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, 
 from distir_relax.layout import DeviceMesh, Guard
 from distir_relax.support.units import count
 
-STAGES = ("global", "sharded", "distributed", "ranked")
-ROLES = ("input", "parameter", "constant", "state")
+STAGES = ("global", "sharded", "distributed", "ranked", "executable")
+ROLES = ("input", "parameter", "constant", "state", "sized")
 
 CALL = "call"
 """The op that calls a function; its attributes are `callee` and `devices`, to which the callee's 0, 1, 2, ... map.
@@ -36,6 +38,12 @@ A pipeline task also has the attributes `stage`, `kind` (one of `KINDS`), and `m
 
 TASK = ("stage", "kind", "microbatch")
 """The attributes of a call that is a pipeline task; passes preserve them."""
+
+MEMORY = ("into", "last", "unused")
+"""The attributes of an op that say where its result is written, and what is in memory no longer after it.
+
+``into`` is the operand whose memory the result takes, ``last`` are the operands that are used for the last time, and
+``unused`` the results that nothing uses; all by number. In the executable stage only."""
 
 KINDS = ("F", "I", "W")
 """Kinds of tasks: forward, gradients of inputs, gradients of weights."""
@@ -126,6 +134,16 @@ class Op:
         return {key: self.attrs[key] for key in TASK if key in self.attrs} if self.name == CALL else {}
 
     @property
+    def memory(self) -> dict[str, Attribute]:
+        """The attributes that say what happens to memory (`MEMORY`)."""
+        return {key: self.attrs[key] for key in MEMORY if key in self.attrs}
+
+    @property
+    def own_attrs(self) -> Mapping[str, Attribute]:
+        """The attributes that say what the op computes: without those of memory."""
+        return {key: x for key, x in self.attrs.items() if key not in MEMORY} if self.memory else self.attrs
+
+    @property
     def task_name(self) -> str:
         """The name of a task: ``1F0`` is the forward of microbatch 0 on stage 1; empty for other ops."""
         return "".join(map(str, self.task.values()))
@@ -134,6 +152,8 @@ class Op:
 @dataclass(frozen=True, slots=True)
 class Input:
     """A function's input. `role`: input, parameter, constant, or state (updated by the program).
+
+    In the executable stage an input of role ``sized`` is a value that was computed for the sizes of a call.
 
     `location` is where the user declared it. `layout` is the layout of the global tensor that it is a shard of, if
     known, in the distributed stage."""
@@ -169,7 +189,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Module:
-    """Functions at one stage. `ranks` (ranked stage) names the function of each rank.
+    """Functions at one stage. `ranks` (ranked and executable stages) names the function of each rank.
 
     `records` are findings of passes. They are not part of the program: comparison ignores them.
     """

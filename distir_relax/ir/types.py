@@ -1,6 +1,7 @@
 """Types of values, by stage. A size is a number, or symbolic (`layout.symbolic_size`).
 
-``TensorType``   global and ranked stages: a tensor of one device
+``TensorType``   global, ranked and executable stages: a tensor of one device
+``PackedType``   executable stage: a weight in the layout of a kernel
 ``DTensorType``  sharded stage: a global tensor with its placement along each mesh axis
 ``PlacedType``   distributed stage: one local tensor on each device of a set; shapes may differ by device
 """
@@ -84,6 +85,14 @@ class TensorType:
 
     def __str__(self) -> str:
         return f"{DTYPES[self.dtype][0]}[{print_sizes(self.shape, ',')}]"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedType(TensorType):
+    """A weight in the layout of a kernel, in the executable stage. Weights that are packed together are one object."""
+
+    def __str__(self) -> str:
+        return f"{TensorType.__str__(self)} packed"
 
 
 @dataclass(frozen=True, slots=True)

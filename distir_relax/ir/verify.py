@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import remap_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
-from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
+from distir_relax.ir.types import DTensorType, PackedType, PerRank, PlacedType, TensorType, Untyped, print_devices
 from distir_relax.layout import DTYPES, DeviceMesh, Shard, assuming, is_always, is_symbolic, typical_value
 from distir_relax.layout.validate import find_problem
 
@@ -28,7 +29,12 @@ class OpCheck(Protocol):
         """Raise `VerificationError` unless the programs of a ranked module's ranks are consistent."""
 
 
-_TYPE_OF_STAGE = {"global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType}
+_TYPE_OF_STAGE = {
+    "global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType,
+    "executable": TensorType,
+}  # fmt: skip
+_OF_RANKS = ("ranked", "executable")
+"""Stages whose functions are programs of ranks."""
 
 
 def verify(module: Module, check: OpCheck | None = None, known: Known | None = None) -> None:
@@ -41,7 +47,8 @@ def verify(module: Module, check: OpCheck | None = None, known: Known | None = N
       distributed stage it has devices;
     - in the distributed stage, sizes by device list one size per device; values computed on a stream are used elsewhere
       only after a wait;
-    - in the ranked stage, every rank names a function; the ranks' communications match.
+    - in the ranked stage, every rank names a function; the ranks' communications match;
+    - in the executable stage alone, weights are packed, and attributes say what happens to memory.
 
     `check` is the op table's checker (`ops.check`); without it, result types and communications are not checked. What
     is `known` of an earlier version of the program is not checked again.
@@ -60,7 +67,7 @@ def verify(module: Module, check: OpCheck | None = None, known: Known | None = N
     with assuming(module.guards):
         for function in module.functions:
             _verify_function(module, function, functions, check, known)
-    if missing := set(module.ranks) - names:
+    if module.stage != "executable" and (missing := set(module.ranks) - names):
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
         raise VerificationError(
@@ -69,6 +76,11 @@ def verify(module: Module, check: OpCheck | None = None, known: Known | None = N
         )
     if module.stage == "ranked" and check:
         check.ranks(module)
+
+
+def verifies_by_default() -> bool:
+    """Return whether programs are verified by default: if the variable DISTIR_VERIFY is 1."""
+    return os.environ.get("DISTIR_VERIFY", "0") == "1"
 
 
 class Known:
@@ -152,8 +164,10 @@ def _verify_function(
 
 def _verify_schedule(op: Op, stage: str, where: str) -> None:
     """Raise `VerificationError` unless the step of an op is a number, and attributes of a rank's op are its own."""
-    if stage == "ranked" and any(_differs_by_rank(value) for value in op.attrs.values()):
+    if stage in _OF_RANKS and any(_differs_by_rank(value) for value in op.attrs.values()):
         raise VerificationError("attributes of a rank's op are values, found some by device", where)
+    if stage != "executable" and (memory := op.memory):
+        raise VerificationError(f"{', '.join(memory)} of an op belongs to the executable stage", where)
     step = op.attrs.get("step", 0)
     if type(step) is not int or step < 0:
         raise VerificationError(f"the step of an op is a number, found {step!r}", where)
@@ -227,6 +241,8 @@ def verify_type(module: Module, value: Value, where: str) -> None:
             f"the {module.stage} stage has {expected.__name__} values, found {value}: {kind}", where
         )
     assert not isinstance(kind, Untyped)
+    if isinstance(kind, PackedType) and module.stage != "executable":
+        raise VerificationError(f"weights are packed in the executable stage, found {value}: {kind}", where)
     _verify_sizes(kind, value, where)
     if isinstance(kind, DTensorType):
         if kind.mesh >= len(module.meshes):

@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distir_relax.lowering.executable.hoist import Hoist
+    from distir_relax.lowering.executable.plan_memory import PlanMemory
     from distir_relax.lowering.gradient_accumulation import AccumulateInCalls
     from distir_relax.lowering.microbatches import Microbatches
     from distir_relax.lowering.multi_mesh import ToPlaces
@@ -29,6 +31,7 @@ __all__ = [
     "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
+    "Hoist",
     "IndexPositions",
     "JoinProducts",
     "MergeEqual",
@@ -37,6 +40,7 @@ __all__ = [
     "OrderSums",
     "OverlapCollectives",
     "Pipeline",
+    "PlanMemory",
     "Project",
     "SkipRepeats",
     "ToDistIR",
@@ -50,6 +54,7 @@ _MODULES = {
     "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
+    "Hoist": "distir_relax.lowering.executable.hoist",
     "IndexPositions": "distir_relax.lowering.ranked.index_positions",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "MergeEqual": "distir_relax.lowering.ranked.merge_equal",
@@ -58,6 +63,7 @@ _MODULES = {
     "OrderSums": "distir_relax.lowering.ordered_sums",
     "OverlapCollectives": "distir_relax.lowering.overlap",
     "Pipeline": "distir_relax.lowering.pipeline",
+    "PlanMemory": "distir_relax.lowering.executable.plan_memory",
     "Project": "distir_relax.lowering.project",
     "SkipRepeats": "distir_relax.lowering.ranked.skip_repeats",
     "ToDistIR": "distir_relax.lowering.to_distir",

@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op_names
+from distir_relax.ir import (
+    Function,
+    Module,
+    Op,
+    absolute_location,
+    callees_first,
+    fresh_name,
+    print_op_names,
+    program_of,
+    verifies_by_default,
+    verify,
+)
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.torch_function import (
     Callee,
@@ -17,11 +28,13 @@ from distir_relax.lowering.emit.torch_function import (
     identifier,
 )
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
+from distir_relax.lowering.executable.check_memory import check_memory
+from distir_relax.lowering.executable.hoist import PREPARE, SIZES, Hoist
+from distir_relax.lowering.executable.plan_memory import PlanMemory
 from distir_relax.lowering.ranked.attend_states import AttendStates
 from distir_relax.lowering.ranked.index_positions import IndexPositions
-from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values
 from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
-from distir_relax.ops import Trait, lookup
+from distir_relax.ops import Trait, check, lookup
 
 
 class RequestsCode(NamedTuple):
@@ -46,8 +59,9 @@ def to_torch_requests(
 
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
-    single = AttendStates(states).run(_rewritten(replace(module, functions=(module.function(entry),))))
-    program = _Program(single, single.function(entry), name, _ranks_of(single, entry), states, growing, clocked)
+    single = AttendStates(states).run(_rewritten(program_of(module, entry)))
+    executable = _executable(single, of_weights=True)
+    program = _Program(executable, name, _ranks_of(module, entry), states, growing, clocked)
     return RequestsCode(program.text(), program.runs_once)
 
 
@@ -73,15 +87,23 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     if there are functions.
     """
     module = _rewritten(module)
-    ranks_of: dict[str, list[int]] = {}
-    for rank, function in enumerate(module.ranks):
-        ranks_of.setdefault(function, []).append(rank)
-    return {entry: _Program(module, module.function(entry), name, ranks).text() for entry, ranks in ranks_of.items()}
+    entries = dict.fromkeys(module.ranks)
+    return {entry: print_torch(_executable(program_of(module, entry)), name) for entry in entries}
 
 
 def to_torch_program(module: Module, entry: str, name: str) -> str:
     """Return the text of the program `entry` alone, as `to_torch`."""
-    return _program(module, entry, name).text()
+    return print_torch(_executable(_rewritten(program_of(module, entry))), name)
+
+
+def to_executable(module: Module) -> Module:
+    """Return the ranked `module` at the executable stage, of which `to_torch` prints the programs."""
+    return _executable(_rewritten(module))
+
+
+def print_torch(module: Module, name: str) -> str:
+    """Return the text of a Python module that runs the first function of `module`, at the executable stage."""
+    return _Program(module, name, _ranks_of(module, module.main.name)).text()
 
 
 def torch_variables(module: Module, entry: str) -> dict[str, Mapping[str, str]]:
@@ -89,17 +111,25 @@ def torch_variables(module: Module, entry: str) -> dict[str, Mapping[str, str]]:
 
     They are variables, except of values that come with the weights. Numbers have none.
     """
-    return {emitted.function.name: emitted.names for emitted in _program(module, entry, "")._functions()}
+    return {emitted.function.name: emitted.scope.names for emitted in _program(module, entry, "")._functions()}
 
 
 def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
     """Return the code of the program `entry`, with options of `_Program`."""
-    module = _rewritten(module)
-    return _Program(module, module.function(entry), name, _ranks_of(module, entry), **options)
+    executable = _executable(_rewritten(program_of(module, entry)))
+    return _Program(executable, name, _ranks_of(module, entry), **options)
 
 
 def _rewritten(module: Module) -> Module:
     return IndexPositions().run(SkipRepeats().run(module))
+
+
+def _executable(module: Module, of_weights: bool = False) -> Module:
+    executable = PlanMemory(of_weights).run(Hoist().run(module))
+    if verifies_by_default():
+        verify(executable, check)
+        check_memory(executable)
+    return executable
 
 
 def _ranks_of(module: Module, entry: str) -> list[int]:
@@ -152,10 +182,9 @@ _RESERVED |= {
 
 @dataclass(slots=True)
 class _Program:
-    """The module of the `ranks` that run `main` of `module`."""
+    """The module of the `ranks` that run the first function of `module`, at the executable stage."""
 
     module: Module
-    main: Function
     model: str
     ranks: list[int]
     states: Mapping[str, str] | None = None
@@ -170,8 +199,11 @@ class _Program:
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
     """The locations in the model of each function's calls, in order."""
-    mutated: dict[str, set[str]] = field(default_factory=dict)
-    """Values of each function that it or its callees update in place, and the producers' operands of those."""
+
+    @property
+    def main(self) -> Function:
+        """The entry function."""
+        return self.module.main
 
     def text(self) -> str:
         """Return the text of the module."""
@@ -199,32 +231,28 @@ class _Program:
         """Return the code of all functions, callees first."""
         self.names[self.main.name] = "main"
         self._visit(self.main, "")
-        self.mutated = mutated_values(self.module)
         inner = [f for f in callees_first(self.module) if f.name in self.names and f is not self.main]
         used_names = set(_RESERVED)
         for function in inner:
             # A rank has one variant of each function, so the number of the variant is redundant.
             name = identifier(re.sub(r"_\d+$", "", function.name), "f")
             self.names[function.name] = fresh_name(name, used_names)
-        stored = self._stored(inner)
+        parts = {f.name: f for f in self.module.functions}
         callees: dict[str, Callee] = {}
         symbols = set(module_symbols(self.module))
         functions = []
         for function in (*inner, self.main):
-            fixed = stored[function.name] - self.mutated[function.name]
             emitted = TorchFunction(
                 function,
                 self.names[function.name],
-                stored[function.name],
-                fixed,
+                (parts.get(function.name + PREPARE), parts.get(function.name + SIZES)),
                 callees,
                 set(used_names) | symbols,
-                self.mutated[function.name],
                 self.clocked,
                 self.checked,
                 by_call=self.states is None,
             )
-            callees[function.name] = emitted.callee()
+            callees[function.name] = callees[function.name + PREPARE] = emitted.callee()
             functions.append(emitted)
         return functions
 
@@ -242,19 +270,6 @@ class _Program:
                 self.names.setdefault(op.callee, op.callee)
                 self.places.setdefault(op.callee, []).append(call_location)
                 self._visit(self.module.function(op.callee), location if op.task else call_location)
-
-    def _stored(self, inner: Sequence[Function]) -> dict[str, set[str]]:
-        """Return the inputs of each function that are in its weights, because no call computes them anew."""
-        stored = {f.name: {i.value.name for i in f.inputs} for f in inner}
-        stored[self.main.name] = {i.value.name for i in self.main.inputs if i.role != "input"}
-        for function in (self.main, *reversed(inner)):
-            fixed = fixed_values(function, stored[function.name] - self.mutated[function.name])
-            for op in function.ops:
-                if op.callee:
-                    inputs = (i.value.name for i in self.module.function(op.callee).inputs)
-                    pairs = zip(inputs, op.operands, strict=True)
-                    stored[op.callee] -= {name for name, operand in pairs if operand.name not in fixed}
-        return stored
 
     def _steps(self, functions: Sequence[Function]) -> str:
         """Generate the text of each step; for a step in a function also the function, and its call locations."""

@@ -57,7 +57,10 @@ class RequestsFunction:
     """The first results of the ops that use a value, or the name of an output."""
 
     def __post_init__(self) -> None:
-        self.rows = row_ops(self.emitted.function, self.emitted.fixed)
+        sizes, shared = self.emitted.before[1], set(self.emitted.constants)
+        if sizes is not None:
+            shared |= row_ops(sizes, shared).shared
+        self.rows = row_ops(self.emitted.function, shared)
         for output in self._outputs():
             if rows_of(output.value.tensor) is None:
                 raise UnsupportedOpError(
@@ -68,16 +71,16 @@ class RequestsFunction:
     def text(self) -> str:
         """Return the Python functions."""
         emitted = self.emitted
-        inputs = [i.value.name for i in emitted.function.inputs if i.value.name not in {*emitted.stored, *self.states}]
-        arguments = ["comm", "weights", "requests", *(emitted.names[name] for name in inputs)]
-        outputs = [emitted.names[o.value.name] for o in self._outputs()]
+        names = emitted.scope.names
+        inputs = [names[v.name] for v in emitted.arguments if v.name not in self.states]
+        outputs = [names[o.value.name] for o in self._outputs()]
         return (
-            emitted.prepare
-            + emitted.prepare_sizes
-            + (f"SIZED = {self._sized_dims()!r}\nMASKS = {self._masks()!r}\n\n\n" if emitted.prepare_sizes else "")
+            emitted.prepare()
+            + emitted.prepare_sizes()
+            + (f"SIZED = {self._sized_dims()!r}\nMASKS = {self._masks()!r}\n\n\n" if emitted.sized else "")
             + self._load_kernels()
             + "".join(f"{region}\n\n" for region in self.regions)
-            + f"def main({', '.join(arguments)}):\n"
+            + f"def main({', '.join(['comm', 'weights', 'requests', *inputs])}):\n"
             + ("" if emitted.clocked is None else "    clock(-1)\n")
             + "    sizes = rows(requests)\n"
             + ("    attending = attention.RequestsAttention(requests)\n" if self._cached_ops() else "")
@@ -91,8 +94,7 @@ class RequestsFunction:
 
         A value without such a dim is a number of positions, or computed from one.
         """
-        kinds = {v.name: v.tensor for op in self.emitted.function.ops for v in op.results}
-        found = [[_dim_kind(size) for size in kinds[name].shape] for name in self.emitted.sized_results]
+        found = [[_dim_kind(size) for size in value.tensor.shape] for value in self.emitted.sized]
         is_other = any(None in dims or not any(dims) for dims in found)
         return None if is_other else found  # type: ignore[return-value]
 
@@ -109,7 +111,7 @@ class RequestsFunction:
 
     def _masks(self) -> list[int]:
         """Return which sized values may be None if all their elements are true."""
-        return [number for number, name in enumerate(self.emitted.sized_results) if name in self.emitted.masks]
+        return [number for number, value in enumerate(self.emitted.sized) if value.name in self.emitted.masks]
 
     def _outputs(self) -> list[Output]:
         return [output for output in self.emitted.function.outputs if output.name not in self.states.values()]
@@ -127,19 +129,17 @@ class RequestsFunction:
 
     def _generate(self) -> None:
         """Generate `main`: ops that run for each request wait until one that runs once needs their results."""
-        emitted, function = self.emitted, self.emitted.function
-        absent = emitted.fixed | emitted.sized
-        ops = [op for op in function.ops if op.results[0].name not in absent and not emitted.is_number(op)]
-        for op in ops:
+        emitted, scope = self.emitted, self.emitted.scope
+        for op in scope.ops:
             for value in op.operands:
                 self.users.setdefault(value.name, set()).add(op.results[0].name)
         for output in self._outputs():
             self.users.setdefault(output.value.name, set()).add(f"output {output.name}")
-        self.joined = {i.value.name for i in function.inputs} - set(emitted.stored) - set(self.states)
-        for position, sized in enumerate(emitted.sized_results):
-            self.lists[sized] = f"[r.sized[{position}] for r in requests]"
+        self.joined = {v.name for v in emitted.arguments} - set(self.states)
+        for position, sized in enumerate(emitted.sized):
+            self.lists[sized.name] = f"[r.sized[{position}] for r in requests]"
         waiting: list[Op] = []
-        for op in ops:
+        for op in scope.ops:
             runs_once = op.results[0].name in self.rows.once
             # All ranks communicate in one order only if such an op is alone in its function.
             is_alone = not runs_once and Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
@@ -153,10 +153,10 @@ class RequestsFunction:
                 continue
             if runs_once:
                 reads = [name for value in op.operands if (name := self._variable(value))]
-                writes = [emitted.names[v.name] for v in op.results]
-                lines = emitted.op_lines(op) + emitted.clock_lines(op)
+                writes = [scope.names[v.name] for v in op.results]
+                lines = scope.op_lines(op) + emitted.clock_lines(op)
                 self.statements.append(_Statement(lines, reads, writes))
-                self.used_sizes |= self.emitted.sizes_in_code(op)
+                self.used_sizes |= scope.sizes_in_code(op)
                 self.joined.update(v.name for v in op.results)
                 continue
             waiting.append(op)
@@ -171,28 +171,30 @@ class RequestsFunction:
     def _cached(self, op: Op) -> None:
         """Generate an op that runs for all requests in one call, with their states; it extends these."""
         states, operands, reads = cached_states(op), list[str](), list[str]()
+        sized = [value.name for value in self.emitted.sized]
         for number, value in enumerate(op.operands):
             code, read = "", ""
             if number < states[0]:
                 code = read = self._variable(value)
-            elif number > states[-1] and value.name in self.emitted.sized_results:
-                code = str(self.emitted.sized_results.index(value.name))
+            elif number > states[-1] and value.name in sized:
+                code = str(sized.index(value.name))
             elif number > states[-1]:
                 code, read = self._each(value)
             operands.append(code)
             reads += [read] if read else []
         result = op.results[0]
-        lines = [self.emitted.line(op, torch_cached(op, operands), op.results[:1]), *self.emitted.clock_lines(op)]
-        self.statements.append(_Statement(lines, reads, [self.emitted.names[result.name]]))
+        scope = self.emitted.scope
+        lines = [scope.line(op, torch_cached(op, operands), op.results[:1]), *self.emitted.clock_lines(op)]
+        self.statements.append(_Statement(lines, reads, [scope.names[result.name]]))
         self.joined.add(result.name)
-        self.used_sizes |= self.emitted.sizes_in_code(op)
+        self.used_sizes |= scope.sizes_in_code(op)
 
     def _each(self, value: Value) -> tuple[str, str]:
         """Return the list of each request's part of a value, and the variable of `main` that it reads, if any."""
         if value.name in self.lists:
             code = self.lists[value.name]
             return code, code if code.isidentifier() else ""
-        name = self.emitted.names[value.name]
+        name = self.emitted.scope.names[value.name]
         if value.name not in self.joined:
             return f"[{name}] * len(requests)", ""
         rows = None if value.name in self.rows.shared else rows_of(value.tensor)
@@ -201,7 +203,7 @@ class RequestsFunction:
 
     def _variable(self, value: Value) -> str:
         """Return the variable of `main` with the rows of all requests, which are joined first; empty for a weight."""
-        name = self.emitted.names.get(value.name, "")
+        name = self.emitted.scope.names.get(value.name, "")
         if value.name in self.lists and value.name not in self.joined:
             rows, parts = rows_of(value.tensor), self.lists[value.name]
             reads = [parts] if parts.isidentifier() else []
@@ -226,23 +228,24 @@ class RequestsFunction:
         if not ops and not stores:
             return
         self.runs_once &= not stores and all(Trait.VIEW in lookup(op.name, op.location).traits for op in ops)
-        emitted = self.emitted
+        emitted, scope = self.emitted, self.emitted.scope
+        sized = [value.name for value in emitted.sized]
         buffered = self._buffered(ops)
         inner = {op.results[0].name for op in ops}
         used = dict.fromkeys(v for op in ops for v in op.operands if v.name not in produced)
         used |= dict.fromkeys(v for v in stores.values() if v.name not in produced)
         header, arguments, items, reads = list[str](), list[str](), list[str](), list[str]()
-        symbols = set[str]().union(*map(emitted.sizes_in_code, ops))
+        symbols = set[str]().union(*map(scope.sizes_in_code, ops))
         symbols |= {"past"} if any(value.name in self.growing for value in used) else set()
         header += [f"{name} = request.{name}" for name in SIZES if name in symbols]
         for value in used:
-            name = emitted.names.get(value.name, "")
+            name = scope.names.get(value.name, "")
             if value.name in self.states:
                 is_part = value.name in self.growing and value.name not in buffered
                 part = f".narrow({self.growing[value.name]}, 0, past)" if is_part else ""
                 header.append(f"{name} = request.states[{json.dumps(value.name)}]{part}")
-            elif value.name in emitted.sized_results:
-                header.append(f"{name} = request.sized[{emitted.sized_results.index(value.name)}]")
+            elif value.name in sized:
+                header.append(f"{name} = request.sized[{sized.index(value.name)}]")
             elif value.name in self.lists or value.name in self.joined:
                 item, read = self._each(value)
                 arguments.append(name)
@@ -252,16 +255,16 @@ class RequestsFunction:
         lines = list(header)
         for op in ops:
             is_buffered = bool(op.operands) and buffered.get(op.operands[0].name) is op
-            lines += emitted.op_lines(op, is_buffered) + emitted.clock_lines(op)
+            lines += scope.op_lines(op, is_buffered) + emitted.clock_lines(op)
         lines += [self._store(state, value) for state, value in stores.items() if state not in buffered]
         if results:
-            lines.append(f"return {', '.join(emitted.names[v.name] for v in results)}")
+            lines.append(f"return {', '.join(scope.names[v.name] for v in results)}")
         function = f"request_{len(self.regions)}"
         self.regions.append(
             f"def {function}({', '.join(['comm', 'weights', 'request', *arguments])}):\n"
             + "".join(f"    {line}\n" for line in lines)
         )
-        each = [f"{emitted.names[v.name]}_each" for v in results]
+        each = [f"{scope.names[v.name]}_each" for v in results]
         call = f"{function}(comm, weights, *each) for each in zip({', '.join(['requests', *items])}, strict=True)"
         if len(each) > 1:
             line = f"{', '.join(each)} = zip(*[{call}], strict=True)"
@@ -287,7 +290,7 @@ class RequestsFunction:
 
     def _store(self, state: str, value: Value) -> str:
         """Return the line that keeps the next value of a state."""
-        target, name = f"request.states[{json.dumps(state)}]", self.emitted.names[value.name]
+        target, name = f"request.states[{json.dumps(state)}]", self.emitted.scope.names[value.name]
         return (
             f"sequence.extend({target}, 0, {name}, {self.growing[state]})"
             if state in self.growing

@@ -47,7 +47,7 @@ def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int,
 
 def _of_two_dims(packed: str) -> Callable[[Types], str]:
     """Return the code for a weight of two dims; a stack of matrices is not packed."""
-    return lambda types: packed if len(types[1].shape) == 2 else ""
+    return lambda weights: packed if len(weights[0].shape) == 2 else ""
 
 
 def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

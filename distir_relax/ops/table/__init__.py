@@ -40,6 +40,7 @@ from distir_relax.ops.table.expression import (
     is_packable,
     is_zero,
     packed_operands,
+    packing_of,
     relax_expression,
     torch_buffered,
     torch_cached,
@@ -110,7 +111,7 @@ from distir_relax.ops.table.rule import (
     unsplit_axis_rule,
 )
 from distir_relax.ops.table.size_array import SizeArray, pointwise_sizes, reduced_sizes, size_array
-from distir_relax.ops.table.storage_reuse import reused_operands
+from distir_relax.ops.table.storage_reuse import plain_values, reused_operands
 from distir_relax.ops.table.table import (
     TABLE,
     Table,
@@ -247,9 +248,11 @@ __all__ = [
     "onnx_spellings",
     "operands",
     "packed_operands",
+    "packing_of",
     "parse_rule",
     "parts_of",
     "place_sizes",
+    "plain_values",
     "pointwise_sizes",
     "promote",
     "ratio",

@@ -79,6 +79,8 @@ class Trait(Enum):
     """The result takes the place of operand 0, a parameter: an optimizer updates it, and its gradient is that of it."""
     OWN_GRADIENT = "own gradient"
     """Has the ops of its gradient among its operands. In global programs that are not differentiated yet only."""
+    PACKS = "packs"
+    """Puts weights into the layout of a kernel. In executable programs only."""
     SHAPE = "shape"
     """Computes with shapes. In distributed programs only."""
     ON_COMMUNICATOR = "on communicator"
@@ -150,8 +152,8 @@ class Order:
     id of each row, and those of the groups."""
 
 
-OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE, Trait.OWN_GRADIENT})
-"""Traits of ops that occur in distributed programs only."""
+OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE, Trait.OWN_GRADIENT, Trait.PACKS})
+"""Traits of ops that occur in programs of devices only."""
 NO_COMPUTATION = OF_PROGRAMS | {Trait.ANNOTATION, Trait.REDISTRIBUTION, Trait.TRANSFER, Trait.ON_COMMUNICATOR}
 """Traits of ops that compute nothing of a model: layouts, communication, program structure."""
 
@@ -326,7 +328,7 @@ class Code:
     """The torch expression that packs the operands between the first and the last `unpacked`, if they are constant
     weights: over ``{1}``, … or ``{weights}`` for all, ``{rows}``, the rows of the op's first result, and ``{dtype}``,
     its dtype. It is run once, when the program is loaded, with `distir_relax.kernels.packing` and `quantized` in scope,
-    and gives a function of the other operands. If it depends on the types of the operands, it is a function of them."""
+    and gives a function of the other operands. If it depends on the types of the weights, it is a function of them."""
     unpacked: int = 0
     """The number of last operands that are no weights, such as the groups of rows."""
     patterns: tuple[str, ...] = ()

@@ -10,10 +10,10 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Op
+from distir_relax.ir import Attribute, Op, Value
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
-from distir_relax.ops.table.entry import Expression, Trait
+from distir_relax.ops.table.entry import Expression, Trait, Types
 from distir_relax.ops.table.table import lookup
 from distir_relax.support import shown
 
@@ -45,12 +45,21 @@ def torch_reusing(op: Op, operands: Sequence[str], number: int) -> str:
     return _fill(form, op.attrs, operands, op.location)
 
 
-def torch_packing(op: Op, operands: Sequence[str], rows: int) -> str:
-    """Return the torch code that packs the weights of a local `op` (`Code.packed`); "" if it has no such form."""
-    form = _packed_form(op)
-    dtype = op.results[0].tensor.dtype
-    weights = ", ".join(operands[number] for number in packed_operands(op))
-    return form.format(*operands, weights=weights, rows=rows, dtype=dtype)
+def torch_packing(op: Op, weights: Sequence[str]) -> str:
+    """Return the torch code of an op ``pack``: that of the op whose weights it packs (`Code.packed`)."""
+    name, rows, dtype = (op.attrs[key] for key in ("of", "rows", "dtype"))
+    form = _packed_form(str(name), [v.tensor for v in op.operands], op.location)
+    return form.format("", *weights, weights=", ".join(weights), rows=rows, dtype=dtype)
+
+
+def packing_of(op: Op, names: Sequence[str]) -> Op:
+    """Return the op ``pack`` of the weights of a local op (`Code.packed`), whose results have these `names`."""
+    weights = tuple(op.operands[number] for number in packed_operands(op))
+    result = op.results[0].tensor.typical
+    rows = result.elements // result.shape[-1] if result.elements else 0
+    attrs: dict[str, Attribute] = {"of": op.name, "rows": rows, "dtype": result.dtype}
+    packed = infer("pack", [v.tensor for v in weights], attrs, op.location)
+    return Op("pack", weights, tuple(map(Value, names, packed)), attrs, op.location)
 
 
 def packed_operands(op: Op) -> range:
@@ -60,12 +69,12 @@ def packed_operands(op: Op) -> range:
 
 def is_packable(op: Op) -> bool:
     """Return whether an op has a form with packed weights, if those are constant."""
-    return bool(_packed_form(op))
+    return bool(_packed_form(op.name, [op.operands[number].type for number in packed_operands(op)], op.location))  # type: ignore[misc]
 
 
-def _packed_form(op: Op) -> str:
-    form = lookup(op.name, op.location).code.packed
-    return form([v.type for v in op.operands]) if callable(form) else form  # type: ignore[misc]
+def _packed_form(name: str, weights: Types, location: str) -> str:
+    form = lookup(name, location).code.packed
+    return form(weights) if callable(form) else form
 
 
 def torch_buffered(op: Op, operands: Sequence[str]) -> str:

@@ -11,11 +11,12 @@ from distir_relax.ops.table.helpers import contiguous
 from distir_relax.ops.table.table import lookup
 
 
-def reused_operands(function: Function, kept: Collection[str] = ()) -> dict[str, int]:
+def reused_operands(function: Function, kept: Collection[str] = (), reordered: Collection[str] = ()) -> dict[str, int]:
     """Return the operand that each op overwrites, by the name of the op's result (`Code.reusing`).
 
-    Of a function of the distributed or the ranked stage. `kept` values are not overwritten, nor are inputs, which a
-    caller may need, and what other ranks get, which they may read later.
+    Of a function of the distributed, the ranked or the executable stage. `kept` values are not overwritten, nor are
+    inputs, which a caller may need, and what other ranks get, which they may read later. Inputs that are `reordered`
+    are not in memory in the order of their dims.
     """
     storage = _storage(function)
     visible = {
@@ -26,7 +27,7 @@ def reused_operands(function: Function, kept: Collection[str] = ()) -> dict[str,
     }
     last = {storage[value.name]: number for number, op in enumerate(function.ops) for value in op.operands}
     kept = {storage[name] for name in (*kept, *(output.value.name for output in function.outputs)) if name in storage}
-    plain = _plain(function)
+    plain = plain_values(function, reordered)
     new: dict[str, int | tuple[int, ...]] = {}
     """The number of elements of each storage that is an op's own, and may be overwritten."""
     reused: dict[str, int] = {}
@@ -69,9 +70,12 @@ def _storage(function: Function) -> dict[str, str]:
     return storage
 
 
-def _plain(function: Function) -> set[str]:
-    """Return the values whose elements are in memory in the order of their dims, for all that is known here."""
-    plain = {item.value.name for item in function.inputs}
+def plain_values(function: Function, reordered: Collection[str] = ()) -> set[str]:
+    """Return the values whose elements are in memory in the order of their dims, for all that is known here.
+
+    Inputs are, but those that are `reordered`.
+    """
+    plain = {item.value.name for item in function.inputs} - set(reordered)
     for op in function.ops:
         entry = None if op.callee else lookup(op.name, op.location)
         keeps = entry is not None and (entry.shares_storage or entry.keeps_order)

@@ -14,6 +14,7 @@ from distir_relax.ir import (
     DTensorType,
     Module,
     Op,
+    PackedType,
     TensorType,
     Value,
     print_devices,
@@ -50,7 +51,7 @@ class TableCheck:
     def _check(self, op: Op, stage: str) -> None:
         if stage != "distributed":
             split = stage in ("global", "sharded")
-            _compare(op, [_tensor(v) for v in op.operands], [_tensor(v) for v in op.results], op.attrs, split)
+            _compare(op, [_unpacked(_tensor(v)) for v in op.operands], [*map(_tensor, op.results)], op.own_attrs, split)
             return
         if lookup(op.name, op.location).semantics.partial_eval:
             return
@@ -93,6 +94,11 @@ def _check_transfer(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, 
 def _tensor(value: Value) -> TensorType:
     """Return the tensor type of a value: in the sharded stage, the global one."""
     return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
+
+
+def _unpacked(kind: TensorType) -> TensorType:
+    """Return the type of a weight as the op that takes it packed knows it."""
+    return TensorType(kind.shape, kind.dtype) if isinstance(kind, PackedType) else kind
 
 
 def _compare(

@@ -1,0 +1,152 @@
+"""Checks of memory in the executable stage, which share no code with the pass that plans it.
+
+A function is run step by step, with the storage of each value: whose elements it has, and whether they are still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Function, Module, Op, PackedType, Value
+from distir_relax.lowering.executable.hoist import PREPARE, is_number
+from distir_relax.ops import Trait, lookup
+
+
+def check_memory(module: Module) -> None:
+    """Raise `VerificationError` for a value that is used when it is no longer in memory, or another is in its place.
+
+    - nothing is used after its last use, which is no output, and nothing that is unused is used; what all calls need,
+      or the code of an op contains, has no last use;
+    - a result is written into an operand of its type, which is neither an input nor a value that may be read through
+      another name, and which nothing reads afterwards, views included; nor does anything read what an op has updated in
+      place;
+    - packed weights are operands of ops that take them packed, and of calls;
+    - what only some calls need is prepared: a constant of a function comes from its part that prepares.
+    """
+    functions = {f.name: f for f in module.functions}
+    for function in module.functions:
+        _Memory(function).check()
+        _check_constants(function, functions)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The memory of a function's values."""
+
+    function: Function
+    storage: dict[str, str] = field(default_factory=dict)
+    """The value in whose memory each value is."""
+    gone: dict[str, str] = field(default_factory=dict)
+    """Values that are no longer in memory, and why."""
+    held: set[str] = field(default_factory=set)
+    """Memory that somebody else may read: that of inputs, of outputs, and of what other ranks get."""
+
+    def __post_init__(self) -> None:
+        for item in self.function.inputs:
+            self.storage[item.value.name] = item.value.name
+            self.held.add(item.value.name)
+
+    def check(self) -> None:
+        """Run the function."""
+        function = self.function
+        numbers = {op.results[0].name for op in function.ops if is_number(op, function)}
+        is_once = function.name.endswith(PREPARE)
+        kept = numbers | {i.value.name for i in function.inputs if i.role != "input" and not is_once}
+        for op in function.ops:
+            self._use(op)
+            for value in op.results:
+                shares = not op.callee and bool(op.operands) and _shares(op)
+                self.storage[value.name] = self.storage[op.operands[0].name] if shares else value.name
+            self._write(op, numbers)
+            for number in _numbers(op, "last", len(op.operands)):
+                if op.operands[number].name in kept:
+                    raise VerificationError(
+                        f"{op.name} frees {op.operands[number]}, which is needed later", op.location
+                    )
+                self.gone[op.operands[number].name] = f"its last use in {_shown(op)}"
+            for number in _numbers(op, "unused", len(op.results)):
+                self.gone[op.results[number].name] = f"{_shown(op)}, which says that it is unused"
+        for output in function.outputs:
+            if output.value.name in self.gone:
+                raise VerificationError(
+                    f"the output {output.name!r} is not in memory after {self.gone[output.value.name]}",
+                    f"@{function.name}",
+                )
+
+    def _use(self, op: Op) -> None:
+        for value in op.operands:
+            if value.name in self.gone:
+                raise VerificationError(
+                    f"{op.name} uses {value} after {self.gone[value.name]}", op.location or f"@{self.function.name}"
+                )
+        if not op.callee and not _SEEN.isdisjoint(lookup(op.name, op.location).traits):
+            self.held |= {self.storage[value.name] for value in op.operands}
+
+    def _write(self, op: Op, numbers: set[str]) -> None:
+        """Note that the elements of an operand are gone, if the result takes their place."""
+        if (into := op.attrs.get("into")) is None:
+            if not op.callee and lookup(op.name, op.location).code.in_place:
+                self._overwrite(op, self.storage[op.operands[0].name])
+            return
+        where = op.location or f"@{self.function.name}"
+        if type(into) is not int or not 0 <= into < len(op.operands):
+            raise VerificationError(f"{op.name} has no operand {into!r} to write into", where)
+        operand, result = op.operands[into], op.results[0]
+        storage = self.storage[operand.name]
+        if not lookup(op.name, op.location).code.reusing or operand.type != result.type or operand.name in numbers:
+            raise VerificationError(f"{op.name} cannot write {result} into {operand}", where)
+        if storage in self.held:
+            raise VerificationError(f"{op.name} overwrites {operand}, which others may read", where)
+        self._overwrite(op, storage)
+        self.storage[result.name] = storage
+
+    def _overwrite(self, op: Op, storage: str) -> None:
+        results = {value.name for value in op.results}
+        for name, other in self.storage.items():
+            if other == storage and name not in results:
+                self.gone.setdefault(name, f"{_shown(op)} has overwritten it")
+
+
+_SEEN = {
+    *(Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.TRANSFER, Trait.STARTS),
+    *(Trait.MAY_SHARE, Trait.KEEPS, Trait.SHAPE),
+}
+"""Traits of ops whose operands may be read later through other names."""
+
+
+def _shares(op: Op) -> bool:
+    entry = lookup(op.name, op.location)
+    return entry.shares_storage or entry.is_identity(op.operands, op.results)
+
+
+def _numbers(op: Op, key: str, count: int) -> tuple[int, ...]:
+    numbers = op.attrs.get(key, ())
+    if not isinstance(numbers, tuple) or any(type(n) is not int or not 0 <= n < count for n in numbers):
+        raise VerificationError(f"the {key} of {op.name} are numbers of values, found {numbers!r}", op.location)
+    return numbers  # type: ignore[return-value]
+
+
+def _shown(op: Op) -> str:
+    return f"{op.name} ({', '.join(map(str, op.results))})"
+
+
+def _check_constants(function: Function, functions: Mapping[str, Function]) -> None:
+    """Check that constants come from the part that prepares them, and that packed ones are used as such."""
+    for op in function.ops:
+        packed = {number for number, v in enumerate(op.operands) if isinstance(v.type, PackedType)}
+        if packed and not op.callee and packed != {*_packed(op)}:
+            raise VerificationError(f"{op.name} does not take these weights packed", op.location or f"@{function.name}")
+    source = functions.get(function.name + PREPARE)
+    if source is None:
+        return
+    given: dict[str, Value] = {output.value.name: output.value for output in source.outputs}
+    for item in function.inputs:
+        if item.role == "constant" and given.get(item.value.name) != item.value:
+            raise VerificationError(f"expected {item.value} among the results of @{source.name}", f"@{function.name}")
+
+
+def _packed(op: Op) -> range:
+    code = lookup(op.name, op.location).code
+    return range(1, len(op.operands) - code.unpacked) if code.packed else range(0)

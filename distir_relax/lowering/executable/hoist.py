@@ -1,0 +1,225 @@
+"""What a rank's program computes once, when it is loaded or for a choice of sizes, in functions of their own.
+
+A function ``f`` of the ranked stage becomes up to three of the executable stage:
+
+    @f.prepare   of weights, what every call takes of them: results of ops on weights alone, and packed weights (`pack`)
+    @f.sizes     of the entry function: values that depend on the sizes of a call, and on weights, alone
+    @f           the rest
+
+Inputs of ``@f`` are its arguments, then those of role ``parameter``, ``constant`` or ``state``, which ``@f.prepare``
+gives, and those of role ``sized``, which ``@f.sizes`` gives. Functions that calls share are prepared once for each
+choice of weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from distir_relax.ir import (
+    CALL,
+    Function,
+    Input,
+    Module,
+    Op,
+    Output,
+    Value,
+    callees_first,
+    fresh_name,
+    value_names,
+)
+from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values, sized_values, symbols_in_code
+from distir_relax.ops import Trait, is_packable, lookup, packed_operands, packing_of
+
+PREPARE, SIZES = ".prepare", ".sizes"
+"""What the names of functions end in that are computed once: for weights, and for sizes."""
+SIZED = "sized"
+"""The role of inputs that are computed for a choice of sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hoist:
+    """Pass: ranked to executable stage."""
+
+    takes: ClassVar[tuple[str, ...]] = ("ranked",)
+    gives: ClassVar[str] = "executable"
+
+    def run(self, module: Module) -> Module:
+        """Divide every function by when its ops run."""
+        entries = set(module.ranks) or {module.main.name}
+        functions, mutated = callees_first(module), mutated_values(module)
+        stored = _stored(module, functions, entries, mutated)
+        parts: dict[str, _Parts] = {}
+        for f in functions:
+            parts[f.name] = _Division(f, f.name in entries, stored[f.name], mutated[f.name], parts).parts()
+        divided = [part for f in module.functions for part in parts[f.name].functions if part is not None]
+        return replace(module, stage="executable", functions=tuple(divided))
+
+
+def is_number(op: Op, function: Function) -> bool:
+    """Return whether an op is a number that the code of its users contains."""
+    is_scalar = not op.callee and Trait.SCALAR in lookup(op.name, op.location).traits
+    return is_scalar and all(o.value != op.results[0] for o in function.outputs)
+
+
+def prepared_name(call: str, name: str) -> str:
+    """Return the name of what a call has prepared, from a name for the call, and the name in its function."""
+    return f"{call}.prepared.{name}"
+
+
+def is_constant(item: Input) -> bool:
+    """Return whether an input comes with the weights, rather than with a call."""
+    return item.role not in ("input", SIZED)
+
+
+def _stored(
+    module: Module, functions: Sequence[Function], entries: Collection[str], mutated: Mapping[str, set[str]]
+) -> dict[str, set[str]]:
+    """Return the inputs of each function that are weights in every call; `functions` begin with callees."""
+    stored = {f.name: {i.value.name for i in f.inputs if f.name not in entries or i.role != "input"} for f in functions}
+    for function in reversed(functions):
+        fixed = fixed_values(function, stored[function.name] - mutated[function.name])
+        for op in function.ops:
+            if op.callee:
+                inputs = (i.value.name for i in module.function(op.callee).inputs)
+                pairs = zip(inputs, op.operands, strict=True)
+                stored[op.callee] -= {name for name, operand in pairs if operand.name not in fixed}
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A function in parts. `arguments` and `weights` are the numbers of inputs, `symbols` those in its code."""
+
+    main: Function
+    prepare: Function | None
+    sizes: Function | None
+    arguments: Sequence[int]
+    weights: Sequence[int]
+    symbols: frozenset[str]
+
+    @property
+    def functions(self) -> tuple[Function | None, ...]:
+        return self.main, self.prepare, self.sizes
+
+
+@dataclass(slots=True)
+class _Division:
+    """The division of one function, whose callees have their `parts`."""
+
+    function: Function
+    is_entry: bool
+    stored: set[str]
+    mutated: set[str]
+    callees: Mapping[str, _Parts]
+    taken: set[str] = field(init=False)
+    packed: dict[object, Op] = field(default_factory=dict)
+    """The op that packs the weights of each product, by these and its kind."""
+    prepared: dict[object, Op] = field(default_factory=dict)
+    """The call that prepares the weights of a call, by these and its function."""
+
+    def __post_init__(self) -> None:
+        self.taken = value_names(self.function)
+
+    def parts(self) -> _Parts:
+        """Return the parts."""
+        function = self.function
+        numbers = {op.results[0].name: op for op in function.ops if is_number(op, function)}
+        fixed = fixed_values(function, self.stored - self.mutated)
+        own = {symbol.name for op in function.ops for symbol in symbols_in_code(op)}
+        symbols = frozenset(own).union(*(self.callees[op.callee].symbols for op in function.ops if op.callee))
+        sized = sized_values(function, fixed, self.mutated) if self.is_entry and symbols else set()
+        hoisted, of_sizes, remaining = list[Op](), list[Op](), list[Op]()
+        for op in function.ops:
+            name = op.results[0].name
+            if name in numbers:
+                continue
+            if name in fixed:
+                hoisted.append(op)
+            else:
+                (of_sizes if name in sized else remaining).append(self._with_prepared(op, fixed))
+        early = [*hoisted, *self.packed.values(), *self.prepared.values()]
+        used = _used([*of_sizes, *remaining]) | {o.value for o in function.outputs}
+        arguments = [n for n, i in enumerate(function.inputs) if i.value.name not in self.stored]
+        weights = [n for n, i in enumerate(function.inputs) if i.value.name in self.stored]
+        given = {item.value: item if self.is_entry else replace(item, role="constant") for item in function.inputs}
+        taken = [given[function.inputs[n].value] for n in weights]
+        made = [Input(v, "constant", op.location) for op in early for v in op.results]
+        constants = [item for item in (*taken, *made) if item.value in used]
+        prepare = None
+        # A function of calls always has one: what it gives is what the calls share.
+        if constants and (early or not self.is_entry):
+            outputs = tuple(Output(item.value.name, item.value) for item in constants)
+            ops = tuple(_with_numbers(early, numbers, function))
+            prepare = Function(function.name + PREPARE, tuple(taken), ops, outputs)
+        sizes = self._sizes(of_sizes, remaining, constants, numbers) if of_sizes else None
+        after = [] if sizes is None else [Input(o.value, SIZED) for o in sizes.outputs]
+        mine = _used(remaining) | {o.value for o in function.outputs}
+        inputs = [
+            *(given[function.inputs[n].value] if self.is_entry else replace(function.inputs[n], role="input")
+              for n in arguments),
+            *(item for item in constants if item.value in mine or not self.is_entry), *after,
+        ]  # fmt: skip
+        ops = tuple(_with_numbers(remaining, numbers, function))
+        main = replace(function, inputs=tuple(inputs), ops=ops)
+        return _Parts(main, prepare, sizes, arguments, weights, symbols)
+
+    def _sizes(
+        self, ops: Sequence[Op], remaining: Sequence[Op], constants: Sequence[Input], numbers: Mapping[str, Op]
+    ) -> Function:
+        used = _used(remaining) | {o.value for o in self.function.outputs}
+        results = [v for op in ops for v in op.results if v in used]
+        inputs = tuple(item for item in constants if item.value in _used(ops))
+        outputs = tuple(Output(v.name, v) for v in results)
+        return Function(self.function.name + SIZES, inputs, tuple(_with_numbers(ops, numbers, self.function)), outputs)
+
+    def _with_prepared(self, op: Op, fixed: Collection[str]) -> Op:
+        """Return an op that takes packed weights where it can, and a call what its function has prepared."""
+        if op.callee:
+            return self._call(op)
+        if not is_packable(op):
+            return op
+        numbers = packed_operands(op)
+        weights = tuple(op.operands[n] for n in numbers)
+        if any(v.name not in fixed for v in weights):
+            return op
+        packing = packing_of(op, [f"{v.name}.packed" for v in weights])
+        key = weights, *packing.attrs.items()
+        if key not in self.packed:
+            names = [fresh_name(v.name, self.taken) for v in packing.results]
+            self.packed[key] = packing_of(op, names)
+        operands = list(op.operands)
+        for number, value in zip(numbers, self.packed[key].results, strict=True):
+            operands[number] = value
+        return replace(op, operands=tuple(operands))
+
+    def _call(self, op: Op) -> Op:
+        """Return a call with what its function has prepared of its weights."""
+        callee = self.callees[op.callee]
+        operands = tuple(op.operands[n] for n in callee.arguments)
+        if callee.prepare is None:
+            return replace(op, operands=operands)
+        weights = tuple(op.operands[n] for n in callee.weights)
+        key = op.callee, weights
+        if key not in self.prepared:
+            base = re.sub(r"[^\w.]", "_", op.location) or op.callee
+            name = fresh_name(base, self.taken)
+            while any(prepared_name(name, o.name) in self.taken for o in callee.prepare.outputs):
+                name = fresh_name(base, self.taken)
+            results = tuple(Value(prepared_name(name, o.name), o.value.type) for o in callee.prepare.outputs)
+            self.taken |= {v.name for v in results}
+            attrs = {"callee": callee.prepare.name}
+            self.prepared[key] = Op(CALL, weights, results, attrs, op.location)
+        return replace(op, operands=(*operands, *self.prepared[key].results))
+
+
+def _used(ops: Sequence[Op]) -> set[Value]:
+    return {v for op in ops for v in op.operands}
+
+
+def _with_numbers(ops: Sequence[Op], numbers: Mapping[str, Op], function: Function) -> list[Op]:
+    """Return ops in order, after the numbers that they use."""
+    used = dict.fromkeys(v.name for op in ops for v in op.operands if v.name in numbers)
+    return [*(numbers[name] for name in used), *ops]
