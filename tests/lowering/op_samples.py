@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -469,11 +469,13 @@ def operand_data(ops: Sequence[Op]) -> list[list[torch.Tensor]]:
 
 
 def check_against_reference(
-    ops: Sequence[Op], operands: Sequence[Sequence[torch.Tensor]], results: Sequence[torch.Tensor], tolerance: float
-) -> None:
+    ops: Sequence[Op], operands: Sequence[Sequence[torch.Tensor]], results: Sequence[torch.Tensor],
+    tolerance: float | Callable[[Op], float],
+) -> None:  # fmt: skip
     """Fail unless `results`, those of all ops one after the other, are what the op table says, type and all."""
     found = iter(results)
     for op, values in zip(ops, operands, strict=True):
+        within = tolerance(op) if callable(tolerance) else tolerance
         for expected in evaluate(op, values):
             got = next(found)
             where = f"{op.name} of {[tuple(v.shape) for v in values]} with {dict(op.attrs)}"
@@ -481,6 +483,6 @@ def check_against_reference(
             # Where large terms cancel, what is left has their rounding.
             largest = float(torch.nan_to_num(expected.double(), 0, 0, 0).abs().max()) if expected.numel() else 0.0
             torch.testing.assert_close(
-                got.double(), expected.double(), atol=tolerance * max(1.0, largest), rtol=tolerance, equal_nan=True,
+                got.double(), expected.double(), atol=within * max(1.0, largest), rtol=within, equal_nan=True,
                 msg=lambda text, where=where: f"{where}: {text}")  # fmt: skip
     assert next(found, None) is None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from op_samples import NO_WEIGHTS, check_against_reference, operand_data, sample_module, samples
 
-from distir_relax.ir import print_module
+from distir_relax.ir import Op, print_module
 from distir_relax.layout import DeviceMesh
+from distir_relax.ops import is_packable
 from distir_relax.runtime.transports.threads import ThreadWorld
 
 pytest.importorskip("tvm")
@@ -28,7 +29,12 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(part: i
     }
     names = [item.value.name for item in module.main.inputs]
     count = sum(item.role == "input" for item in module.main.inputs)
-    compiled = compile_program(ProgramText(print_module(module), "main_0"), range(count))
+    compiled = compile_program(ProgramText(print_module(module), "main_0"))
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
-    program = TvmProgram(compiled, comm, [data[name] for name in names[count:]].__getitem__, range(count))
-    check_against_reference(ops, operands, program(*(data[name] for name in names[:count]), sizes={}), tolerance=3e-6)
+    program = TvmProgram(compiled, comm, names[:count], {}, {name: data[name] for name in names[count:]}, "samples")
+    check_against_reference(ops, operands, program(*(data[name] for name in names[:count]), sizes={}), _tolerance)
+
+
+def _tolerance(op: Op) -> float:
+    """Kernels round the inputs of weights in 8 and 4 bits to 8 bits."""
+    return 1e-2 if is_packable(op) and op.operands[1].tensor.dtype in ("int8", "uint8") else 3e-6

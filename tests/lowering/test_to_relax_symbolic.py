@@ -144,10 +144,10 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(
     target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
     monkeypatch.setattr(compile, "machine", lambda threads: (target, host))
     module, ops = sample_module(symbolic_samples()[part::2])
-    count = len(module.main.inputs)
+    names = [item.value.name for item in module.main.inputs]
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
     text = ProgramText(print_module(module), "main_0")
-    program = TvmProgram(compile_program(text, range(count)), comm, [].__getitem__, range(count))
+    program = TvmProgram(compile_program(text), comm, names, {}, {}, "samples")
     for size in SIZES:
         operands = operand_data(at(ops, size))
         data = [x for values in operands for x in values]

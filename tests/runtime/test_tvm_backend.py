@@ -152,7 +152,7 @@ def test_ranks_with_the_same_program_share_one_executable() -> None:
 
     text = tvm_bundle([2, 3]).texts["ranked.txt"]
     first, second = (ProgramText("".join(list(text)), "main_0") for _ in range(2))
-    assert compile_program(first, [0]) is compile_program(second, [0])
+    assert compile_program(first) is compile_program(second)
 
 
 def test_the_steps_are_named_for_the_watchdog() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.kernels.packing import can_pack_bfloat16
 
 pytest.importorskip("tvm")
 pytestmark = pytest.mark.timeout(120)
@@ -49,21 +48,35 @@ def test_products_are_those_of_torch(shape: Sequence[int], dtype: torch.dtype) -
         torch.testing.assert_close(found.double(), value, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_each_weight_is_packed_once_with_its_bias(dtype: torch.dtype) -> None:
+def test_each_weight_is_packed_once_with_its_bias() -> None:
     from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
-    from distir_relax.runtime.backends.tvm.hoist_constants import Product
 
-    plan = dr.compile(Products().to(dtype).eval(), (torch.ones(3, 5, 63, dtype=dtype),), mesh=1)
+    plan = dr.compile(Products().eval(), (torch.ones(3, 5, 63),), mesh=1)
     bundle = plan.bundle(backends=("tvm",))
     (program,) = bundle.manifest.programs
-    weights = {tensor.name for tensor in bundle.manifest.weights}
-    inputs = [i for i, name in enumerate(program.arguments) if name not in weights]
-    found = compile_program(ProgramText(bundle.texts["ranked.txt"], program.name), inputs).products
-    if dtype in (torch.float32, torch.float64) or (dtype == torch.bfloat16 and can_pack_bfloat16()):
-        expected = {Product(True, True, 15), Product(True, False, 15), Product(False, False, 15)}
-    else:
-        # Narrow floats are multiplied in float32: the weights are transposed and cast before, the bias comes after.
-        expected = {Product(False, False, 15)}
-    assert set(found) == expected
-    assert len(found) == 3
+    found = compile_program(ProgramText(bundle.texts["ranked.txt"], program.name))
+    assert found.packed == ("up.weight.packed", "down.weight.packed", "right.packed")
+    assert found.arguments == ("x", "shift")
+    assert found.preparation.count("pack_linear(") == 3
+    assert 'pack_linear(weights["up.weight"], weights["up.bias"], rows=15)' in found.preparation
+
+
+class Families(torch.nn.Module):
+    """Products of one input with several weights, and one of weights in 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(32, n) for n in (7, 13, 5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.tanh(part(x)) for part in self.parts)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "int8"}, {"precision": "bf16"}], ids=str)
+def test_joined_and_quantized_products(options: dict[str, str]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 32)
+    plan = dr.compile(Families().eval(), (x,), mesh=1, **options)
+    tolerance = 1e-2 if "bf16" in options.values() else 1e-5
+    for found, expected in zip(plan(x, backend="tvm"), plan(x, backend="torch"), strict=True):
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)

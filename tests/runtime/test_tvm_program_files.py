@@ -58,41 +58,40 @@ def test_a_second_load_compiles_nothing(compiled: list[object], folder: Path) ->
         assert torch.equal(second[name], value)
 
 
-def test_text_inputs_and_threads_make_another_program(compiled: list[object]) -> None:
+def test_text_and_threads_make_another_program(compiled: list[object]) -> None:
     for _ in range(2):
-        compile.compile_program(TEXT, [0])
-        compile.compile_program(OTHER_TEXT, [0])
-        compile.compile_program(TEXT, [0, 1])
-        compile.compile_program(TEXT, [0], threads=2)
-        compile.compile_program(replace(TEXT, fast_math=True), [0])
-    assert len(compiled) == 5
+        compile.compile_program(TEXT)
+        compile.compile_program(OTHER_TEXT)
+        compile.compile_program(TEXT, threads=2)
+        compile.compile_program(replace(TEXT, fast_math=True))
+    assert len(compiled) == 4
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:300] + b"x" + b[301:], lambda b: b""])
 def test_a_damaged_file_is_written_again(
     compiled: list[object], folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    compile.compile_program(TEXT, [0])
+    compile.compile_program(TEXT)
     (file,) = folder.glob("program-*.bin")
     content = file.read_bytes()
     file.write_bytes(damage(content))
     assert file.read_bytes() != content
-    compile.compile_program(TEXT, [0])
+    compile.compile_program(TEXT)
     assert len(compiled) == 2
-    assert compile.compile_program(TEXT, [0]) == Compiled.from_bytes(file.read_bytes())
+    assert compile.compile_program(TEXT) == Compiled.from_bytes(file.read_bytes())
     assert len(compiled) == 2
 
 
 def test_a_file_or_folder_that_others_can_write_to_is_not_used(compiled: list[object], folder: Path) -> None:
-    compile.compile_program(TEXT, [0])
+    compile.compile_program(TEXT)
     (file,) = folder.glob("program-*.bin")
     file.chmod(0o666)
-    compile.compile_program(TEXT, [0])
+    compile.compile_program(TEXT)
     assert len(compiled) == 2
     assert file.stat().st_mode & 0o777 == 0o600
     folder.chmod(0o777)
     file.write_bytes(b"from somebody else")
-    compile.compile_program(TEXT, [0])
+    compile.compile_program(TEXT)
     assert len(compiled) == 3
     assert file.read_bytes() == b"from somebody else"
 
@@ -144,4 +143,4 @@ def test_ops_that_another_process_lacks_are_compiled_in_this_one(
 
     monkeypatch.setattr(compile, "call_isolated", lack)
     monkeypatch.setattr(compile, "_compiled_bytes", lambda *_: pytest.fail("it runs in the child"))
-    assert compile.compile_program(TEXT, [0]).outputs == 5
+    assert compile.compile_program(TEXT).outputs == 5

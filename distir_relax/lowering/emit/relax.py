@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import DistIRError, UnsupportedOpError, VerificationError
-from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
+from distir_relax.ir import Function, Module, Op, PackedType, PerRank, TensorType, Value, inline, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.layout import SymbolicSize, is_symbolic
 from distir_relax.lowering.emit.relax_exact import fill_where_empty
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import tvm
 
 PACKED_PREFIX = "distir."
+CALL_PACKED = "distir_products.call"
+"""The packed function ``(operands..., index) -> results`` that calls the packed weights with that index."""
 STEPS_ATTRIBUTE = "distir.steps"
 RANKS_ATTRIBUTE = "distir.ranks"
 OUTPUTS_ATTRIBUTE = "distir.outputs"
@@ -87,9 +89,27 @@ def to_relax_program(module: Module, entry: str, fast_math: bool = False) -> tvm
     return tvm.IRModule(_emit_functions(module, [inline(replace(module, functions=functions)).main], fast_math))
 
 
-def _check_stage(module: Module) -> None:
-    if module.stage != "ranked":
-        raise VerificationError(f"expected a module of the ranked stage, found the {module.stage} stage")
+def to_relax_executable(module: Module, fast_math: bool = False) -> tvm.IRModule:
+    """Convert what every call runs of the first function of `module`, at the executable stage, to an IRModule.
+
+    The function is called ``main``. Packed weights are no parameters: an op that takes them is a call of
+    ``distir_products.call`` with their place among `packed_weights`. Raises the errors of `to_relax`.
+    """
+    import tvm
+
+    _check_stage(module, "executable")
+    return tvm.IRModule(_emit_functions(module, [replace(module.main, name="main")], fast_math))
+
+
+def packed_weights(function: Function) -> list[str]:
+    """Return the inputs of a function that are packed weights: of those that are packed together, the first."""
+    firsts = (next((v.name for v in op.operands if isinstance(v.type, PackedType)), "") for op in function.ops)
+    return list(dict.fromkeys(filter(None, firsts)))
+
+
+def _check_stage(module: Module, stage: str = "ranked") -> None:
+    if module.stage != stage:
+        raise VerificationError(f"expected a module of the {stage} stage, found the {module.stage} stage")
 
 
 def _emit_functions(module: Module, functions: Sequence[Function], fast_math: bool) -> dict[Any, Any]:
@@ -111,13 +131,17 @@ class _Emitter:
         self.sizes = sizes
         self.scope = {**relax_scope(may_be_zero=sizes.may_be_zero), **sizes.scope()}
         self.values: dict[str, Any] = {}
+        self.packed: list[str] = []
 
     def emit(self, function: Function, fast_math: bool) -> None:
         """Emit the function, with its attributes."""
         from tvm import relax
 
         parameters = []
+        self.packed = packed_weights(function)
         for item in function.inputs:
+            if isinstance(item.value.type, PackedType):
+                continue
             self.values[item.value.name] = relax.Var(item.value.name, self._type(item.value.tensor))
             parameters.append(self.values[item.value.name])
         attrs = {
@@ -189,7 +213,7 @@ class _Emitter:
         from tvm import relax
 
         types = [value.tensor for value in op.results]
-        operands = [self.values[v.name] for v in op.operands]
+        operands = [self.values[v.name] for v in op.operands if not isinstance(v.type, PackedType)]
         if all(type_.elements == 0 for type_ in types) or is_zero(op):
             expressions: Any = [None] * len(types)
         else:
@@ -208,6 +232,8 @@ class _Emitter:
         self._bind(op, emitted)
 
     def _expressions(self, op: Op, operands: Sequence[Any]) -> Any:
+        if len(operands) < len(op.operands):
+            return self._call_packed(op, operands)
         names = [f"a{i}" for i in range(len(operands))]
         scope = {**self.scope, **dict(zip(names, operands, strict=True))}
         try:
@@ -216,6 +242,16 @@ class _Emitter:
             raise UnsupportedOpError(
                 f"{op.name} has no form in TVM for {error}", op.location, "give that dim a fixed size, or use torch"
             ) from None
+
+    def _call_packed(self, op: Op, operands: Sequence[Any]) -> Any:
+        """Return the call of an op's packed weights on its other operands."""
+        import tvm
+        from tvm import relax
+
+        index = self.packed.index(next(v.name for v in op.operands if isinstance(v.type, PackedType)))
+        kinds = [self._type(value.tensor) for value in op.results]
+        kind = kinds[0] if len(kinds) == 1 else relax.TupleType(kinds)
+        return relax.op.call_pure_packed(CALL_PACKED, *operands, tvm.tirx.IntImm("int64", index), ty_args=kind)
 
     def _bind(self, op: Op, expressions: Sequence[Any]) -> None:
         for value, expression in zip(op.results, expressions, strict=True):
@@ -269,13 +305,16 @@ def _step_of(op: Op) -> int:
 
 
 __all__: Sequence[str] = (
+    "CALL_PACKED",
     "OUTPUTS_ATTRIBUTE",
     "PACKED_PREFIX",
     "RANKS_ATTRIBUTE",
     "SCHEDULE_ATTRIBUTE",
     "SIZES_ATTRIBUTE",
     "STEPS_ATTRIBUTE",
+    "packed_weights",
     "to_relax",
+    "to_relax_executable",
     "to_relax_program",
     "to_relax_programs",
 )

@@ -106,6 +106,14 @@ def print_torch(module: Module, name: str) -> str:
     return _Program(module, name, _ranks_of(module, module.main.name)).text()
 
 
+def print_preparation(module: Module, name: str) -> str:
+    """Return the text of a Python module with ``prepare`` alone (`to_torch`); empty if nothing is prepared.
+
+    It is that of the first function of `module`, at the executable stage, which calls no others.
+    """
+    return _Program(module, name, _ranks_of(module, module.main.name)).preparation()
+
+
 def torch_variables(module: Module, entry: str) -> dict[str, Mapping[str, str]]:
     """Return, by name of each function of the program `entry`, the expressions of its values in `to_torch_program`.
 
@@ -217,6 +225,11 @@ class _Program:
             + self._steps([self.main, *(f.function for f in functions[:-1])])
             + "\n\n".join(texts)
         )
+
+    def preparation(self) -> str:
+        """Return the text of the module with the entry function's `prepare` alone; empty if it has none."""
+        text = self._functions()[-1].prepare()
+        return self._head() + _imports([text]) + text if text else ""
 
     def _head(self) -> str:
         # The name is a bundle's: as data it cannot end the docstring.

@@ -41,10 +41,11 @@ SIZED = "sized"
 
 @dataclass(frozen=True, slots=True)
 class Hoist:
-    """Pass: ranked to executable stage."""
+    """Pass: ranked to executable stage. Without `sizes`, values that depend on sizes alone are those of each call."""
 
     takes: ClassVar[tuple[str, ...]] = ("ranked",)
     gives: ClassVar[str] = "executable"
+    sizes: bool = True
 
     def run(self, module: Module) -> Module:
         """Divide every function by when its ops run."""
@@ -53,7 +54,9 @@ class Hoist:
         stored = _stored(module, functions, entries, mutated)
         parts: dict[str, _Parts] = {}
         for f in functions:
-            parts[f.name] = _Division(f, f.name in entries, stored[f.name], mutated[f.name], parts).parts()
+            is_entry = f.name in entries
+            division = _Division(f, is_entry, self.sizes and is_entry, stored[f.name], mutated[f.name], parts)
+            parts[f.name] = division.parts()
         divided = [part for f in module.functions for part in parts[f.name].functions if part is not None]
         return replace(module, stage="executable", functions=tuple(divided))
 
@@ -111,6 +114,7 @@ class _Division:
 
     function: Function
     is_entry: bool
+    has_sizes: bool
     stored: set[str]
     mutated: set[str]
     callees: Mapping[str, _Parts]
@@ -130,7 +134,7 @@ class _Division:
         fixed = fixed_values(function, self.stored - self.mutated)
         own = {symbol.name for op in function.ops for symbol in symbols_in_code(op)}
         symbols = frozenset(own).union(*(self.callees[op.callee].symbols for op in function.ops if op.callee))
-        sized = sized_values(function, fixed, self.mutated) if self.is_entry and symbols else set()
+        sized = sized_values(function, fixed, self.mutated) if self.has_sizes and symbols else set()
         hoisted, of_sizes, remaining = list[Op](), list[Op](), list[Op]()
         for op in function.ops:
             name = op.results[0].name

@@ -152,14 +152,14 @@ def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
     return load_text(text, program.name, f"<{bundle.manifest.name}/{program.name}.py>")
 
 
-def load_text(text: str, name: str, file: str, is_file: bool = False) -> types.ModuleType:
-    """Return the module of a program's text. Raises BundleError if it is none.
+def load_text(text: str, name: str, file: str, is_file: bool = False, defines: str = "main") -> types.ModuleType:
+    """Return the module of a program's text. Raises BundleError if it is none, or lacks the function that it `defines`.
 
     Debuggers and tracebacks show the source by the name of its `file`, even if there is none.
     """
     module = _load_text(text, name, file, is_file)
-    if not callable(getattr(module, "main", None)):
-        raise BundleError("the program defines no main(comm, weights, ...)", file)
+    if not callable(getattr(module, defines, None)):
+        raise BundleError(f"the program defines no {defines}(comm, weights, ...)", file)
     return module
 
 

@@ -1,7 +1,8 @@
 """Compilation of a rank's program for TVM's virtual machine, from the text of the ranked stage.
 
-`split_program` separates computation that depends on weights only and inserts our kernels; TVM fuses and compiles
-the rest, in a child process (`kernels.isolated_calls`). Compiled programs are kept on disk (`kernels.compiled_files`).
+What depends on weights alone is left to torch, which packs them too (`lowering.Hoist`). TVM fuses and compiles what
+every call runs, in a child process (`kernels.isolated_calls`), with kernels of ours in place of some ops. Compiled
+programs are kept on disk (`kernels.compiled_files`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from distir_relax.kernels.native.target import host_target
 from distir_relax.kernels.native.threads import with_launcher
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.compiled_program import Compiled
-from distir_relax.runtime.backends.tvm.hoist_constants import relax_function, split_program
 from distir_relax.runtime.backends.tvm.legalizations import legalizations
 from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order_by_torch
+from distir_relax.runtime.backends.tvm.own_kernels import relax_function, with_own_kernels
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class ProgramText:
     fast_math: bool = False
 
 
-def compile_program(program: ProgramText, inputs: Sequence[int], threads: int = 1) -> Compiled:
-    """Compile a program whose parameters at the positions `inputs` are inputs, the others weights.
+def compile_program(program: ProgramText, threads: int = 1) -> Compiled:
+    """Compile a program.
 
     Ranks of one process that run the same program share the result, and processes of this user its file on disk.
     The text is verified. Raises ParseError for one that is no program, UnsupportedOpError for an op that Relax lacks,
     RunError when TVM cannot compile it here, and IsolatedCallError if its compiler does not end, or ends its process.
     """
-    key = (program, tuple(inputs), threads)
+    key = (program, threads)
     with _lock:
         compiled = _compiled.get(key)
         if compiled is None:
@@ -64,24 +65,22 @@ def compile_program(program: ProgramText, inputs: Sequence[int], threads: int = 
 
 
 _lock = threading.Lock()
-_compiled: weakref.WeakValueDictionary[tuple[ProgramText, tuple[int, ...], int], Compiled] = (
-    weakref.WeakValueDictionary()
-)
+_compiled: weakref.WeakValueDictionary[tuple[ProgramText, int], Compiled] = weakref.WeakValueDictionary()
 """Programs that some rank of this process still references."""
 
 
-def _load_or_compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
+def _load_or_compile(program: ProgramText, threads: int) -> Compiled:
     folder = compiled_folder()
     if folder is None:
-        return _compile_apart(program, inputs, threads)
+        return _compile_apart(program, threads)
     sources = kernel_sources(*map(str, _sources()))
-    file = folder / f"program-{compiled_key(sources, program, inputs, threads)}.bin"
+    file = folder / f"program-{compiled_key(sources, program, threads)}.bin"
     found = _read_file(file)
     if found is None:
         with one_compiles(file):
             found = _read_file(file)  # another process may have compiled it
             if found is None:
-                found = _compile_apart(program, inputs, threads)
+                found = _compile_apart(program, threads)
                 write_compiled(found.to_bytes(), file)
     return found
 
@@ -90,7 +89,8 @@ def _sources() -> Iterator[Path]:
     """Iterate over the files of the code that decides what a text is compiled to."""
     package = Path(__file__).parents[3]
     yield from Path(__file__).parent.glob("*.py")
-    yield from (package / "lowering" / "emit").glob("relax*.py")
+    yield from (package / "lowering" / "emit").glob("*.py")
+    yield from (package / "lowering" / "executable").glob("*.py")
     yield from (package / "ops").rglob("*.py")
 
 
@@ -105,17 +105,17 @@ _MOST_SECONDS = 1200.0
 """Seconds for the compilation of a program; the largest in use take minutes."""
 
 
-def _compile_apart(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
+def _compile_apart(program: ProgramText, threads: int) -> Compiled:
     """Compile a program in a child process, which also makes the machine code, and runs code for this target once."""
     try:
-        return Compiled.from_bytes(call_isolated(_compiled_bytes, program, inputs, threads, seconds=_MOST_SECONDS))
+        return Compiled.from_bytes(call_isolated(_compiled_bytes, program, threads, seconds=_MOST_SECONDS))
     except (ParseError, UnsupportedOpError):
         # Ops that a user's script has defined exist in this process alone.
-        return _compile(program, inputs, threads)
+        return _compile(program, threads)
 
 
-def _compiled_bytes(program: ProgramText, inputs: tuple[int, ...], threads: int) -> bytes:
-    compiled = _compile(program, inputs, threads)
+def _compiled_bytes(program: ProgramText, threads: int) -> bytes:
+    compiled = _compile(program, threads)
     _try_target()
     return compiled.to_bytes()
 
@@ -135,35 +135,36 @@ def machine(threads: int) -> tuple[Any, kernels.Machine]:
     return tvm.target.Target(host.to_tvm()), kernels.Machine(64 if is_wide else 32, 12 if is_wide else 6, threads)
 
 
-def _compile(program: ProgramText, inputs: tuple[int, ...], threads: int) -> Compiled:
+def _compile(program: ProgramText, threads: int) -> Compiled:
     import tvm
     from tvm import relax
 
-    module = _emit(program)
+    module, preparation, arguments, packed = _emit(program)
     target, host = machine(threads)
     try:
         module = relax.transform.EliminateCommonSubexpr()(module)
-        split = split_program(module, inputs, host)
         function = relax_function(module)
+        module = with_own_kernels(module, host)
         with target, tvm.transform.PassContext(opt_level=3):
-            lowered = tvm.ir.transform.Sequential(_passes(split.functions, program.fast_math))(split.module)
+            lowered = tvm.ir.transform.Sequential(_passes(["main"], program.fast_math))(module)
         executable = relax.build(lowered, target, relax_pipeline=None)
-        check_schedule(executable, [str(call) for call in function.attrs["distir.schedule"]])
+        schedule = [str(call) for call in function.attrs["distir.schedule"]]
+        check_schedule(executable, schedule)
     except (tvm.error.InternalError, ValueError, TypeError, RuntimeError) as wrong:
         last = str(wrong).strip().splitlines()[-1]
         raise RunError(f"TVM cannot compile the program: {last}", hint="--backend torch runs it without TVM") from wrong
     return Compiled(
         bytecode=_bytecode(executable),
         kernels=_kernels(executable),
-        main_weights=split.main_weights,
-        products=split.products,
-        preparations=split.preparations,
+        preparation=preparation,
+        arguments=arguments,
+        packed=packed,
         outputs=int(function.attrs["distir.outputs"]),
         steps={
             int(step): str(what) if isinstance(what, str) else [str(text) for text in what]
             for step, what in function.attrs["distir.steps"].items()
         },
-        calls=split.calls,
+        calls=frozenset(call.partition(" ")[0] for call in schedule),
         sizes=tuple(map(str, function.attrs.get("distir.sizes", ()))),
     )
 
@@ -237,16 +238,24 @@ def _without_dead_tuples(module: Any) -> Any:
     return module
 
 
-def _emit(program: ProgramText) -> Any:
-    """Return the Relax module of a program."""
-    from distir_relax.ir import gc_disabled, parse
+def _emit(program: ProgramText) -> tuple[Any, str, tuple[str, ...], tuple[str, ...]]:
+    """Return the Relax module of what every call runs, and as in `Compiled`: preparation, arguments, packed weights."""
+    from distir_relax.ir import PackedType, gc_disabled, inline, parse, program_of
     from distir_relax.layout import assuming
-    from distir_relax.lowering.emit.relax import to_relax_program
+    from distir_relax.lowering.emit.relax import packed_weights, to_relax_executable
+    from distir_relax.lowering.emit.torch import print_preparation
+    from distir_relax.lowering.executable.hoist import Hoist
+    from distir_relax.lowering.executable.plan_memory import PlanMemory
 
     with gc_disabled():
         module = parse(program.text)
     with assuming(module.guards):
-        return to_relax_program(module, program.entry, program.fast_math)
+        hoisted = Hoist(sizes=False).run(inline(program_of(module, program.entry)))
+        executable = PlanMemory(of_weights=True).run(hoisted)
+        preparation = print_preparation(executable, program.entry)
+        relax = to_relax_executable(executable, program.fast_math)
+    arguments = (i.value for i in executable.main.inputs if not isinstance(i.value.type, PackedType))
+    return relax, preparation, tuple(v.name for v in arguments), tuple(packed_weights(executable.main))
 
 
 def _module_pass(run: Callable[[Any], Any]) -> Any:

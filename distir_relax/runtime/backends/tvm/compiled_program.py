@@ -14,26 +14,26 @@ from functools import cached_property
 from typing import Any
 
 from distir_relax.kernels.native.machine_code import MachineCode, load_library
-from distir_relax.runtime.backends.tvm.hoist_constants import Preparation, Product
 
-_INDICES = ("weights", "prepared", "products")
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program with `main` and functions that prepare its weights: bytecode, and its kernels, or none.
+    """A program's `main`: bytecode, and its kernels, or none.
 
-    `main_weights` are the indices of the weights that `main` takes unchanged; `products` and `preparations` are as in
-    `Split`; the first `outputs` results of `main` are the program's. `steps` describes each step number; `calls` names
-    the communicator's methods; `sizes` names those in the shape that is the last argument of `main`, if there are any.
+    `preparation` is the text of a Python module with ``prepare(comm, weights)``, if there is anything to prepare.
+    `arguments` are the names of what `main` takes, inputs and weights, in order, and `packed` those of the packed
+    weights that it calls, by number. The first `outputs` results are the program's. `steps` describes each step number;
+    `calls` names the communicator's methods; `sizes` names those in the shape that is the last argument of `main`, if
+    there are any.
     """
 
     bytecode: bytes
     kernels: MachineCode | None
-    main_weights: tuple[int, ...]
-    products: tuple[Product, ...]
-    preparations: tuple[Preparation, ...]
+    preparation: str
+    arguments: tuple[str, ...]
+    packed: tuple[str, ...]
     outputs: int
     steps: dict[int, str | list[str]]
     calls: frozenset[str]
@@ -70,11 +70,9 @@ class Compiled:
         return cls(
             bytecode=base64.b64decode(fields["bytecode"]),
             kernels=None if kernels is None else MachineCode(kernels[0], base64.b64decode(kernels[1])),
-            main_weights=tuple(fields["main_weights"]),
-            products=tuple(Product(**product) for product in fields["products"]),
-            preparations=tuple(
-                Preparation(p["function"], *(tuple(p[n]) for n in _INDICES)) for p in fields["preparations"]
-            ),
+            preparation=fields["preparation"],
+            arguments=tuple(fields["arguments"]),
+            packed=tuple(fields["packed"]),
             outputs=fields["outputs"],
             steps={int(step): what for step, what in fields["steps"].items()},
             calls=frozenset(fields["calls"]),

@@ -14,7 +14,6 @@ import json
 import os
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -26,12 +25,11 @@ from distir_relax.errors import RunError
 from distir_relax.kernels.indices import checked
 from distir_relax.kernels.isolated_calls import IsolatedCallError
 from distir_relax.kernels.native.machine_code import limit_threads
-from distir_relax.kernels.packing import PackedLinear, pack_linear
+from distir_relax.lowering.emit.relax import CALL_PACKED
 from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
-from distir_relax.runtime.backends.torch import TorchProgram
+from distir_relax.runtime.backends.torch import TorchProgram, load_text, prepare_weights
 from distir_relax.runtime.backends.torch import load as load_by_torch
-from distir_relax.runtime.backends.tvm.hoist_constants import CALL_PRODUCT, Product
 from distir_relax.runtime.backends.weights import RankWeights, memory
 
 if TYPE_CHECKING:
@@ -55,36 +53,35 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     weights_by_name = RankWeights(bundle, rank, device)
     # State changes between runs, so it is passed as an input.
     state = {name: weights_by_name.pop(name) for name in manifest.updates if name in weights_by_name}
-    inputs = [i for i, name in enumerate(program.arguments) if name not in weights_by_name]
     try:
         from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
 
         text = ProgramText(bundle.stage("ranked"), program.name, manifest.fast_math)
-        compiled = compile_program(text, inputs, _threads(comm.local_size))
+        compiled = compile_program(text, _threads(comm.local_size))
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
     except IsolatedCallError as crash:
         warnings.warn(f"rank {rank} runs by torch: TVM's compiler failed, {crash}", RuntimeWarning, stacklevel=2)
         return load_by_torch(bundle, rank, comm, device)
-    weights = [name for name in program.arguments if name in weights_by_name]
-    remaining = [program.arguments[i] for i in inputs]
-    sources = [name if name in state else names.index(name) for name in remaining]
-    return TvmProgram(compiled, comm, lambda i: weights_by_name.pop(weights[i]), sources, state)
+    return TvmProgram(compiled, comm, names, state, weights_by_name, f"{manifest.name}/{program.name}")
 
 
 class TvmProgram:
     """A `RankProgram` with its own virtual machine; the executable may be shared with other ranks.
 
-    `read` returns a weight of this rank by its place among those in the program's arguments, and is called once for
-    each, before those of the next preparation. `sources` are the other arguments, in their order: the index of an
-    input, or the name of a state.
+    Its arguments are the inputs, by their `names` in the order of a call, tensors of the `state`, and what is prepared
+    of the `weights`. Tracebacks call it `program`.
     """
 
     def __init__(
-        self, compiled: Compiled, comm: Communicator, read: Callable[[int], torch.Tensor],
-        sources: Sequence[int | str], state: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        self, compiled: Compiled, comm: Communicator, names: Sequence[str], state: Mapping[str, torch.Tensor],
+        weights: dict[str, Any], program: str,
     ) -> None:  # fmt: skip
         from torch.utils.dlpack import from_dlpack
+
+        if compiled.preparation:
+            module = load_text(compiled.preparation, program, f"<{program}.prepare.py>", defines="prepare")
+            weights = prepare_weights(module, comm, weights)
 
         for name in compiled.calls:
             _register(name)
@@ -94,39 +91,19 @@ class TvmProgram:
         # TVM reuses the memory of dead values, so sends must be copied.
         comm.copies_sends = True
         self._compiled = compiled
-        self._sources = sources
         # It loads TVM's library, in whose memory tensors are.
         self._machine = _start_machine(compiled.executable)
-        self._state = {name: _to_tvm(tensor) for name, tensor in state.items()}
-        self.state = {name: from_dlpack(tensor) for name, tensor in self._state.items()}
-        self._weights, self._products = self._prepare(read)
         self._main = self._machine["main"]
-        self.held = memory([*map(from_dlpack, self._weights), *(product.weight for product in self._products)])
-
-    def _prepare(self, read: Callable[[int], torch.Tensor]) -> tuple[list[Any], tuple[PackedLinear, ...]]:
-        """Return the tensors that `main` takes besides its inputs, and the packed products."""
-        import torch
-
-        compiled = self._compiled
-        main: dict[int, Any] = {}
-        prepared: dict[int, Any] = {}
-        packed: dict[int, PackedLinear] = {}
-        for group in compiled.preparations:
-            # What is only packed needs no copy in TVM's memory.
-            tensors = {i: read(i) for i in dict.fromkeys(group.weights)}
-            main.update({i: _to_tvm(x) for i, x in tensors.items() if i in compiled.main_weights})
-            if group.function:
-                taken = [main[i] if i in main else _to_tvm(tensors.pop(i)) for i in group.weights]
-                results = deque(_call(self._comm, (), self._machine[group.function], taken))
-                del taken
-            else:
-                results = deque(tensors[i] for i in group.weights)
-            del tensors
-            prepared.update({i: results.popleft() for i in group.prepared})
-            with torch.inference_mode():
-                packed.update({i: _pack(results, compiled.products[i]) for i in group.products})
-        weights = [main[i] if i in main else _to_tvm(read(i)) for i in compiled.main_weights]
-        return [*weights, *map(prepared.get, sorted(prepared))], tuple(packed[i] for i in sorted(packed))
+        given = {name: number for number, name in enumerate(names)}
+        held: dict[str, Any] = {name: _to_tvm(tensor) for name, tensor in state.items()}
+        self.state = {name: from_dlpack(tensor) for name, tensor in held.items()}
+        held |= {
+            name: _to_tvm(weights.pop(name)) for name in compiled.arguments if name not in given and name not in state
+        }
+        self._packed = [weights.pop(name) for name in compiled.packed]
+        self._arguments = [given.get(name, held.get(name)) for name in compiled.arguments]
+        others = (held[name] for name in held.keys() - state.keys())
+        self.held = memory([*map(from_dlpack, others), *self._packed])
 
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = MappingProxyType({})) -> list[torch.Tensor]:
         """See `RankProgram`."""
@@ -134,11 +111,11 @@ class TvmProgram:
         import tvm_ffi
         from torch.utils.dlpack import from_dlpack
 
-        arguments = [_to_tvm(inputs[i]) if isinstance(i, int) else self._state[i] for i in self._sources]
+        arguments = [_to_tvm(inputs[x]) if isinstance(x, int) else x for x in self._arguments]
         names = self._compiled.sizes
         shape = [tvm_ffi.Shape([sizes[name] for name in names])] if names else []
         with torch.inference_mode():
-            results = _call(self._comm, self._products, self._main, [*arguments, *self._weights, *shape])
+            results = _call(self._comm, self._packed, self._main, [*arguments, *shape])
         return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
 
 
@@ -148,15 +125,6 @@ def _start_machine(executable: Any) -> Any:
     machine = executable["vm_load_executable"]()
     machine["vm_initialization"](cpu, device, pooled_allocator)
     return machine
-
-
-def _pack(factors: deque[Any], product: Product) -> PackedLinear:
-    """Pack the factors of a product, which are removed from the front."""
-    from torch.utils.dlpack import from_dlpack
-
-    weight = from_dlpack(factors.popleft())
-    bias = from_dlpack(factors.popleft()) if product.biased else None
-    return pack_linear(weight if product.transposed else weight.t(), bias, rows=product.rows)
 
 
 def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:
@@ -177,12 +145,12 @@ def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..
 
 
 _current = threading.local()
-"""Per thread: `comm` and `products`, those of the running program, and `error`, the exception of a packed function."""
+"""Per thread: `comm` and `packed`, those of the running program, and `error`, the exception of a packed function."""
 
 
-def _call(comm: Communicator, products: Sequence[PackedLinear], function: Any, arguments: Sequence[Any]) -> Any:
-    before = getattr(_current, "comm", None), getattr(_current, "products", ())
-    _current.comm, _current.products, _current.error = comm, products, None
+def _call(comm: Communicator, packed: Sequence[Callable[..., Any]], function: Any, arguments: Sequence[Any]) -> Any:
+    before = getattr(_current, "comm", None), getattr(_current, "packed", ())
+    _current.comm, _current.packed, _current.error = comm, packed, None
     try:
         return function(*arguments)
     except Exception as wrong:
@@ -190,7 +158,7 @@ def _call(comm: Communicator, products: Sequence[PackedLinear], function: Any, a
         raise (_current.error or wrong) from None
     finally:
         # An exception keeps the tensors of its frames alive.
-        (_current.comm, _current.products), _current.error = before, None
+        (_current.comm, _current.packed), _current.error = before, None
 
 
 def _register(name: str) -> None:
@@ -206,7 +174,7 @@ def _register_kernels() -> None:
     if tvm_ffi.get_global_func(CHECK_INDICES, allow_missing=True) is None:
         tvm_ffi.register_global_func(CHECK_INDICES, _check_indices)
         tvm_ffi.register_global_func(CALL_KERNEL, _call_kernel)
-        tvm_ffi.register_global_func(CALL_PRODUCT, _call_product)
+        tvm_ffi.register_global_func(CALL_PACKED, _call_packed)
 
 
 def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result: Any) -> None:
@@ -231,17 +199,25 @@ def _call_kernel(module: str, function: str, options: str, count: int, *tensors:
         target.copy_(result)
 
 
-def _call_product(x: Any, index: int) -> Any:
-    """See `distir_relax.runtime.backends.tvm.hoist_constants`."""
-    import tvm_ffi
+def _call_packed(*arguments: Any) -> Any:
+    """See `distir_relax.lowering.emit.relax.CALL_PACKED`."""
     from torch.utils.dlpack import from_dlpack
 
+    *operands, index = arguments
     try:
-        result = _current.products[index](from_dlpack(x))
-        return tvm_ffi.from_dlpack(result) if result.numel() else _to_tvm(result)
+        results = _current.packed[index](*map(from_dlpack, operands))
+        is_one = not isinstance(results, (tuple, list))
+        return _shared(results) if is_one else [_shared(result) for result in results]
     except BaseException as error:
         _current.error = error
         raise
+
+
+def _shared(x: torch.Tensor) -> Any:
+    """Return the tensor of TVM in the memory of one of torch; TVM takes no views of others, such as columns."""
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(x.contiguous()) if x.numel() else _to_tvm(x)
 
 
 def _packed(name: str) -> Callable[..., None]:
