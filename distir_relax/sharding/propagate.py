@@ -36,6 +36,7 @@ from distir_relax.ir import (
     value_names,
 )
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
+from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.annotation_propagation import propagate_annotations
 from distir_relax.sharding.expert_routing import grouped_operands
 from distir_relax.sharding.factor_selection import FactorSelector, Placed, is_compatible
@@ -195,9 +196,34 @@ class _Layout:
         for item in self.instance.function.inputs:
             self._declare(item, tuple(R if _is_interleaved(p) else p for p in self._target_layout(item.value)))
         self._body()
+        self._place_states()
         results = [(o.name, self.values[o.value.name]) for o in self.instance.function.outputs]
         outputs = tuple(Output(name, self._complete(value)) for name, value in results)
         return Function(self.name, tuple(self.inputs), tuple(self.ops), outputs)
+
+    def _place_states(self) -> None:
+        """Place states as the ops that update them need them, if nothing else does, and nobody has placed them.
+
+        An update writes to the state itself: of one that is resharded before, only the copy would be updated.
+        """
+        readers: dict[str, list[Op]] = defaultdict(list)
+        for op in self.ops:
+            for value in op.operands:
+                readers[value.name].append(op)
+        placed: dict[str, Value] = {}
+        for number, item in enumerate(self.inputs):
+            name = item.value.name
+            reshard = readers[name][0] if item.role == "state" and len(readers[name]) == 1 else None
+            if reshard is None or reshard.callee or name in self.program.selector.targets.pinned:
+                continue
+            copy = reshard.results[0]
+            users = readers[copy.name]
+            if Trait.REDISTRIBUTION in lookup(reshard.name).traits and len(users) == 1 and _updates(users[0], copy):
+                placed[copy.name] = Value(name, copy.type)
+                self.inputs[number] = replace(item, value=placed[copy.name])
+        if placed:
+            kept = (op for op in self.ops if op.results[0].name not in placed)
+            self.ops = [replace(op, operands=tuple(placed.get(v.name, v) for v in op.operands)) for op in kept]
 
     def _complete(self, value: Value) -> Value:
         """Reduce a result of the program if it is partial, and gather one of which a device has too many intervals."""
@@ -390,6 +416,11 @@ class _Layout:
 def _with_layout(value: Value, placements: Placed) -> Value:
     kind = value.tensor
     return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
+
+
+def _updates(op: Op, value: Value) -> bool:
+    """Return whether an op updates a value in place."""
+    return not op.callee and bool(lookup(op.name, op.location).code.in_place) and op.operands[0] == value
 
 
 def _is_interleaved(placement: Placement) -> bool:

@@ -106,12 +106,25 @@ class Tied(nn.Module):
         return F.linear(hidden, self.weight.t())
 
 
-@pytest.mark.parametrize("strategy", ["1/1/2/1", "1/1/3/2", "1/2/2/3"])
+@pytest.mark.parametrize("strategy", ["1/1/2/1", "1/1/3/2", "1/2/2/3", "1/2/1/1", "1/3/1/1", "2/2/1/1,zero=1"])
 def test_a_transposed_tied_weight(strategy: str) -> None:
     x, y = batch(5)
     model = Tied()
     torch.testing.assert_close(dr.compile(model, (x,), strategy=strategy, verify=True)(x), model(x).detach())
     trains_as_torch(model, dr.optim.SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1), strategy, (x, y))
+    trains_as_torch(model, dr.optim.AdamW(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1), strategy, (x, y))
+
+
+class TiedTwice(Tied):
+    """A tied weight, with a square one between whose dims are both tied to it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.tanh(self.layer(F.linear(x, self.weight))), self.weight.t())
+
+
+@pytest.mark.parametrize("strategy", ["1/2/1/1", "1/3/1/1"])
+def test_states_are_placed_as_their_weights(strategy: str) -> None:
+    trains_as_torch(TiedTwice(), dr.optim.AdamW(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1), strategy, batch(5))
 
 
 class Block(nn.Module):
