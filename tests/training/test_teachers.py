@@ -38,6 +38,12 @@ class Pair(nn.Module):
             average = getattr(self.teacher.get_submodule(owner), label)
             if self.style == "copy":
                 average.copy_(torch.lerp(average, weight, 0.25))
+            elif self.style == "data":
+                average.data = average.data * 0.75 + weight.data * 0.25
+            elif self.style == "views of data":
+                average.data.mul_(0.75).add_(weight.data, alpha=0.25)
+            elif self.style == "foreach":
+                torch._foreach_lerp_([average], [weight], 0.25)
             else:
                 average.mul_(0.75).add_(weight, alpha=0.25)
 
@@ -54,11 +60,11 @@ def batches(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [tuple(torch.randn(12, 5, generator=generator).double() for _ in range(2)) for _ in range(count)]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     "strategy", ["1/1/1/1", "3/1/1/1,zero=1", "1/3/1/1", "2/1/1/1,zero=3", "1/2/1/1,checkpoint=block", "2/2/1/1"]
 )
-@pytest.mark.parametrize("style", ["parameters", "copy", "buffers"])
+@pytest.mark.parametrize("style", ["parameters", "copy", "buffers", "data", "views of data", "foreach"])
 def test_teacher_equals_torch(style: str, strategy: str) -> None:
     torch.manual_seed(0)
     model = Pair(style).double()
@@ -102,6 +108,70 @@ def test_teacher_resumes_on_other_ranks(style: str, tmp_path: Path) -> None:
     first.load_parameters(second.parameters(), strict=False)
     for name, tensor in second.parameters().items():
         assert torch.equal(first.parameters()[name], tensor), name
+
+
+class Queue(nn.Module):
+    """He et al., Momentum Contrast, 2020, as its authors wrote it, without the shuffle: a queue of earlier keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.keys = nn.Linear(5, 4), nn.Linear(5, 4).requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.randn(4, 24), dim=0))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        q = F.normalize(self.encoder(x), dim=1)
+        with torch.no_grad():
+            for key, query in zip(self.keys.parameters(), self.encoder.parameters(), strict=True):
+                key.data = key.data * 0.75 + query.data * 0.25
+            k = F.normalize(self.keys(y), dim=1)
+        same = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
+        others = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
+        self.queue[:, : len(k)] = k.T
+        return F.cross_entropy(torch.cat([same, others], 1) / 0.7, torch.zeros(len(q), dtype=torch.long))
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/2/1/1", "2/1/1/1,zero=3"])
+def test_queue_of_earlier_keys_equals_torch(strategy: str) -> None:
+    torch.manual_seed(0)
+    model = Queue().double()
+    own, data = deepcopy(model), batches()
+    losses = by_torch(own, data, lambda p: torch.optim.SGD([w for w in p if w.requires_grad], 0.1, momentum=0.9))
+    optimizer = dr.optim.SGD(0.1, momentum=0.9)
+    step = dr.compile_training(model, optimizer=optimizer, example_batch=data[0], strategy=strategy)
+    assert [step(batch) for batch in data] == pytest.approx(losses, rel=1e-9)
+    step.copy_to_model(model)
+    for name, tensor in own.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-9, atol=1e-10)
+
+
+VIEWS = {
+    "detached": lambda x: x.clone().detach(),
+    "cloned last": lambda x: x.detach().clone(),
+    "transposed": lambda x: x.clone()[None].T[:, 0],
+    "viewed": lambda x: x.clone().view(1, 4),
+    "of a transpose": lambda x: x[None].T.clone()[:, 0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_copy_of_a_buffer_is_of_before_its_update(view: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 4)
+            self.register_buffer("scale", torch.randn(4))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            found = self.linear(x) * VIEWS[view](self.scale)
+            self.scale.mul_(0.5)
+            return found.square().mean() + y.mean()
+
+    torch.manual_seed(0)
+    model = Scaled().double()
+    own, data = deepcopy(model), batches()
+    losses = by_torch(own, data, lambda p: torch.optim.SGD(p, 0.1))
+    step = dr.compile_training(model, optimizer=dr.optim.SGD(0.1), example_batch=data[0], strategy="1/2/1/1")
+    assert [step(batch) for batch in data] == pytest.approx(losses, rel=1e-9)
 
 
 def test_change_of_a_trained_parameter_is_refused() -> None:

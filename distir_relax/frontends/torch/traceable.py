@@ -8,7 +8,7 @@ like that of any model (`export_check`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,9 @@ def _forms() -> dict[Any, Callable[..., Any]]:
         torch.corrcoef: _corrcoef,
         torch.Tensor.corrcoef: _corrcoef,
         torch.Tensor.fill_diagonal_: _fill_diagonal,
+        torch.Tensor.data.__get__: torch.Tensor.detach,  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+        torch._foreach_lerp_: _lerp_all,
         F.ctc_loss: _ctc_loss,
         F.gaussian_nll_loss: _gaussian_nll_loss,
         F.multi_margin_loss: _multi_margin_loss,
@@ -92,6 +95,16 @@ def _fill_diagonal(x: torch.Tensor, value: float, wrap: bool = False) -> torch.T
     if wrap or x.dim() != 2:
         raise ImportModelError("fill_diagonal_ is called with `wrap` or on a tensor that is no matrix")
     return x.copy_(x.masked_fill(torch.eye(*x.shape, dtype=torch.bool), value))
+
+
+def _set_data(x: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a tensor other elements, as ``x.data = value`` does."""
+    x.detach().copy_(value)
+
+
+def _lerp_all(tensors: Sequence[torch.Tensor], ends: Sequence[torch.Tensor], weight: float) -> None:
+    for x, end in zip(tensors, ends, strict=True):
+        x.lerp_(end, weight)
 
 
 class _Versions:
