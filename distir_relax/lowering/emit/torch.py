@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, NamedTuple
 
 from distir_relax.ir import (
@@ -144,48 +145,27 @@ def _ranks_of(module: Module, entry: str) -> list[int]:
     return [rank for rank, function in enumerate(module.ranks) if function == entry]
 
 
-_RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {
-    "prepare_sizes",
-    "of_sizes",
-    "request",
-    "requests",
-    "attending",
-    "step",
-    "load_kernels",
-    "sizes",
-    "each",
-    "join",
-    "rows",
-}
-_RESERVED |= {
-    "tvm_extern",
-    "attention",
-    "attention_gradients",
-    "clock",
-    "convolutions",
-    "elementwise",
-    "finite",
-    "indices",
-    "norms",
-    "positions",
-    "products",
-    "quantized",
-    "random",
-    "recurrent",
-    "resample",
-    "routing",
-    "sequence",
+_KERNELS = "distir_relax.kernels"
+_MODULES = (
+    "attention", "attention_gradients", "convolutions", "elementwise", "finite", "indices", "norms", "positions",
+    "products", "quantized", "random", "recurrent", "resample", "routing", "scans", "sequence", "sums", "tvm_extern",
     "updates",
-    "pack_joined",
-    "pack_joined_quantized",
-    "pack_linear",
-    "pack_quantized",
-    "pack_quantized_experts",
-    "moved",
-    "emptied",
-    "given",
+)  # fmt: skip
+_PROVIDED = {
+    **dict.fromkeys(_MODULES, _KERNELS),
+    "clock": f"{_KERNELS}.clock",
+    **dict.fromkeys(("emptied", "moved"), f"{_KERNELS}.ownership"),
+    **dict.fromkeys(("pack_joined", "pack_linear"), f"{_KERNELS}.packing"),
+    "pack_joined_quantized": f"{_KERNELS}.quantized.joined",
+    "pack_quantized": f"{_KERNELS}.quantized.linear",
+    "pack_quantized_experts": f"{_KERNELS}.quantized.experts",
+    **dict.fromkeys(("join", "rows"), f"{_KERNELS}.requests"),
 }
+"""The modules of names that code may use."""
+_RESERVED = {
+    *_PROVIDED, "comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare", "prepare_sizes",
+    "of_sizes", "request", "requests", "attending", "step", "load_kernels", "sizes", "each", "given",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -218,18 +198,19 @@ class _Program:
         functions = self._functions()
         texts = [f.text() if self.states is None else self._of_requests(f) for f in functions]
         symbols = functions[-1].symbols
+        body = "\n\n".join(texts)
         return (
             self._head()
-            + _imports(texts)
+            + _imports(body)
             + (f"SIZES = {_tuple(symbols)}\n\n" if symbols else "")
             + self._steps([self.main, *(f.function for f in functions[:-1])])
-            + "\n\n".join(texts)
+            + body
         )
 
     def preparation(self) -> str:
         """Return the text of the module with the entry function's `prepare` alone; empty if it has none."""
         text = self._functions()[-1].prepare()
-        return self._head() + _imports([text]) + text if text else ""
+        return self._head() + _imports(text) + text if text else ""
 
     def _head(self) -> str:
         # The name is a bundle's: as data it cannot end the docstring.
@@ -307,41 +288,18 @@ def _tuple(names: Sequence[str]) -> str:
     return f"({', '.join(map(json.dumps, names))}{',' * (len(names) == 1)})"
 
 
-def _imports(texts: Sequence[str]) -> str:
-    """Generate the imports of the kernels that a program uses."""
-    imports = {
-        "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
-        "attention.": "from distir_relax.kernels import attention\n",
-        "attention_gradients.": "from distir_relax.kernels import attention_gradients\n",
-        "elementwise.": "from distir_relax.kernels import elementwise\n",
-        "convolutions.": "from distir_relax.kernels import convolutions\n",
-        "clock(": "from distir_relax.kernels.clock import clock\n",
-        "finite.": "from distir_relax.kernels import finite\n",
-        "indices.": "from distir_relax.kernels import indices\n",
-        "norms.": "from distir_relax.kernels import norms\n",
-        "positions.": "from distir_relax.kernels import positions\n",
-        "products.": "from distir_relax.kernels import products\n",
-        "quantized.": "from distir_relax.kernels import quantized\n",
-        "random.": "from distir_relax.kernels import random\n",
-        "recurrent.": "from distir_relax.kernels import recurrent\n",
-        "resample.": "from distir_relax.kernels import resample\n",
-        "routing.": "from distir_relax.kernels import routing\n",
-        "scans.": "from distir_relax.kernels import scans\n",
-        "sequence.": "from distir_relax.kernels import sequence\n",
-        "rows(": "from distir_relax.kernels.requests import join, rows\n",
-        "sums.": "from distir_relax.kernels import sums\n",
-        "updates.": "from distir_relax.kernels import updates\n",
-    }
-    lines = [line for usage, line in imports.items() if any(usage in text for text in texts)]
-    names = ", ".join(name for name in ("emptied", "moved") if any(f"{name}(" in text for text in texts))
-    lines += [f"from distir_relax.kernels.ownership import {names}\n"] * bool(names)
-    names = ", ".join(name for name in ("pack_joined", "pack_linear") if any(f"{name}(" in text for text in texts))
-    lines += [f"from distir_relax.kernels.packing import {names}\n"] * bool(names)
-    packing = {"pack_joined_quantized": "joined", "pack_quantized": "linear", "pack_quantized_experts": "experts"}
-    for name, module in packing.items():
-        is_used = any(f"{name}(" in text for text in texts)
-        lines += [f"from distir_relax.kernels.quantized.{module} import {name}\n"] * is_used
+def _imports(text: str) -> str:
+    """Generate the imports of what a program's text uses."""
+    names = sorted(_global_names(compile(text, "<program>", "exec")) & _PROVIDED.keys())
+    modules = sorted({_PROVIDED[name] for name in names})
+    lines = [f"from {m} import {', '.join(n for n in names if _PROVIDED[n] == m)}\n" for m in modules]
     return "".join([*lines, "\n"] if lines else [])
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """Return the names of a module's code, of its functions too: of globals, and of attributes, which are no matter."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_global_names, inner))
 
 
 def _task_comment(op: Op) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import TASK, Function, Op, PackedType, Value
 from distir_relax.layout import Symbol, is_symbolic
-from distir_relax.lowering.executable.hoist import SIZED, is_constant, is_number, prepared_name
+from distir_relax.lowering.executable.hoist import SIZED, is_constant, numbers_of, prepared_name
 from distir_relax.lowering.ranked.lasting_values import symbols_in_code
 from distir_relax.ops import (
     Trait,
@@ -67,6 +67,8 @@ class Scope:
     numbers: dict[str, str] = field(default_factory=dict)
     """The code of each number, by name."""
     number_symbols: dict[str, frozenset[Symbol]] = field(default_factory=dict)
+    ops: list[Op] = field(init=False)
+    """The ops, without numbers."""
 
     def __post_init__(self) -> None:
         for item in self.function.inputs:
@@ -74,17 +76,19 @@ class Scope:
                 self.names[item.value.name] = f"weights[{json.dumps(item.value.name)}]"
             else:
                 self.name(item.value)
-        self._collect_numbers()
-
-    @property
-    def ops(self) -> list[Op]:
-        """Return the ops, without numbers."""
-        return [op for op in self.function.ops if not is_number(op, self.function)]
+        for name, op in numbers_of(self.function).items():
+            number = op.attrs["value"]
+            self.number_symbols[name] = symbols_in_code(op)
+            text = f'float("{number}")' if str(number) in ("inf", "-inf", "nan") else repr(number)
+            # Next to an operator, only a name or a number without a sign stands for itself.
+            is_atom = not text.startswith("-") and (text.isidentifier() or not is_symbolic(number))
+            self.numbers[name] = text if is_atom else f"({text})"
+        self.ops = [op for op in self.function.ops if not op.results or op.results[0].name not in self.numbers]
 
     def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
         """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
         operands, into = self.operands(op), op.attrs.get("into")
-        op = replace(op, attrs=op.own_attrs)
+        op = replace(op, attrs=op.own_attrs) if op.memory else op
         packed = [number for number, v in enumerate(op.operands) if isinstance(v.type, PackedType)]
         if buffered:
             code = torch_buffered(op, operands)
@@ -138,16 +142,6 @@ class Scope:
         self.taken.add(name)
         self.names[value.name] = name
         return name
-
-    def _collect_numbers(self) -> None:
-        for op in self.function.ops:
-            if is_number(op, self.function):
-                number = op.attrs["value"]
-                self.number_symbols[op.results[0].name] = symbols_in_code(op)
-                text = f'float("{number}")' if str(number) in ("inf", "-inf", "nan") else repr(number)
-                # Next to an operator, only a name or a number without a sign stands for itself.
-                is_atom = not text.startswith("-") and (text.isidentifier() or not is_symbolic(number))
-                self.numbers[op.results[0].name] = text if is_atom else f"({text})"
 
 
 @dataclass(slots=True)

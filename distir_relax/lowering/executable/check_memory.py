@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PackedType, Value
-from distir_relax.lowering.executable.hoist import PREPARE, is_number
+from distir_relax.lowering.executable.hoist import PREPARE, numbers_of
 from distir_relax.ops import Trait, lookup
 
 
@@ -51,7 +51,7 @@ class _Memory:
     def check(self) -> None:
         """Run the function."""
         function = self.function
-        numbers = {op.results[0].name for op in function.ops if is_number(op, function)}
+        numbers = set(numbers_of(function))
         is_once = function.name.endswith(PREPARE)
         kept = numbers | {i.value.name for i in function.inputs if i.role != "input" and not is_once}
         for op in function.ops:

@@ -61,10 +61,15 @@ class Hoist:
         return replace(module, stage="executable", functions=tuple(divided))
 
 
-def is_number(op: Op, function: Function) -> bool:
-    """Return whether an op is a number that the code of its users contains."""
-    is_scalar = not op.callee and Trait.SCALAR in lookup(op.name, op.location).traits
-    return is_scalar and all(o.value != op.results[0] for o in function.outputs)
+def numbers_of(function: Function) -> dict[str, Op]:
+    """Return the ops of a function that are numbers which the code of their users contains, by name."""
+    outputs = {output.value.name for output in function.outputs}
+    return {
+        op.results[0].name: op
+        for op in function.ops
+        if not op.operands and not op.callee and Trait.SCALAR in lookup(op.name, op.location).traits
+        and op.results[0].name not in outputs
+    }  # fmt: skip
 
 
 def prepared_name(call: str, name: str) -> str:
@@ -130,7 +135,7 @@ class _Division:
     def parts(self) -> _Parts:
         """Return the parts."""
         function = self.function
-        numbers = {op.results[0].name: op for op in function.ops if is_number(op, function)}
+        numbers = numbers_of(function)
         fixed = fixed_values(function, self.stored - self.mutated)
         own = {symbol.name for op in function.ops for symbol in symbols_in_code(op)}
         symbols = frozenset(own).union(*(self.callees[op.callee].symbols for op in function.ops if op.callee))

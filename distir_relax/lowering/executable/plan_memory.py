@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.ir import Attribute, Function, Module, Op
-from distir_relax.lowering.executable.hoist import PREPARE, SIZES, is_number
+from distir_relax.lowering.executable.hoist import PREPARE, SIZES, numbers_of
 from distir_relax.ops import lookup, plain_values, reused_operands
 
 # Values with larger storage are freed after their last use; for smaller ones the line of code is not worth it.
@@ -46,7 +46,7 @@ class PlanMemory:
 
 def _with_last_uses(function: Function) -> Function:
     """Return a function that frees every value after its last use."""
-    kept = {output.value.name for output in function.outputs} | _numbers(function)
+    kept = {output.value.name for output in function.outputs} | numbers_of(function).keys()
     last = {v.name: number for number, op in enumerate(function.ops) for v in op.operands}
     ops = [
         _with_memory(op, last=_places(op, {n for n in _names(op) if last[n] == number} - kept))
@@ -59,7 +59,7 @@ def _planned(function: Function, functions: Mapping[str, Function]) -> Function:
     last = {v.name: number for number, op in enumerate(function.ops) for v in op.operands}
     kept = {item.value.name for item in function.inputs if item.role != "input"}
     kept |= {output.value.name for output in function.outputs}
-    numbers = _numbers(function)
+    numbers = numbers_of(function)
     large = _large_storage(function) - kept
     reused = reused_operands(function, numbers, _reordered(function, functions))
     ops = []
@@ -76,11 +76,6 @@ def _planned(function: Function, functions: Mapping[str, Function]) -> Function:
 
 def _names(op: Op) -> Collection[str]:
     return [value.name for value in op.operands]
-
-
-def _numbers(function: Function) -> set[str]:
-    """Return the values that the code of other ops contains: they have no memory."""
-    return {op.results[0].name for op in function.ops if is_number(op, function)}
 
 
 def _places(op: Op, names: Collection[str]) -> tuple[int, ...]:

@@ -14,8 +14,9 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
     """Return the values that depend only on `fixed` inputs, including those: they are computed once."""
     constant = set(fixed)
     for op in function.ops:
-        is_late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits or symbols_in_code(op)
-        if not is_late and all(v.name in constant for v in op.operands):
+        if op.callee or any(v.name not in constant for v in op.operands):
+            continue
+        if Trait.ON_COMMUNICATOR not in lookup(op.name, op.location).traits and not symbols_in_code(op):
             constant.update(v.name for v in op.results)
     return constant
 
