@@ -9,13 +9,18 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+import distir_relax as dr
 from distir_relax.compiler.pass_manager import Observer, Verify, run_passes
 from distir_relax.compiler.pass_pipeline import compile_passes
-from distir_relax.ir import Module, Pass, parse, print_module
-from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.emit.torch import to_torch
+from distir_relax.ir import Module, Pass, parse, print_module, program_of
+from distir_relax.layout import DeviceMesh, assuming
+from distir_relax.lowering import AttendStates, Hoist, IndexPositions, OneSequence, PlanMemory, SkipRepeats
+from distir_relax.lowering.emit.torch import to_executable, to_torch
+from distir_relax.lowering.executable.check_memory import check_memory
 from tests.blocks import blocks_module
+from tests.decoder import Decoder
 from tests.rfc import rfc_module
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,3 +77,33 @@ def test_torch_programs(example: str, tail: str) -> None:
 
 def test_blocks_become_a_function() -> None:
     compare("blocks_outlined.txt", print_module(blocks_module()))
+
+
+def test_a_decode_step() -> None:
+    """Of the second of two ranks, for one of several requests."""
+    torch.manual_seed(0)
+    plan = dr.compile_generation(Decoder(), max_length=64, strategy="1/2/1/1").plan
+    ranked, states = plan.modules["ranked"], plan.bundle().manifest.states
+    with assuming(ranked.guards):
+        module = program_of(OneSequence().run(ranked), ranked.ranks[1])
+        attending = AttendStates({state.tensor.name: state.output for state in states})
+        for step in (SkipRepeats(), IndexPositions(), attending, Hoist(), PlanMemory(of_weights=True)):
+            module = step.run(module)
+        check_memory(module)
+    assert parse(print_module(module)) == module
+    compare("decode_executable.txt", print_module(module))
+
+
+def test_a_training_step() -> None:
+    """Of the first of two ranks, with the optimizer's state in parts."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 127), torch.nn.GELU(), torch.nn.Linear(127, 12))
+    x = torch.randn(6, 12)
+    step = dr.compile_training(
+        model, torch.nn.functional.mse_loss, optimizer=dr.optim.AdamW(), example_batch=(x, x), strategy="2/1/1/1,zero=1"
+    )
+    ranked = step.plan.modules["ranked"]
+    with assuming(ranked.guards):
+        module = to_executable(program_of(ranked, ranked.ranks[0]))
+    assert parse(print_module(module)) == module
+    compare("training_executable.txt", print_module(module))
