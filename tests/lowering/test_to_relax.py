@@ -9,7 +9,7 @@ from op_samples import check_against_reference, local_ops, operand_data, sample_
 from distir_relax import ir
 from distir_relax.errors import VerificationError
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.emit.relax import to_relax, to_relax_program
+from distir_relax.lowering.emit.relax import to_relax, to_relax_programs
 from distir_relax.runtime.backends.tvm.program import rank_function
 from distir_relax.runtime.transports.threads import ThreadWorld
 
@@ -80,7 +80,7 @@ def test_a_communication_whose_result_nobody_uses_stays() -> None:
 
 
 def test_each_program_is_a_module_of_its_own_with_the_texts_of_its_steps() -> None:
-    [(name, function)] = to_relax_program(ir.parse(PARTIAL_SUM), "main_1").functions.items()
+    [(name, function)] = to_relax_programs(ir.parse(PARTIAL_SUM))["main_1"].functions.items()
     assert name.name_hint == "main_1"
     assert [p.name for p in function.params] == ["x", "w"]
     assert str(function.attrs["distir.steps"]["1"]).startswith("%y: f32[4,5] = all_reduce(%y.partial)")

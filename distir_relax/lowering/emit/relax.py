@@ -76,19 +76,6 @@ def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.
     return {f.name: tvm.IRModule(_emit_functions(module, [f], fast_math)) for f in inline(module).functions}
 
 
-def to_relax_program(module: Module, entry: str, fast_math: bool = False) -> tvm.IRModule:
-    """Convert the program `entry` of the ranked `module` to an IRModule with its function only.
-
-    Raises the errors of `to_relax`.
-    """
-    import tvm
-
-    _check_stage(module)
-    # Other ranks' programs are not inlined.
-    functions = (module.function(entry), *(f for f in module.functions if f.name not in module.ranks))
-    return tvm.IRModule(_emit_functions(module, [inline(replace(module, functions=functions)).main], fast_math))
-
-
 def to_relax_executable(module: Module, fast_math: bool = False) -> tvm.IRModule:
     """Convert what every call runs of the first function of `module`, at the executable stage, to an IRModule.
 
@@ -315,6 +302,5 @@ __all__: Sequence[str] = (
     "packed_weights",
     "to_relax",
     "to_relax_executable",
-    "to_relax_program",
     "to_relax_programs",
 )
