@@ -38,6 +38,8 @@ class _Memory:
     function: Function
     storage: dict[str, str] = field(default_factory=dict)
     """The value in whose memory each value is."""
+    members: dict[str, list[str]] = field(default_factory=dict)
+    """The values in the memory of each."""
     gone: dict[str, str] = field(default_factory=dict)
     """Values that are no longer in memory, and why."""
     held: set[str] = field(default_factory=set)
@@ -45,8 +47,12 @@ class _Memory:
 
     def __post_init__(self) -> None:
         for item in self.function.inputs:
-            self.storage[item.value.name] = item.value.name
+            self._place(item.value.name, item.value.name)
             self.held.add(item.value.name)
+
+    def _place(self, name: str, storage: str) -> None:
+        self.storage[name] = storage
+        self.members.setdefault(storage, []).append(name)
 
     def check(self) -> None:
         """Run the function."""
@@ -56,9 +62,9 @@ class _Memory:
         kept = numbers | {i.value.name for i in function.inputs if i.role != "input" and not is_once}
         for op in function.ops:
             self._use(op)
+            shares = not op.callee and bool(op.operands) and _shares(op)
             for value in op.results:
-                shares = not op.callee and bool(op.operands) and _shares(op)
-                self.storage[value.name] = self.storage[op.operands[0].name] if shares else value.name
+                self._place(value.name, self.storage[op.operands[0].name] if shares else value.name)
             self._write(op, numbers)
             for number in _numbers(op, "last", len(op.operands)):
                 if op.operands[number].name in kept:
@@ -100,12 +106,12 @@ class _Memory:
         if storage in self.held:
             raise VerificationError(f"{op.name} overwrites {operand}, which others may read", where)
         self._overwrite(op, storage)
-        self.storage[result.name] = storage
+        self._place(result.name, storage)
 
     def _overwrite(self, op: Op, storage: str) -> None:
         results = {value.name for value in op.results}
-        for name, other in self.storage.items():
-            if other == storage and name not in results:
+        for name in self.members[storage]:
+            if name not in results:
                 self.gone.setdefault(name, f"{_shown(op)} has overwritten it")
 
 
