@@ -14,11 +14,20 @@ import torch
 import distir_relax as dr
 from distir_relax.compiler.pass_manager import Observer, Verify, run_passes
 from distir_relax.compiler.pass_pipeline import compile_passes
-from distir_relax.ir import Module, Pass, parse, print_module, program_of
+from distir_relax.ir import Module, Pass, parse, print_module, program_of, verify
 from distir_relax.layout import DeviceMesh, assuming
-from distir_relax.lowering import AttendStates, Hoist, IndexPositions, OneSequence, PlanMemory, SkipRepeats
+from distir_relax.lowering import (
+    AttendStates,
+    BatchRequests,
+    Hoist,
+    IndexPositions,
+    OneSequence,
+    PlanMemory,
+    SkipRepeats,
+)
 from distir_relax.lowering.emit.torch import to_executable, to_torch
 from distir_relax.lowering.executable.check_memory import check_memory
+from distir_relax.ops import check
 from tests.blocks import blocks_module
 from tests.decoder import Decoder
 from tests.rfc import rfc_module
@@ -80,15 +89,17 @@ def test_blocks_become_a_function() -> None:
 
 
 def test_a_decode_step() -> None:
-    """Of the second of two ranks, for one of several requests."""
+    """Of the second of two ranks, for several requests."""
     torch.manual_seed(0)
     plan = dr.compile_generation(Decoder(), max_length=64, strategy="1/2/1/1").plan
     ranked, states = plan.modules["ranked"], plan.bundle().manifest.states
     with assuming(ranked.guards):
         module = program_of(OneSequence().run(ranked), ranked.ranks[1])
-        attending = AttendStates({state.tensor.name: state.output for state in states})
-        for step in (SkipRepeats(), IndexPositions(), attending, Hoist(), PlanMemory(of_weights=True)):
+        following = {state.tensor.name: state.output for state in states}
+        of_requests = (BatchRequests(following), PlanMemory(requests=True))
+        for step in (SkipRepeats(), IndexPositions(), AttendStates(following), Hoist(), *of_requests):
             module = step.run(module)
+        verify(module, check)
         check_memory(module)
     assert parse(print_module(module)) == module
     compare("decode_executable.txt", print_module(module))

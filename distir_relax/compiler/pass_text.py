@@ -28,6 +28,7 @@ from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
     AttendStates,
+    BatchRequests,
     DropIdentities,
     FuseDifferentiable,
     FuseLocal,
@@ -81,7 +82,8 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
-    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates, Hoist, PlanMemory,
+    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates, Hoist,
+    BatchRequests, PlanMemory,
 ):  # fmt: skip
     register_pass(_kind)
 

@@ -62,6 +62,7 @@ from distir_relax.ir.records import (
 )
 from distir_relax.ir.types import (
     DTensorType,
+    EachType,
     PackedType,
     PerRank,
     PlacedType,
@@ -87,6 +88,7 @@ __all__ = [
     "CachedState",
     "DTensorType",
     "DeviceEquivalence",
+    "EachType",
     "Function",
     "Gather",
     "HeadPartition",

@@ -26,7 +26,17 @@ from distir_relax.ir.program import (
     Output,
     Value,
 )
-from distir_relax.ir.types import DTensorType, PackedType, PerRank, PlacedType, Size, TensorType, Type, Untyped
+from distir_relax.ir.types import (
+    DTensorType,
+    EachType,
+    PackedType,
+    PerRank,
+    PlacedType,
+    Size,
+    TensorType,
+    Type,
+    Untyped,
+)
 from distir_relax.layout import (
     DTYPES,
     DeviceMesh,
@@ -75,6 +85,8 @@ _TOKEN = re.compile(
 )
 
 
+_KINDS = {"packed": PackedType, "each": EachType}
+"""The types of tensors that have a word after their sizes."""
 _INTEGER = re.compile("-?[0-9]{1,20}")
 
 
@@ -317,7 +329,7 @@ class _Parser:
         if not self.accept("@"):
             if any(isinstance(n, PerRank) for n in kind.shape):
                 self.fail("devices, such as @ {0,1}, after sizes by device", "none")
-            return PackedType(kind.shape, kind.dtype) if self.accept("packed") else kind
+            return next((t(kind.shape, kind.dtype) for word, t in _KINDS.items() if self.accept(word)), kind)
         return PlacedType(kind.shape, kind.dtype, self.devices())
 
     def dtensor(self) -> DTensorType:

@@ -2,6 +2,7 @@
 
 ``TensorType``   global, ranked and executable stages: a tensor of one device
 ``PackedType``   executable stage: a weight in the layout of a kernel
+``EachType``     executable stage: a tensor for each request of a step
 ``DTensorType``  sharded stage: a global tensor with its placement along each mesh axis
 ``PlacedType``   distributed stage: one local tensor on each device of a set; shapes may differ by device
 """
@@ -93,6 +94,19 @@ class PackedType(TensorType):
 
     def __str__(self) -> str:
         return f"{TensorType.__str__(self)} packed"
+
+
+@dataclass(frozen=True, slots=True)
+class EachType(TensorType):
+    """One tensor for each request of a step, in the executable stage: sizes of requests are those of each."""
+
+    @property
+    def one(self) -> TensorType:
+        """The type of a request's."""
+        return TensorType(self.shape, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{TensorType.__str__(self)} each"
 
 
 @dataclass(frozen=True, slots=True)

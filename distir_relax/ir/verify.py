@@ -11,7 +11,16 @@ from typing import Any, Protocol
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import remap_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
-from distir_relax.ir.types import DTensorType, PackedType, PerRank, PlacedType, TensorType, Untyped, print_devices
+from distir_relax.ir.types import (
+    DTensorType,
+    EachType,
+    PackedType,
+    PerRank,
+    PlacedType,
+    TensorType,
+    Untyped,
+    print_devices,
+)
 from distir_relax.layout import DTYPES, DeviceMesh, Shard, assuming, is_always, is_symbolic, typical_value
 from distir_relax.layout.validate import find_problem
 
@@ -205,7 +214,8 @@ def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, wher
             if not isinstance(kind, PlacedType) or max(kind.devices) >= len(devices):
                 raise VerificationError(f"{inner} of @{name} is not on the devices {print_devices(devices)}", where)
             kind = remap_devices(kind, devices)
-        if kind != outer.type:
+        # A function that is called for each request takes and gives one of each.
+        if kind not in (outer.type, outer.type.one if isinstance(outer.type, EachType) else None):
             raise VerificationError(
                 f"{inner} of @{name} is {kind} in this call, found {outer}: {outer.type}",
                 where,
@@ -241,8 +251,10 @@ def verify_type(module: Module, value: Value, where: str) -> None:
             f"the {module.stage} stage has {expected.__name__} values, found {value}: {kind}", where
         )
     assert not isinstance(kind, Untyped)
-    if isinstance(kind, PackedType) and module.stage != "executable":
-        raise VerificationError(f"weights are packed in the executable stage, found {value}: {kind}", where)
+    if isinstance(kind, (PackedType, EachType)) and module.stage != "executable":
+        raise VerificationError(
+            f"values are packed, or one each, in the executable stage, found {value}: {kind}", where
+        )
     _verify_sizes(kind, value, where)
     if isinstance(kind, DTensorType):
         if kind.mesh >= len(module.meshes):

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distir_relax.lowering.executable.batch_requests import BatchRequests
     from distir_relax.lowering.executable.hoist import Hoist
     from distir_relax.lowering.executable.plan_memory import PlanMemory
     from distir_relax.lowering.gradient_accumulation import AccumulateInCalls
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccumulateInCalls",
     "AttendStates",
+    "BatchRequests",
     "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
@@ -51,6 +53,7 @@ __all__ = [
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
     "AttendStates": "distir_relax.lowering.ranked.attend_states",
+    "BatchRequests": "distir_relax.lowering.executable.batch_requests",
     "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",

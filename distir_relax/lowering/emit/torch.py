@@ -28,6 +28,7 @@ from distir_relax.lowering.emit.torch_function import (
     identifier,
 )
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
+from distir_relax.lowering.executable.batch_requests import EACH, BatchRequests
 from distir_relax.lowering.executable.check_memory import check_memory
 from distir_relax.lowering.executable.hoist import PREPARE, SIZES, Hoist
 from distir_relax.lowering.executable.plan_memory import PlanMemory
@@ -60,7 +61,8 @@ def to_torch_requests(
     Raises `UnsupportedOpError` for outputs that are not by position.
     """
     single = AttendStates(states).run(_rewritten(program_of(module, entry)))
-    executable = _executable(single, of_weights=True)
+    hoisted = BatchRequests(states).run(Hoist().run(single))
+    executable = _verified(PlanMemory(requests=True).run(hoisted))
     program = _Program(executable, name, _ranks_of(module, entry), states, growing, clocked)
     return RequestsCode(program.text(), program.runs_once)
 
@@ -132,8 +134,11 @@ def _rewritten(module: Module) -> Module:
     return IndexPositions().run(SkipRepeats().run(module))
 
 
-def _executable(module: Module, of_weights: bool = False) -> Module:
-    executable = PlanMemory(of_weights).run(Hoist().run(module))
+def _executable(module: Module) -> Module:
+    return _verified(PlanMemory().run(Hoist().run(module)))
+
+
+def _verified(executable: Module) -> Module:
     # Types are those of the ranked stage, which was verified.
     if verifies_by_default():
         check_memory(executable)
@@ -202,7 +207,7 @@ class _Program:
             self._head()
             + _imports(body)
             + (f"SIZES = {_tuple(symbols)}\n\n" if symbols else "")
-            + self._steps([self.main, *(f.function for f in functions[:-1])])
+            + self._steps([self.main, *(self._each.values() or (f.function for f in functions[:-1]))])
             + body
         )
 
@@ -223,7 +228,8 @@ class _Program:
     def _functions(self) -> list[TorchFunction]:
         """Return the code of all functions, callees first."""
         self.names[self.main.name] = "main"
-        self._visit(self.main, "")
+        if self.states is None:
+            self._visit(self.main, "")
         inner = [f for f in callees_first(self.module) if f.name in self.names and f is not self.main]
         used_names = set(_RESERVED)
         for function in inner:
@@ -249,10 +255,15 @@ class _Program:
             functions.append(emitted)
         return functions
 
+    @property
+    def _each(self) -> dict[str, Function]:
+        """The functions that are called for each request."""
+        return {f.name: f for f in self.module.functions if f.name.startswith(f"{self.main.name}{EACH}")}
+
     def _of_requests(self, emitted: TorchFunction) -> str:
         """Generate a step of several requests."""
         assert self.states is not None
-        function = RequestsFunction(emitted, self.states, self.growing)
+        function = RequestsFunction(emitted, self._each, self.states, self.growing)
         self.runs_once = function.runs_once
         return function.text()
 
@@ -271,7 +282,9 @@ class _Program:
             for op in function.ops:
                 if "step" in op.attrs:
                     line = json.dumps(print_op_names(op) + _task_comment(op))
-                    entry = line if function is self.main else f"({json.dumps(self.names[function.name])}, {line})"
+                    # What is called for each request is a part of the entry function.
+                    name = self.names.get(function.name, "main")
+                    entry = line if name == "main" else f"({json.dumps(name)}, {line})"
                     rows.append(f"    {op.attrs['step']!r}: {entry},\n")
         steps = f"STEPS = {{\n{''.join(rows)}}}\n"
         if not self.places:

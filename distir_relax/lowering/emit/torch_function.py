@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import TASK, Function, Op, PackedType, Value
@@ -172,9 +172,9 @@ class TorchFunction:
         self.scope = Scope(self.function, set(self.taken))
         ops = [op for part in (self.function, self.before[1]) if part is not None for op in part.ops]
         symbols = {symbol.name for op in ops for symbol in symbols_in_code(op)}
-        callees = [self.callees[op.callee] for op in self.function.ops if op.callee]
+        callees = [self.callees[op.callee] for op in self.function.ops if op.callee in self.callees]
         self.symbols = sorted(symbols.union(*(callee.symbols for callee in callees)))
-        self.masks = self._masks()
+        self.masks = masks_of(self.function.ops, self.function)
         for op in self.scope.ops:
             for value in op.results:
                 self.scope.name(value)
@@ -306,17 +306,6 @@ class TorchFunction:
             + f"    return [{', '.join(results)}]\n\n\n"
         )
 
-    def _masks(self) -> set[str]:
-        """Return the values of sizes that only operands `Code.none_if_true` use."""
-        users = [
-            (v.name, not op.callee and n in lookup(op.name, op.location).code.none_if_true and v.tensor.dtype == "bool")
-            for op in self.function.ops
-            for n, v in enumerate(op.operands)
-        ]
-        others = {name for name, may_be_none in users if not may_be_none}
-        others |= {o.value.name for o in self.function.outputs}
-        return {v.name for v in self.sized} - others
-
     def _body(self) -> list[str]:
         scope, lines = self.scope, list[str]()
         for op in scope.ops:
@@ -371,14 +360,27 @@ class TorchFunction:
         values = ", ".join(self.scope.names[v.name] for v in floats)
         return [f"finite.check(comm, {json.dumps(what)}, {values})"]
 
-    def clock_lines(self, op: Op) -> list[str]:
-        """Return the lines after an op that record its end."""
+    def clock_lines(self, op: Op, scope: Scope | None = None) -> list[str]:
+        """Return the lines after an op of a scope, by default that of this function, that record its end."""
         if self.clocked is None:
             return []
-        fixed = {*self.constants, *self.scope.numbers}
+        scope = scope or self.scope
+        fixed = {*(i.value.name for i in scope.function.inputs if is_constant(i)), *scope.numbers}
         own = replace(op, attrs=op.own_attrs)
         self.clocked.append(ClockedOp(own, tuple(v.name in fixed for v in op.operands)))
         return [f"clock({len(self.clocked) - 1})"]
+
+
+def masks_of(ops: Iterable[Op], function: Function) -> set[str]:
+    """Return the values of sizes of a function of which `ops` take None instead (`Code.none_if_true`)."""
+    users = [
+        (v.name, not op.callee and n in lookup(op.name, op.location).code.none_if_true and v.tensor.dtype == "bool")
+        for op in ops
+        for n, v in enumerate(op.operands)
+    ]
+    others = {name for name, may_be_none in users if not may_be_none}
+    others |= {o.value.name for o in function.outputs}
+    return {i.value.name for i in function.inputs if i.role == SIZED} - others
 
 
 def bundle_key(values: Sequence[Value], callee: Callee) -> str:

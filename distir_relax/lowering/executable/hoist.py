@@ -161,7 +161,7 @@ class _Division:
         # A function of calls always has one: what it gives is what the calls share.
         if constants and (early or not self.is_entry):
             outputs = tuple(Output(item.value.name, item.value) for item in constants)
-            ops = tuple(_with_numbers(early, numbers, function))
+            ops = tuple(with_numbers(early, numbers))
             prepare = Function(function.name + PREPARE, tuple(taken), ops, outputs)
         sizes = self._sizes(of_sizes, remaining, constants, numbers) if of_sizes else None
         after = [] if sizes is None else [Input(o.value, SIZED) for o in sizes.outputs]
@@ -171,7 +171,7 @@ class _Division:
               for n in arguments),
             *(item for item in constants if item.value in mine or not self.is_entry), *after,
         ]  # fmt: skip
-        ops = tuple(_with_numbers(remaining, numbers, function))
+        ops = tuple(with_numbers(remaining, numbers))
         main = replace(function, inputs=tuple(inputs), ops=ops)
         return _Parts(main, prepare, sizes, arguments, weights, symbols)
 
@@ -182,7 +182,7 @@ class _Division:
         results = [v for op in ops for v in op.results if v in used]
         inputs = tuple(item for item in constants if item.value in _used(ops))
         outputs = tuple(Output(v.name, v) for v in results)
-        return Function(self.function.name + SIZES, inputs, tuple(_with_numbers(ops, numbers, self.function)), outputs)
+        return Function(self.function.name + SIZES, inputs, tuple(with_numbers(ops, numbers)), outputs)
 
     def _with_prepared(self, op: Op, fixed: Collection[str]) -> Op:
         """Return an op that takes packed weights where it can, and a call what its function has prepared."""
@@ -224,11 +224,11 @@ class _Division:
         return replace(op, operands=(*operands, *self.prepared[key].results))
 
 
-def _used(ops: Sequence[Op]) -> set[Value]:
-    return {v for op in ops for v in op.operands}
-
-
-def _with_numbers(ops: Sequence[Op], numbers: Mapping[str, Op], function: Function) -> list[Op]:
-    """Return ops in order, after the numbers that they use."""
+def with_numbers(ops: Sequence[Op], numbers: Mapping[str, Op]) -> list[Op]:
+    """Return ops in order, after the `numbers` that they use."""
     used = dict.fromkeys(v.name for op in ops for v in op.operands if v.name in numbers)
     return [*(numbers[name] for name in used), *ops]
+
+
+def _used(ops: Sequence[Op]) -> set[Value]:
+    return {v for op in ops for v in op.operands}

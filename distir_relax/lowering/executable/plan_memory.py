@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Attribute, Function, Module, Op
+from distir_relax.ir import Attribute, EachType, Function, Module, Op
 from distir_relax.lowering.executable.hoist import PREPARE, SIZES, numbers_of
 from distir_relax.ops import lookup, plain_values, reused_operands
 
@@ -22,31 +22,39 @@ _LARGE = 1 << 11
 class PlanMemory:
     """Pass: executable stage, in and out.
 
-    With `of_weights` only the memory of weights that are prepared is planned: a step of several requests runs ops for
-    each of them, whose values it joins and takes apart.
+    With `of_weights` only the memory of weights that are prepared is planned.
+    In a step of several `requests` no memory is written again: values are views of those of others. Every value is
+    freed after its last use, but in functions for each request, which are short.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("executable",)
     gives: ClassVar[str] = ""
     of_weights: bool = False
+    requests: bool = False
 
     def run(self, module: Module) -> Module:
         """Add the attributes to every function, but to those of sizes, whose values are small or kept."""
         functions = {f.name: f for f in module.functions}
         planned = []
         for function in module.functions:
-            if function.name.endswith(PREPARE):
-                planned.append(_with_last_uses(function))
-            elif self.of_weights or function.name.endswith(SIZES):
+            is_main = self.requests and function is module.main
+            if function.name.endswith(PREPARE) or is_main:
+                planned.append(_with_last_uses(function, is_main))
+            elif self.requests or self.of_weights or function.name.endswith(SIZES):
                 planned.append(function)
             else:
                 planned.append(_planned(function, functions))
         return replace(module, functions=tuple(planned))
 
 
-def _with_last_uses(function: Function) -> Function:
-    """Return a function that frees every value after its last use."""
+def _with_last_uses(function: Function, keeps_inputs: bool) -> Function:
+    """Return a function that frees every value after its last use.
+
+    One that `keeps_inputs` frees arguments with the rows of all requests alone.
+    """
     kept = {output.value.name for output in function.outputs} | numbers_of(function).keys()
+    if keeps_inputs:
+        kept |= {i.value.name for i in function.inputs if i.role != "input" or isinstance(i.value.type, EachType)}
     last = {v.name: number for number, op in enumerate(function.ops) for v in op.operands}
     ops = [
         _with_memory(op, last=_places(op, {n for n in _names(op) if last[n] == number} - kept))

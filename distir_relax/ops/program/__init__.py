@@ -7,9 +7,10 @@
 ``shape_ops(x) {count}``     `x`; the model's own program runs so many ops on shapes here
 ``own_gradient(y, g, x, d)`` `y`, and `x`, whose gradient is `d`, computed from that of `y`, `g`, by ops before it
 ``pack(w, …) {of}``          weights in the layout of a kernel of the op `of`; in executable programs
+``rows_of_each(x) {axis}``  of rows of all requests, those of each; ``join_rows`` is the inverse; in executable programs
 ``keep(s, x)``              `x`; the state `s` is the `x` of the first call, and equal in each
 ``call_tir(x, …)``           the result of a TVM `PrimFunc`; ``call_dps_packed(x, …)`` that of a registered function
 """
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.program import calls, keep, own_gradient, pack, shape_ops, shapes, tvm_extern  # noqa: F401
+from distir_relax.ops.program import calls, keep, own_gradient, pack, requests, shape_ops, shapes, tvm_extern  # noqa: F401

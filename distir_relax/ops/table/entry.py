@@ -81,6 +81,8 @@ class Trait(Enum):
     """Has the ops of its gradient among its operands. In global programs that are not differentiated yet only."""
     PACKS = "packs"
     """Puts weights into the layout of a kernel. In executable programs only."""
+    FOR_EACH = "for each"
+    """Takes the rows of all requests of a step apart, or joins them. In executable programs only."""
     SHAPE = "shape"
     """Computes with shapes. In distributed programs only."""
     ON_COMMUNICATOR = "on communicator"
@@ -152,7 +154,7 @@ class Order:
     id of each row, and those of the groups."""
 
 
-OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE, Trait.OWN_GRADIENT, Trait.PACKS})
+OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE, Trait.OWN_GRADIENT, Trait.PACKS, Trait.FOR_EACH})
 """Traits of ops that occur in programs of devices only."""
 NO_COMPUTATION = OF_PROGRAMS | {Trait.ANNOTATION, Trait.REDISTRIBUTION, Trait.TRANSFER, Trait.ON_COMMUNICATOR}
 """Traits of ops that compute nothing of a model: layouts, communication, program structure."""

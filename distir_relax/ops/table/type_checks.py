@@ -12,6 +12,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir import (
     Attribute,
     DTensorType,
+    EachType,
     Module,
     Op,
     PackedType,
@@ -51,7 +52,9 @@ class TableCheck:
     def _check(self, op: Op, stage: str) -> None:
         if stage != "distributed":
             split = stage in ("global", "sharded")
-            _compare(op, [_unpacked(_tensor(v)) for v in op.operands], [*map(_tensor, op.results)], op.own_attrs, split)
+            own = not lookup(op.name, op.location).traits.isdisjoint({Trait.PACKS, Trait.FOR_EACH})
+            taken, given = ([x if own else _plain(x) for x in map(_tensor, vs)] for vs in (op.operands, op.results))
+            _compare(op, taken, given, op.own_attrs, split)
             return
         if lookup(op.name, op.location).semantics.partial_eval:
             return
@@ -96,9 +99,9 @@ def _tensor(value: Value) -> TensorType:
     return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
 
 
-def _unpacked(kind: TensorType) -> TensorType:
-    """Return the type of a weight as the op that takes it packed knows it."""
-    return TensorType(kind.shape, kind.dtype) if isinstance(kind, PackedType) else kind
+def _plain(kind: TensorType) -> TensorType:
+    """Return a type as an op knows it that takes the value packed, or for each request."""
+    return TensorType(kind.shape, kind.dtype) if isinstance(kind, (PackedType, EachType)) else kind
 
 
 def _compare(
