@@ -383,9 +383,7 @@ class Training:
             raise DistIRError("expected a training with the arguments of a loop, found none", "run_options")
         options, settings = dict(self._settings.run), self._settings
         callbacks: list[Any] = [_made_logger(path) for path in settings.logs]
-        if settings.early_stopping is not None:
-            metric, patience, least, mode = settings.early_stopping
-            callbacks.append(EarlyStopping(metric, patience, least, mode))
+        callbacks += [EarlyStopping(**chosen) for chosen in settings.early_stopping]
         if settings.max_seconds is not None:
             callbacks.append(TimeLimit(settings.max_seconds))
         return {**options, "callbacks": callbacks} if callbacks else options

@@ -211,6 +211,14 @@ class Two(Classifier):
         return [torch.optim.SGD(self.net[number].parameters(), 0.1) for number in (0, 3)]
 
 
+class TwoSchedulers(Classifier):
+    """Has one optimizer and two schedulers."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, n) for n in (1, 2)]
+
+
 class Clipping(Classifier):
     """Clips gradients its own way."""
 
@@ -226,6 +234,7 @@ def _clamp(self: Any, *args: Any, **kwargs: Any) -> None:
 HOOKS = (
     "on_train_batch_start", "on_before_optimizer_step", "on_after_batch_transfer", "optimizer_zero_grad",
     "lr_scheduler_step", "optimizer_step", "on_train_epoch_end", "configure_callbacks", "on_save_checkpoint",
+    "transfer_batch_to_device",
 )  # fmt: skip
 
 
@@ -289,11 +298,28 @@ class Counting(pl.Callback):
         ({"min_steps": 3}, "no equal of min_steps=3"),
         ({"reload_dataloaders_every_n_epochs": 1}, "no equal of reload_dataloaders_every_n_epochs=1"),
         ({"val_check_interval": "00:00:01:00"}, "no equal of val_check_interval=60"),
+        ({"callbacks": pl.callbacks.Timer("00:00:01:00", interval="epoch")}, "Timer: .* no equal of interval='epoch'"),
+        (
+            {
+                "callbacks": pl.callbacks.EarlyStopping("val_loss", check_on_train_epoch_end=True),
+                "val_check_interval": 0.5,
+            },
+            "EarlyStopping: there is no equal of check_on_train_epoch_end=True",
+        ),
+        (
+            {"callbacks": pl.callbacks.ModelCheckpoint(monitor="val_loss", save_top_k=3), "enable_checkpointing": True},
+            "ModelCheckpoint: there is no equal of save_top_k=3",
+        ),
+        (
+            {"callbacks": [pl.callbacks.ModelCheckpoint(every_n_epochs=n) for n in (1, 2)]},
+            "expected one ModelCheckpoint, found several",
+        ),
         ({"limit_train_batches": 3, "accumulate_grad_batches": 2}, "in steps of 2 accumulated ones, found 3"),
     ],
 )
 def test_trainer_option_without_equal_is_refused(options: dict[str, Any], message: str) -> None:
-    trainer = pl.Trainer(max_steps=4, enable_checkpointing=False, **{**QUIET, **options})
+    saves = any(isinstance(c, list) or type(c) is pl.callbacks.ModelCheckpoint for c in options.values())
+    trainer = pl.Trainer(max_steps=4, **{**QUIET, "enable_checkpointing": saves, **options})
     training = dr.Training(
         Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1), arguments=trainer
     )
@@ -301,8 +327,134 @@ def test_trainer_option_without_equal_is_refused(options: dict[str, Any], messag
         training.compile()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "steps"),
+    [
+        ([{"stopping_threshold": 10.0}], 4),
+        ([{"divergence_threshold": 0.0}], 4),
+        ([{"monitor": "val_nan"}], 4),
+        ([{"monitor": "val_nan", "check_finite": False, "patience": 3}], 12),
+        ([{"monitor": "val_flat", "patience": 2}, {"patience": 99}], 12),
+        ([{"patience": 99}, {"monitor": "val_flat", "patience": 2}], 12),
+        ([{"stopping_threshold": 0.0, "divergence_threshold": 99.0, "patience": 99}], 16),
+    ],
+)
+def test_early_stopping_ends_where_that_of_lightning_does(chosen: list[dict[str, Any]], steps: int) -> None:
+    class Watched(Classifier):
+        def validation_step(self, batch: Any) -> None:
+            loss = F.cross_entropy(self(batch[0]), batch[1])
+            self.log_dict({"val_loss": loss, "val_flat": loss * 0, "val_nan": loss * float("nan")})
+
+    def trainer() -> pl.Trainer:
+        stops = [pl.callbacks.EarlyStopping(**{"monitor": "val_loss", **options}) for options in chosen]
+        return pl.Trainer(max_epochs=4, callbacks=stops, enable_checkpointing=False, num_sanity_val_steps=0, **QUIET)
+
+    data, theirs = loader(), trainer()
+    training = dr.Training(
+        Watched(), example_batch=next(iter(data)), optimizer=dr.optim.SGD(0.01), arguments=trainer(), steps_per_epoch=4
+    )
+    ended = dr.train(training.compile(), data, evaluation=data, **training.run_options())
+    theirs.fit(Watched(), data, data)
+    assert ended.step == theirs.global_step == steps
+
+
+def test_checkpoints_that_lightning_does_not_write(tmp_path: Path) -> None:
+    saved = pl.callbacks.ModelCheckpoint
+    for callback, kept in (
+        (saved(tmp_path, save_top_k=0), None), (saved(tmp_path, every_n_epochs=0, every_n_train_steps=0), None),
+        (saved(tmp_path, save_top_k=0, save_last=True), 1), (saved(tmp_path, save_top_k=-1), 1_000_000),
+    ):  # fmt: skip
+        training = dr.Training(
+            Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1),
+            arguments=pl.Trainer(max_steps=4, callbacks=callback, **QUIET),
+        )  # fmt: skip
+        assert training.run_options().get("keep") == kept
+
+
+def _reads_number(self: Any, batch: Any, batch_idx: int) -> Any:
+    return F.cross_entropy(self(batch[0]), batch[1]) * (1.0 if batch_idx % 2 else 0.1)
+
+
+def _reads_epoch(self: Any, batch: Any) -> Any:
+    return F.cross_entropy(self(batch[0]), batch[1]) * (1.0 if self.current_epoch == 1 else 0.1)
+
+
+def _reads_step(self: Any, batch: Any) -> Any:
+    return F.cross_entropy(self(batch[0]), batch[1]) * min(1.0, self.global_step / 10)
+
+
+def _reads_trainer(self: Any, batch: Any) -> Any:
+    return F.cross_entropy(self(batch[0]), batch[1]) * (1.0 + self.trainer.max_epochs)
+
+
+def _reads_rank(self: Any, batch: Any, batch_idx: int) -> Any:
+    assert self.global_rank == 0
+    self.print("a step")
+    return self._shared(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (_reads_number, "training_step: the step reads batch_idx"), (_reads_epoch, "the step reads current_epoch"),
+        (_reads_step, "the step reads global_step"), (_reads_trainer, "the step reads max_epochs"), (_reads_rank, ""),
+    ],
+)  # fmt: skip
+def test_step_that_reads_a_count_of_the_run_is_refused(step: Any, name: str) -> None:
+    """Its value would be that of the export in each step. It may be passed on."""
+    shared = lambda self, batch, number: F.cross_entropy(self(batch[0]), batch[1])  # noqa: E731
+    module = type("Counts", (Classifier,), {"training_step": step, "_shared": shared})()
+    arguments: dict[str, Any] = {"optimizer": dr.optim.SGD(lr=0.1), "example_batch": next(iter(loader()))}
+    if not name:
+        dr.compile_training(module, **arguments)
+        return
+    with pytest.raises(DistIRError, match=name):
+        dr.compile_training(module, **arguments)
+    assert module.current_epoch == 0
+
+
+class Mean:
+    """A metric with a state, as torchmetrics has them."""
+
+    def compute(self) -> float:
+        return 0.0
+
+
+def test_logged_values() -> None:
+    data = loader()
+
+    def results(**logged: Any) -> dict[str, float]:
+        def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+            loss = F.cross_entropy(self(batch[0]), batch[1])
+            self.log("loss", loss)
+            for name, (value, options) in logged.items():
+                self.log(name, loss.reshape(value) if isinstance(value, tuple) else value, **options)
+
+        torch.manual_seed(1)
+        module = type("Logs", (Classifier,), {"validation_step": validation_step})()
+        step = dr.compile_training(module, optimizer=dr.optim.SGD(lr=0.1), example_batch=next(iter(data)))
+        return step.evaluate(data)
+
+    found = results(number=(2.5, {}), one=((1, 1), {"reduce_fx": torch.mean, "prog_bar": True}))
+    assert found["number"] == 2.5
+    assert found["one"] == pytest.approx(found["loss"])
+    for value, options, message in (
+        ((), {"reduce_fx": "max"}, "Logs.log\\('x'\\): expected reduce_fx='mean', found 'max'"),
+        ((), {"on_epoch": False}, "found on_epoch=False"),
+        (Mean(), {}, "found the metric Mean"),
+        (torch.ones(2), {}, "a tensor of one element"),
+    ):
+        with pytest.raises(DistIRError, match=message):
+            results(x=(value, options))
+
+
 def test_loggers_and_time_limits_are_honoured(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_steps": 4, "enable_checkpointing": False, "accelerator": "cpu"}
+    training = dr.Training(
+        Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1),
+        arguments=pl.Trainer(callbacks=pl.callbacks.Timer({"milliseconds": 2500}), logger=False, **options),
+    )  # fmt: skip
+    assert [limit.seconds for limit in training.run_options()["callbacks"]] == [2.5]
     trainer = pl.Trainer(max_time={"hours": 1}, logger=pl.loggers.TensorBoardLogger(tmp_path), **options)
     training = dr.Training(
         Classifier(), example_batch=next(iter(loader())), optimizer=dr.optim.SGD(0.1), arguments=trainer
@@ -322,7 +474,10 @@ def test_loggers_and_time_limits_are_honoured(tmp_path: Path) -> None:
 
 def test_mistakes_are_errors() -> None:
     batch = next(iter(loader()))
-    for kind, message in ((Manual, "automatic optimization"), (Two, "one optimizer"), (Clipping, "its own configure")):
+    for kind, message in (
+        (Manual, "automatic optimization"), (Two, "one optimizer, found 2"), (Clipping, "its own configure"),
+        (TwoSchedulers, "one scheduler, found 2"),
+    ):  # fmt: skip
         with pytest.raises(DistIRError, match=message):
             dr.compile_training(kind(), example_batch=batch)
     for kind, message in ((Manual, "automatic optimization"), (Clipping, "its own configure")):

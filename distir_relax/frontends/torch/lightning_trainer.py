@@ -30,6 +30,8 @@ _NEUTRAL_CALLBACKS = (
     "ProgressBar", "TQDMProgressBar", "RichProgressBar", "ModelSummary", "RichModelSummary", "LearningRateMonitor",
     "DeviceStatsMonitor", "ThroughputMonitor", "OnExceptionCheckpoint",
 )  # fmt: skip
+_STOPPING = ("patience", "mode", "stopping_threshold", "divergence_threshold", "check_finite")
+"""Arguments of `EarlyStopping` that have the same name here."""
 _HINTS = {
     "StochasticWeightAveraging": "average with dr.Training(..., averaging=dr.optim.SWA(start)); its rate is a schedule",
     "EMAWeightAveraging": "average with dr.Training(..., averaging=dr.optim.EMA(decay))",
@@ -45,15 +47,23 @@ def settings_of_lightning(trainer: Any, steps_per_epoch: int | None) -> TrainerS
         steps_per_epoch = _limited(trainer, steps_per_epoch)
     steps = count_steps(trainer.max_steps, trainer.max_epochs or 0, steps_per_epoch, _WHERE)
     run: dict[str, Any] = {"steps": steps, **_epochs(trainer)}
-    stopping = seconds = None
+    stopping: list[dict[str, Any]] = []
+    seconds, saves = None, False
     for callback in trainer.callbacks:
         kind = type(callback).__name__ if is_of_lightning(type(callback)) else ""
         if kind == "ModelCheckpoint":
+            if saves:
+                raise ImportModelError(
+                    "expected one ModelCheckpoint, found several", _WHERE,
+                    "monitor, every_n_train_steps and save_top_k=-1 may be those of a single one; "
+                    "pass enable_checkpointing=False for none",
+                )  # fmt: skip
+            saves = True
             run |= {} if trainer.fast_dev_run else _checkpoints(callback, trainer, steps_per_epoch or steps)
         elif kind == "EarlyStopping":
-            stopping = callback.monitor, callback.patience, abs(float(callback.min_delta)), callback.mode
+            stopping.append(_early_stopping(callback, trainer))
         elif kind == "Timer":
-            seconds = callback._duration
+            seconds = _duration(callback)
         elif kind not in _NEUTRAL_CALLBACKS:
             raise ImportModelError(
                 f"the callback {type(callback).__name__} is not called by a compiled step", _WHERE,
@@ -66,7 +76,7 @@ def settings_of_lightning(trainer: Any, steps_per_epoch: int | None) -> TrainerS
             run["evaluate_every"] = interval if counts else max(1, round(interval * epochs * (steps_per_epoch or 1)))
     return TrainerSettings(
         trainer.gradient_clip_val or None, _NARROW[trainer.precision], trainer.accumulate_grad_batches, run=run,
-        logs=_logs(trainer), early_stopping=stopping, max_seconds=seconds, steps_per_epoch=steps_per_epoch,
+        logs=_logs(trainer), early_stopping=tuple(stopping), max_seconds=seconds, steps_per_epoch=steps_per_epoch,
     )  # fmt: skip
 
 
@@ -129,16 +139,40 @@ def _epochs(trainer: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _early_stopping(callback: Any, trainer: Any) -> dict[str, Any]:
+    """Return the arguments of a `dr.callbacks.EarlyStopping` that observes each evaluation."""
+    once = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
+    if callback._check_on_train_epoch_end and not once:
+        raise no_equal("check_on_train_epoch_end", True, "EarlyStopping", "it is checked after each evaluation")
+    options = {name: getattr(callback, name) for name in _STOPPING}
+    return {"metric": callback.monitor, "min_delta": abs(float(callback.min_delta)), **options}
+
+
+def _duration(callback: Any) -> float | None:
+    """Return the seconds of a `Timer`, or None for no limit."""
+    if callback._interval != "step":
+        raise no_equal("interval", "epoch", "Timer", "interval='step' ends the run after a step")
+    return None if callback._duration is None else float(callback._duration)
+
+
 def _checkpoints(callback: Any, trainer: Any, epoch: int) -> dict[str, Any]:
     """Return the keyword arguments of `dr.train` for a `ModelCheckpoint`."""
     if getattr(callback, "_train_time_interval", None) is not None:
         raise no_equal("train_time_interval", callback._train_time_interval, "ModelCheckpoint", "count steps")
+    kept = callback.save_top_k
+    if kept > 1 and callback.monitor:
+        raise no_equal(
+            "save_top_k", kept, "ModelCheckpoint", "1 keeps the best and the newest checkpoint, -1 all of them"
+        )
+    is_off = not (callback._every_n_train_steps or callback._every_n_epochs)
+    if is_off or (kept == 0 and not callback.save_last):
+        return {}
     run: dict[str, Any] = {
         "checkpoint": str(callback.dirpath or f"{trainer.default_root_dir}/checkpoints"),
         "every": callback._every_n_train_steps or (callback._every_n_epochs or 1) * epoch,
-        "keep": callback.save_top_k if callback.save_top_k > 0 else MOST_KEPT,
+        "keep": MOST_KEPT if kept < 0 else max(1, kept),
     }
-    return run | ({"best": f"{callback.monitor}:{callback.mode}"} if callback.monitor else {})
+    return run | ({"best": f"{callback.monitor}:{callback.mode}"} if callback.monitor and kept else {})
 
 
 def _logs(trainer: Any) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ class TrainerSettings:
 
     `accumulation` is the number of microbatches, `recomputes` whether activations are, `optimizer` that of the
     arguments, or None if they have none. `trains` says that the loop puts the model in training mode. `run` are keyword
-    arguments of `dr.train`, `logs` the paths of its logs, `early_stopping` the metric, patience, least improvement and
-    mode of a run that ends early, `max_seconds` the time after which it ends, and `steps_per_epoch` the steps of an
+    arguments of `dr.train`, `logs` the paths of its logs, `early_stopping` the arguments of each callback
+    that ends a run early, `max_seconds` the time after which it ends, and `steps_per_epoch` the steps of an
     epoch, if they are limited. `label_smoothing` and `neftune_noise_alpha` are options of `dr.Training`.
     """
 
@@ -35,7 +35,7 @@ class TrainerSettings:
     neftune_noise_alpha: float | None = None
     run: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
-    early_stopping: tuple[str, int, float, str] | None = None
+    early_stopping: tuple[dict[str, Any], ...] = ()
     max_seconds: float | None = None
     steps_per_epoch: int | None = None
 

@@ -14,11 +14,17 @@ class EarlyStopping(MetricCallback):
     """End the run after `patience` evaluations in a row that do not improve a metric by more than `min_delta`.
 
     In a run without evaluations the metric is ``loss``, the training loss, and `patience` counts steps. A resumed run
-    continues the count of its checkpoint. Raises RunError for a mode other than "min" and "max", and for a metric that
-    evaluations do not have.
+    continues the count of its checkpoint.
+
+    The run ends at once when the metric is better than `stopping_threshold` or worse than `divergence_threshold`, and
+    with `check_finite` when it is infinite or NaN, as in Lightning. Raises RunError for a mode other than "min" and
+    "max", and for a metric that evaluations do not have.
     """
 
-    def __init__(self, metric: str = "loss", patience: int = 3, min_delta: float = 0.0, mode: str = "min") -> None:
+    def __init__(
+        self, metric: str = "loss", patience: int = 3, min_delta: float = 0.0, mode: str = "min", *,
+        stopping_threshold: float | None = None, divergence_threshold: float | None = None, check_finite: bool = False,
+    ) -> None:  # fmt: skip
         if patience < 1 or min_delta < 0:
             raise RunError(
                 f"expected a patience of 1 or more and min_delta of 0 or more, found {patience} and {min_delta}",
@@ -26,6 +32,8 @@ class EarlyStopping(MetricCallback):
             )
         super().__init__(metric, mode)
         self.patience, self.min_delta = patience, min_delta
+        self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
+        self.check_finite = check_finite
         self._best: float | None = None
         self._count = 0
 
@@ -48,6 +56,9 @@ class EarlyStopping(MetricCallback):
 
     def observe(self, value: float, unit: str) -> None:
         """See `MetricCallback`."""
+        if reason := self._limit(value):
+            self.stop(f"{self.metric.name} is {value:.6g}, {reason}")
+            return
         if self.metric.improves(value, self._best, self.min_delta):
             self._best, self._count = value, 0
             return
@@ -55,3 +66,14 @@ class EarlyStopping(MetricCallback):
         if self._count >= self.patience:
             best = "none" if self._best is None else f"{self._best:.6g}"
             self.stop(f"{self.metric.name} has not improved in {self._count} {unit}, the best is {best}")
+
+    def _limit(self, value: float) -> str:
+        """Return which limit a value has passed, or an empty text."""
+        best, worst = self.stopping_threshold, self.divergence_threshold
+        if self.check_finite and not math.isfinite(value):
+            return "which is not finite"
+        if best is not None and self.metric.improves(value, best):
+            return f"better than the stopping threshold {best:g}"
+        if worst is not None and (value > worst if self.metric.mode == "min" else value < worst):
+            return f"worse than the divergence threshold {worst:g}"
+        return ""
