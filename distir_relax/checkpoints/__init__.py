@@ -8,6 +8,7 @@ from distir_relax.checkpoints.folder import (
     best,
     checkpoint_names,
     finish,
+    is_checkpoint,
     latest,
     remove,
     saved_steps,
@@ -27,5 +28,5 @@ from distir_relax.checkpoints.state_file import StateFile
 __all__ = [
     "START", "STATE_FILE", "DataPosition", "Position", "Renamed", "Resumption", "Saved", "StateFile", "begin", "best",
     "by_names_of", "check_frozen", "checkpoint_names", "common_prefix", "compare", "export_pretrained",
-    "export_weights", "finish", "frozen_weights", "latest", "read_parameters", "remove", "saved_steps",
+    "export_weights", "finish", "frozen_weights", "is_checkpoint", "latest", "read_parameters", "remove", "saved_steps",
 ]  # fmt: skip

@@ -375,7 +375,10 @@ def test_metrics_that_do_not_exist_are_refused(bundle: Path, tmp_path: Path) -> 
         ({"best": "f1", "checkpoint": tmp_path, "evaluate": values(1.0)}, "expected the metric 'f1' .*, found loss"),
         ({"best": "loss"}, "expected a checkpoint folder for the best one"),
         ({"best": "loss:least", "checkpoint": tmp_path}, "expected the mode min or max of a metric, found 'least'"),
-        ({"resume": "newest", "checkpoint": tmp_path}, "expected last, auto, best or nothing, found 'newest'"),
+        (
+            {"resume": "newest", "checkpoint": tmp_path},
+            "expected last, auto, best, the path of a checkpoint, or nothing, found 'newest'",
+        ),
         ({"every": 0}, "expected 1 or more, or epoch, found 0"),
     ):
         with pytest.raises(RunError, match=words):

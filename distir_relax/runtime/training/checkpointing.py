@@ -71,8 +71,8 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
 def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | None:
     """Load the "last" or the "best" checkpoint of a folder into the ranks, whatever number of ranks has written it.
 
-    With "auto" it is the newest complete one, and None if there is none. Raises CheckpointError on all processes
-    if it is missing, damaged, or does not fit the program (`compare`, `check_frozen`).
+    The folder may be a checkpoint itself. With "auto" it is the newest complete one, and None if there is none. Raises
+    CheckpointError on all processes if it is missing, damaged, or does not fit the program (`compare`, `check_frozen`).
     """
     if which == "auto":
         chosen = executor.exchange(_newest_complete(folder) if executor.first else "")[0]

@@ -89,9 +89,9 @@ def train(
     included, with as many batches of the data, and with their samples if the batch size has changed. Instead, `epochs`
     is the total number of epochs of data that have a length. `every` and `evaluate_every` may be "epoch".
     Checkpoints are written to the folder `checkpoint` each `every` steps and at the end; the last `keep` stay, and with
-    `best`, such as ``"loss"`` or ``"accuracy:max"``, the best one. `resume` is "last", "auto" or "best". A
-    `TrainingStep` has the trained parameters afterwards, and its `steps` are those of the run. `callbacks` observe the
-    run; nothing is shown without ``dr.callbacks.Progress()``.
+    `best`, such as ``"loss"`` or ``"accuracy:max"``, the best one. `resume` is "last", "auto", "best", or the path of a
+    checkpoint. A `TrainingStep` has the trained parameters afterwards, and its `steps` are those of the run.
+    `callbacks` observe the run; nothing is shown without ``dr.callbacks.Progress()``.
 
     The run is evaluated after each `evaluate_every` steps and the last one, on `evaluation`, which is data like `data`,
     for a step compiled with `metrics`, with the averages of parameters if they are `averaged`; or by `evaluate`, a

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from distir_relax.checkpoints import is_checkpoint
 from distir_relax.errors import RunError
 
 EPOCH = "epoch"
@@ -68,7 +69,8 @@ class TrainOptions:
     "epoch".
 
     `resume` is "last" to resume from the newest checkpoint, which must exist and be complete, "auto" to resume from the
-    newest complete one, or start if there is none, "best" to resume from the best one, or empty. `seed` is that of the
+    newest complete one, or start if there is none, "best" to resume from the best one, the path of a checkpoint, in any
+    folder, or empty. `seed` is that of the
     order of samples; None is 0, or that of the resumed run. `best` is the metric whose best checkpoint is kept
     (`Metric.parse`), or empty. A run that evaluates does so each `evaluate_every` steps, and after the last.
 
@@ -101,13 +103,13 @@ class TrainOptions:
                 f"expected 1 or more steps, or epochs, found {self.steps} steps and {self.epochs} epochs",
                 "steps, epochs",
             )
-        if self.resume not in ("", *RESUME):
+        if self.resume not in ("", *RESUME) and not (isinstance(self.resume, str) and is_checkpoint(Path(self.resume))):
             raise RunError(
-                f"expected {', '.join(RESUME)} or nothing, found {self.resume!r}", "resume",
+                f"expected {', '.join(RESUME)}, the path of a checkpoint, or nothing, found {self.resume!r}", "resume",
                 "'auto' continues from the newest checkpoint if there is one, 'last' needs one",
             )  # fmt: skip
         hint = "give --checkpoint DIR"
-        if self.resume and self.checkpoints is None:
+        if self.resume in RESUME and self.checkpoints is None:
             raise RunError("expected a checkpoint folder to resume from, found none", "--resume", hint)
         if self.best and self.checkpoints is None:
             raise RunError("expected a checkpoint folder for the best one, found none", "--best", hint)

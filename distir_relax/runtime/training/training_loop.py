@@ -22,7 +22,7 @@ from distir_relax.runtime.training.callbacks.states import load_states, states_o
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.equal_batches import difference
 from distir_relax.runtime.training.executor import Batch, Executor
-from distir_relax.runtime.training.options import EPOCH, Metric, TrainOptions
+from distir_relax.runtime.training.options import EPOCH, RESUME, Metric, TrainOptions
 from distir_relax.support.learning_rate import schedule_to_json
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -141,7 +141,11 @@ class Training:
     def _begin(self) -> Position:
         options, manifest = self.options, self.executor.bundle.manifest
         saved = None
-        if options.resume and options.checkpoints is not None:
+        if options.resume not in RESUME and options.resume:
+            source = Path(options.resume)
+            self._check_unused(options.checkpoints, source)
+            saved = resume(self.executor, source)
+        elif options.resume and options.checkpoints is not None:
             saved = resume(self.executor, options.checkpoints, options.resume)
         if saved is not None:
             self._resumed = saved.position.step
@@ -151,14 +155,23 @@ class Training:
                     str(saved.path), "omit --seed",
                 )  # fmt: skip
             return saved.position
-        with self.executor.agreed():
-            if not options.resume and options.checkpoints is not None and (steps := saved_steps(options.checkpoints)):
-                raise CheckpointError(
-                    f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
-                    "go on from it with --resume, or --resume auto, or choose another folder",
-                )  # fmt: skip
+        if not options.resume:
+            self._check_unused(options.checkpoints)
         done = training_of(manifest).done
         return Position(done, 0, options.seed or 0, manifest.name, data=self.start or DataPosition(done))
+
+    def _check_unused(self, folder: Path | None, source: Path | None = None) -> None:
+        """Raise CheckpointError for a folder with checkpoints of a run other than that of a checkpoint `source`."""
+        with self.executor.agreed():
+            if folder is None or (
+                source is not None and folder.resolve() in (source.resolve(), source.resolve().parent)
+            ):
+                return
+            if steps := saved_steps(folder):
+                raise CheckpointError(
+                    f"there are checkpoints here already, the last of step {steps[-1]}", str(folder),
+                    "go on from it with --resume, or --resume auto, or choose another folder",
+                )  # fmt: skip
 
     def _read_best(self, step: int) -> None:
         """Begin with the best checkpoint of the run that is resumed after `step`, if it keeps one."""
