@@ -145,6 +145,67 @@ def test_options_of_the_loop(tmp_path: Path) -> None:
     assert source.options["strategy"] == dr.Strategy.parse("2/1/1/3,checkpoint=block")
 
 
+def test_seeds_and_strategies_of_saving(tmp_path: Path) -> None:
+    tokens = torch.randint(127, (ROWS, 15))
+
+    def options(**chosen: Any) -> dict[str, Any]:
+        example = {"input_ids": tokens, "labels": tokens}
+        return dr.Training(model(), example_batch=example, arguments=arguments(tmp_path, **chosen)).run_options()
+
+    assert options(data_seed=0)["seed"] == 0
+    assert options(seed=3)["seed"] == 3
+    best = {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 2}
+    assert options(**best, metric_for_best_model="acc").items() >= {"best": "acc:max", "every": STEPS}.items()
+    for chosen in (best, {"save_strategy": "best", "metric_for_best_model": "acc"}):
+        with pytest.raises(DistIRError, match="no equal of save_strategy='best'"):
+            options(**chosen)
+    for saving in ("no", "steps"):
+        with pytest.raises(DistIRError, match="no equal of resume_from_checkpoint='/elsewhere/checkpoint-500'"):
+            options(save_strategy=saving, resume_from_checkpoint="/elsewhere/checkpoint-500")
+    assert options(save_strategy="steps", resume_from_checkpoint=True)["resume"] == "last"
+    assert options(resume_from_checkpoint=True)["resume"] == str(tmp_path)
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
+    """Of random tokens the first of four evaluations is the best; a run resumes from a checkpoint by its path."""
+    tokens = torch.randint(127, (2, ROWS * 4, 15), generator=torch.Generator().manual_seed(4))
+    sets = [[{"input_ids": row, "labels": row} for row in part] for part in tokens]
+    data, held = (torch.utils.data.DataLoader(rows, batch_size=ROWS) for rows in sets)  # type: ignore[arg-type]
+    saving = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "eval_loss", "max_steps": 8}
+    rates = {"learning_rate": 0.05, "lr_scheduler_type": "constant", "warmup_steps": 0}
+
+    class Metrics(dr.Callback):
+        def __init__(self) -> None:
+            self.losses: dict[int, float] = {}
+
+        def evaluated(self, step: int, metrics: Any) -> None:
+            self.losses[step] = metrics["loss"]
+
+    def run(name: str, **chosen: Any) -> tuple[Any, Any, dict[int, float], set[str]]:
+        options = arguments(tmp_path / name, **saving, **{**rates, **chosen})
+        training = dr.Training(model(), example_batch=next(iter(data)), arguments=options, metrics={})
+        step, metrics = training.compile(), Metrics()
+        ended = dr.train(step, data, evaluation=held, callbacks=[metrics], **training.run_options())
+        return ended, step, metrics.losses, {path.name for path in (tmp_path / name).glob("step-*")}
+
+    ended, step, losses, saved = run("every", save_strategy="steps", save_steps=2, load_best_model_at_end=True)
+    best = min(losses, key=losses.__getitem__)
+    assert (ended.step, ended.best, step.steps) == (8, best, best)
+    assert step.evaluate(held)["loss"] == pytest.approx(losses[best], rel=1e-5)
+    assert best < 8
+    assert len(saved) == 4
+    *_, written = run("best", save_strategy="best")
+    improving = {n for n in losses if losses[n] == min(loss for m, loss in losses.items() if m <= n)}
+    assert written == {f"step-{n:08}" for n in improving | {8}}
+    first = str(tmp_path / "every" / "step-00000002")
+    ended, plain, resumed, _ = run("other", resume_from_checkpoint=first)
+    assert ended.step == 8
+    assert dr.train(plain, data, steps=9, resume=Path(first)).step == 9
+    assert resumed == {n: pytest.approx(loss, rel=1e-5) for n, loss in losses.items() if n > 2}
+    with pytest.raises(DistIRError, match="checkpoints here already"):
+        run("best", save_strategy="steps", resume_from_checkpoint=first)
+
+
 def test_mistakes_are_errors(tmp_path: Path) -> None:
     tokens = torch.randint(127, (ROWS, 15))
     batch = {"input_ids": tokens, "labels": tokens}

@@ -12,8 +12,10 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.checkpoints import is_checkpoint
 from distir_relax.frontends.torch.lightning_module import ConfiguredOptimizer
 from distir_relax.frontends.torch.trainer_settings import MOST_KEPT, TrainerSettings, count_steps, no_equal
 
@@ -93,16 +95,20 @@ def _default(option: Field[Any]) -> Any:
 
 def _run(arguments: Any, steps: int, steps_per_epoch: int | None) -> dict[str, Any]:
     """Return the keyword arguments of `dr.train`."""
-    run: dict[str, Any] = {"steps": steps, "seed": arguments.data_seed or arguments.seed}
+    run: dict[str, Any] = {
+        "steps": steps,
+        "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,
+    }
     sampling = str(arguments.train_sampling_strategy)
     if sampling not in _SAMPLING:
         raise no_equal("train_sampling_strategy", sampling, _WHERE, f"there are {', '.join(_SAMPLING)}")
     if sampling != "random":
         run |= {"in_order": True} if sampling == "sequential" else {"grouped_by": arguments.length_column_name}
     if (every := _interval(arguments.save_strategy, arguments.save_steps, steps, steps_per_epoch)) is not None:
-        run |= {"checkpoint": arguments.output_dir, "every": every, "keep": arguments.save_total_limit or MOST_KEPT}
-        if arguments.resume_from_checkpoint:
-            run["resume"] = "last"
+        limit = arguments.save_total_limit or 0
+        run |= {"checkpoint": arguments.output_dir, "every": every, "keep": limit if limit > 0 else MOST_KEPT}
+    if source := arguments.resume_from_checkpoint:
+        run["resume"] = _resumed(source, arguments.output_dir, "checkpoint" in run)
     evaluations = arguments.eval_steps or arguments.logging_steps
     if (every := _interval(arguments.eval_strategy, evaluations, steps, steps_per_epoch)) is not None:
         run["evaluate_every"] = every
@@ -111,14 +117,35 @@ def _run(arguments: Any, steps: int, steps_per_epoch: int | None) -> dict[str, A
             run["best"] = f"{name}:max" if (greater or (greater is None and not name.endswith("loss"))) else name
     if arguments.load_best_model_at_end:
         run["load_best"] = True
+    if arguments.save_strategy == "best" and "best" not in run:
+        raise no_equal(
+            "save_strategy", "best", _WHERE, "give eval_strategy and metric_for_best_model, by which it is chosen"
+        )
     return run
 
 
+def _resumed(source: Any, folder: str, is_saved: bool) -> str:
+    """Return the checkpoint from which a run resumes, in the terms of `dr.train`."""
+    if source is True or Path(source).resolve() == Path(folder).resolve():
+        return "last" if is_saved else folder
+    if not is_checkpoint(Path(source)):
+        raise no_equal(
+            "resume_from_checkpoint", source, _WHERE,
+            "give a checkpoint of dr.train, such as out/step-00000300, or True for the newest of output_dir",
+        )  # fmt: skip
+    return str(source)
+
+
 def _interval(strategy: Any, every: float, steps: int, steps_per_epoch: int | None) -> int | None:
-    """Return after how many steps something is done, or None for never. `every` below 1 is a part of all steps."""
+    """Return after how many steps something is done, or None for never. `every` below 1 is a part of all steps.
+
+    Checkpoints of the best metric are written when it improves, and after the last step.
+    """
     kind = str(getattr(strategy, "value", strategy))
     if kind == "no":
         return None
+    if kind == "best":
+        return steps
     if kind == "epoch":
         return steps_per_epoch or steps
     return max(1, math.ceil(every * steps)) if every < 1 else int(every)
@@ -130,7 +157,7 @@ def _optimizer(arguments: Any, model: torch.nn.Module, steps: int) -> Configured
 
     # A Trainer refuses evaluations without their data.
     own = copy.copy(arguments)
-    own.eval_strategy, own.load_best_model_at_end = "no", False
+    own.eval_strategy, own.save_strategy, own.load_best_model_at_end = "no", "no", False
     with _random_numbers_kept():
         trainer = transformers.Trainer(model=model, args=own)
         trainer.create_optimizer_and_scheduler(num_training_steps=steps)

@@ -62,7 +62,7 @@ def train(
     checkpoint: str | Path | None = None,
     every: int | str = 100,
     keep: int = 3,
-    resume: str = "",
+    resume: str | Path = "",
     best: str = "",
     callbacks: Sequence[Callback] = (),
     seed: int | None = None,
@@ -107,6 +107,7 @@ def train(
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
     """
     folder = None if checkpoint is None else Path(checkpoint)
+    resume = str(resume) if isinstance(resume, Path) else resume
     options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every, load_best, epochs)
     data = arrange(data, limit_batches, in_order, grouped_by)
     for callback in callbacks:
