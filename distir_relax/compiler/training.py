@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.checkpoints import DataPosition, read_parameters
@@ -21,7 +21,7 @@ from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.evaluation_totals import accumulated, evaluated_names, keep_totals
 from distir_relax.compiler.lightning_hooks import BatchEndHook
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
-from distir_relax.compiler.options import CompileOptions, check_names, complete, documents
+from distir_relax.compiler.options import CompileOptions, check_names, complete, declared, documents
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from distir_relax.runtime.session import Session
 
 
+_T = TypeVar("_T")
 _NARROW = "bf16-true"
 _REDUCE_DTYPES: Mapping[str | None, str] = {None: "", "float32": "", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -320,6 +321,25 @@ class TrainingStep:
         )  # fmt: skip
 
 
+def _checks_names(kind: type[_T]) -> type[_T]:
+    """Make the constructor of a dataclass raise a TypeError that lists its options for one that it does not have."""
+    construct, names = kind.__init__, [f.name for f in fields(kind)]  # type: ignore[arg-type]
+
+    @wraps(construct)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        if later := [name for name in options if name in declared(CompileOptions)]:
+            raise TypeError(
+                f"{later[0]!r} is an option of compilation: {kind.__name__}(...).compile({later[0]}=...). "
+                f"Expected one of {', '.join(names)}"
+            )
+        check_names(options, object, names)
+        construct(self, *args, **options)
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
+
+
+@_checks_names
 @dataclass(frozen=True, repr=False)
 class Training:
     """A training to compile: arguments of `compile_training`, for a function in a user's file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -323,6 +324,19 @@ def test_label_out_of_range_is_one_of_the_loss(loss: Any, where: str, strategy: 
 def test_options_with_another_spelling_are_named(options: dict[str, Any], kind: type, message: str) -> None:
     with pytest.raises(kind, match=message):
         compiled(perceptron(), **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("clipnorm", "there is no option 'clipnorm', did you mean 'clip_norm'.*model, loss, .*, gradient_norm,"),
+        ("strategy", r"'strategy' is an option of compilation: Training\(...\).compile\(strategy=...\)"),
+    ],
+)
+def test_options_of_a_training_are_listed(option: str, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        dr.Training(perceptron(), F.mse_loss, **{option: 1.0})  # type: ignore[arg-type]
+    assert list(inspect.signature(dr.Training).parameters)[:2] == ["model", "loss"]
 
 
 class Branching(nn.Module):
