@@ -25,7 +25,8 @@ class TrainingManifest:
     one. `names` maps the model's names of its parameters, and of the buffers that training changes, to weights.
     `gradient_norm` is the output, if any, with the norm of the gradients before clipping. `buffers` are those of
     the model that training does not change, whether the program has them or not. `losses` are the outputs with the
-    losses of a step of several updates, of which the first is `loss`.
+    losses of a step of several updates, of which the first is `loss`. `fixed` has the SHA-256 of each buffer and tensor
+    attribute that the model reads and training does not change, whether they are weights or folded into the program.
     """
 
     loss: str
@@ -40,6 +41,7 @@ class TrainingManifest:
     gradient_norm: str | None = None
     buffers: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
@@ -55,6 +57,7 @@ class TrainingManifest:
             "gradient_norm": self.gradient_norm,
             "buffers": list(self.buffers),
             "losses": list(self.losses),
+            "fixed": dict(self.fixed),
         }
 
     @classmethod
@@ -67,5 +70,5 @@ class TrainingManifest:
         return cls(
             table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, accumulated,
             table.by_name("names"), table.text_or_none("gradient_norm"), table.texts("buffers", []),
-            table.texts("losses", []),
+            table.texts("losses", []), table.by_name("fixed"),
         )  # fmt: skip

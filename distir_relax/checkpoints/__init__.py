@@ -21,6 +21,7 @@ from distir_relax.checkpoints.resumption import (
     by_names_of,
     check_frozen,
     compare,
+    fixed_digests,
     frozen_weights,
 )
 from distir_relax.checkpoints.state_file import StateFile
@@ -28,5 +29,6 @@ from distir_relax.checkpoints.state_file import StateFile
 __all__ = [
     "START", "STATE_FILE", "DataPosition", "Position", "Renamed", "Resumption", "Saved", "StateFile", "begin", "best",
     "by_names_of", "check_frozen", "checkpoint_names", "common_prefix", "compare", "export_pretrained",
-    "export_weights", "finish", "frozen_weights", "is_checkpoint", "latest", "read_parameters", "remove", "saved_steps",
+    "export_weights", "finish", "fixed_digests", "frozen_weights", "is_checkpoint", "latest", "read_parameters",
+    "remove", "saved_steps",
 ]  # fmt: skip

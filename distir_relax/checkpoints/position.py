@@ -50,7 +50,8 @@ class Position:
     Steps count from the first one of the weights, as learning rates and seeds of dropout do. `data` is the position in
     the data. `rates` are its learning rates as JSON, for display; a run uses those of its bundle. `metrics` are those
     by which the run keeps its best checkpoint. `frozen` has the SHA-256 of each parameter and buffer that the program
-    does not change, `held` the names of those that the checkpoint has, too: they were trained before.
+    does not change, `held` the names of those that the checkpoint has, too: they were trained before. `fixed` has the
+    SHA-256 of buffers and tensor attributes of the model (`TrainingManifest.fixed`).
     """
 
     step: int
@@ -64,6 +65,7 @@ class Position:
     held: Sequence[str] = ()
     callbacks: Sequence[Mapping[str, Any]] = ()
     """The states of callbacks: the name of a class, and its state."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -79,4 +81,4 @@ class Position:
         rows = table.rows("callbacks")
         callbacks = tuple({"name": row.text("name"), "state": row.fields("state").table} for row in rows)
         program, held = table.text("program"), table.texts("held")
-        return cls(step, samples, seed, program, rates, metrics, data, frozen, held, callbacks)
+        return cls(step, samples, seed, program, rates, metrics, data, frozen, held, callbacks, table.by_name("fixed"))

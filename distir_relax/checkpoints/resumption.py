@@ -61,7 +61,8 @@ class RenamedTensors:
 class Renamed:
     """A checkpoint by the names of a program: its folder, its tensors, and the program that it is of.
 
-    `frozen` are the hashes of weights that its run did not change, `held` those of them that it has.
+    `frozen` are the hashes of weights that its run did not change, `held` those of them that it has, `fixed` the hashes
+    of the model's buffers and tensor attributes.
     """
 
     path: Path
@@ -69,6 +70,7 @@ class Renamed:
     tensors: RenamedTensors
     frozen: Mapping[str, str]
     held: frozenset[str]
+    fixed: Mapping[str, str]
 
 
 def by_names_of(saved: Saved, manifest: Manifest) -> Renamed:
@@ -76,7 +78,7 @@ def by_names_of(saved: Saved, manifest: Manifest) -> Renamed:
 
     A layer that peft has wrapped since, or no longer wraps, has the same tensors under other names.
     """
-    known = {*(tensor.name for tensor in manifest.weights), *_buffers(manifest)}
+    known = {*(tensor.name for tensor in manifest.weights), *_buffers(manifest), *fixed_digests(manifest)}
     unwrapped = {_unwrapped(name): name for name in known}
 
     def renamed(name: str) -> str:
@@ -89,8 +91,9 @@ def by_names_of(saved: Saved, manifest: Manifest) -> Renamed:
 
     tensors = RenamedTensors(saved.tensors, {renamed(name): name for name in saved.tensors.kinds})
     frozen = {renamed(name): digest for name, digest in saved.position.frozen.items()}
+    fixed = {renamed(name): digest for name, digest in saved.position.fixed.items()}
     held = frozenset(map(renamed, saved.position.held))
-    return Renamed(saved.path, saved.position.program, tensors, frozen, held)
+    return Renamed(saved.path, saved.position.program, tensors, frozen, held, fixed)
 
 
 def _unwrapped(name: str) -> str:
@@ -109,6 +112,11 @@ def frozen_weights(manifest: Manifest) -> list[Tensor]:
     """Return the weights that are the model's parameters and buffers, and that a training step does not change."""
     names = {*manifest.parameters, *_buffers(manifest)} - manifest.updates.keys()
     return [tensor for tensor in manifest.weights if tensor.name in names]
+
+
+def fixed_digests(manifest: Manifest) -> Mapping[str, str]:
+    """Return the hashes of buffers and tensor attributes of the model that training does not change."""
+    return {} if manifest.training is None else manifest.training.fixed
 
 
 def compare(saved: Renamed, manifest: Manifest) -> Resumption:
@@ -153,20 +161,25 @@ def compare(saved: Renamed, manifest: Manifest) -> Resumption:
     return Resumption(stored, held, _note(manifest, unknown_before, added, dropped, restarts))
 
 
-def check_frozen(saved: Renamed, digests: Mapping[str, str], held: Collection[str]) -> None:
+def check_frozen(
+    saved: Renamed, digests: Mapping[str, str], held: Collection[str], fixed: Mapping[str, str] | None = None
+) -> None:
     """Compare the weights that the checkpoint's run did not change with those of a bundle, by their digests.
 
-    Those `held` have the checkpoint's values. Raises CheckpointError, with the name, for one that differs.
+    Those `held` have the checkpoint's values. Of `fixed` (`fixed_digests`) those that both programs read are compared:
+    which of them are weights, and which are folded, depends on their uses. Raises CheckpointError, with the name, for
+    one that differs.
     """
-    where = str(saved.path)
-    for name, digest in saved.frozen.items():
-        if digests.get(name) != digest:
-            found = "other numbers" if name in digests else "none"
+    where, present = str(saved.path), {**(fixed or {}), **digests}
+    shared = {n: x for n, x in saved.fixed.items() if n in present and n not in saved.tensors.kinds}
+    for name, digest in {**shared, **saved.frozen}.items():
+        if present.get(name) != digest:
+            found = "other numbers" if name in present else "none"
             raise CheckpointError(
                 f"expected the frozen weight {name!r} of the run that wrote the checkpoint, found {found}", where,
                 "compile with the weights that the run began with: the same pretrained files, and the same seed",
             )  # fmt: skip
-    if unknown := [name for name in digests if name not in (*saved.frozen, *held, *saved.tensors.kinds)]:
+    if unknown := [n for n in digests if n not in (*saved.frozen, *saved.fixed, *held, *saved.tensors.kinds)]:
         raise CheckpointError(
             f"the checkpoint has neither a value nor a hash of {listed(unknown, 4)}", where,
             f"it is of the program {saved.program!r}; was another model compiled?",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -66,6 +67,7 @@ from distir_relax.runtime.training.callbacks.callback import call_with_weights
 from distir_relax.strategies.pipeline_stages import weight_origins
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.precisions import AUTOCAST_PRECISIONS, TRAINING_PRECISIONS, spelling
+from distir_relax.support.tensor_bytes import tensor_digest
 from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
@@ -317,7 +319,7 @@ class TrainingStep:
         buffers = tuple(self._model_tensors.constants)
         return TrainingManifest(
             self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm, buffers=buffers,
-            losses=losses_of(self.optimizer),
+            losses=losses_of(self.optimizer), fixed=self.plan.imported.digests,
         )  # fmt: skip
 
 
@@ -609,6 +611,7 @@ class Training:
                 imported = snapshot(fix_dims(imported, self.dims or {}))
             with with_loss(model, loss):
                 parameters = dict(model.named_parameters(remove_duplicate=False))
+                digests = {name: tensor_digest(attrgetter(name)(model)) for name in sorted(imported.fixed)}
         names, masters = imported.names, parameters if self._is_narrow else {}
         weights = {item.value.name for item in imported.module.main.inputs if item.role == "parameter"}
         wide = {names[n]: p.detach().clone() for n, p in masters.items() if names.get(n) in weights}
@@ -616,7 +619,7 @@ class Training:
         if not trained:
             raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
         tensors = {**imported.tensors, **wide}
-        return replace(imported, tensors=tensors, origin=origin_of(model)), tuple(trained)
+        return replace(imported, tensors=tensors, origin=origin_of(model), digests=digests), tuple(trained)
 
     def _calling(
         self, computed: torch.nn.Module, loss: Loss | None, metrics: Mapping[str, Loss] | None = None

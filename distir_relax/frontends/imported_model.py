@@ -45,6 +45,8 @@ class Imported:
     call, in order, and `constants` the values of non-tensor arguments, by name. `results` are the outputs that
     `rebuild` takes, if not all. `shape_ops` has, by value, how many ops on shapes the model's own program runs after
     it, which are folded (`frontends.shape_ops`). `origin` says which model it is, for the manifest of a bundle.
+    `fixed` are the names of the buffers and tensor attributes that the model reads and does not change, `digests` their
+    SHA-256, for a training.
     """
 
     module: Module
@@ -62,6 +64,8 @@ class Imported:
     results: tuple[str, ...] = ()
     shape_ops: Mapping[str, int] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
+    fixed: frozenset[str] = frozenset()
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<imported {self.module!r}, data of {count(len(self.tensors), 'tensor')}>"

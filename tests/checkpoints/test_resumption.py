@@ -184,6 +184,48 @@ def test_other_frozen_weights_are_refused_by_name(tmp_path: Path) -> None:
     dr.train(compiled(True, "1/3/1/1"), data.batches, steps=3, checkpoint=tmp_path, resume="last")
 
 
+class Scaled(nn.Module):
+    """A product with a table, which a program holds as a weight or folds into another one."""
+
+    def __init__(self, first: float, kind: str, folds: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.folds = nn.Linear(5, 3), folds
+        table = torch.tensor([first, 1.0, 2.0])
+        if kind == "attribute":
+            self.up.table = table
+        else:
+            self.up.register_buffer("table", table, persistent=kind == "persistent")
+        self.last_seen = torch.full((3,), first)  # not read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = self.up.table.exp().cumsum(0) if self.folds else self.up.table
+        return self.up(x) * table
+
+
+@pytest.mark.parametrize("kind", ["attribute", "persistent", "transient"])
+@pytest.mark.parametrize("folds", [False, True])
+def test_other_constants_of_the_model_are_refused_by_name(kind: str, folds: bool, tmp_path: Path) -> None:
+    """Whether a program has them as weights or not, and on other ranks with another batch size."""
+
+    def step(first: float, folds: bool, strategy: str = "2/1/1/1", rows: int = data.ROWS) -> dr.TrainingStep:
+        x, target = drawn(0)
+        return dr.compile_training(
+            Scaled(first, kind, folds), mse_loss, optimizer=dr.optim.SGD(0.01), strategy=strategy, name="scaled",
+            example_batch=(x[:rows], target[:rows]),
+        )  # fmt: skip
+
+    samples = torch.utils.data.TensorDataset(*drawn(0))
+    dr.train(step(1.0, folds), samples, steps=2, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match=r"the frozen weight 'up\.table' of the run .*, found other numbers"):
+        dr.train(step(2.0, folds), samples, steps=4, checkpoint=tmp_path, resume="last")
+    model = step(1.0, folds, "1/3/1/1", rows=5)
+    dr.train(model, samples, steps=3, checkpoint=tmp_path, resume="last")
+    if kind != "persistent":
+        # A program that folds a table in another place has it, too.
+        dr.train(step(1.0, not folds), samples, steps=4, checkpoint=tmp_path, resume="last")
+
+
 @pytest.mark.parametrize(
     ("optimizer", "others"),
     [

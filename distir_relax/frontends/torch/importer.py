@@ -7,8 +7,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from distir_relax.bundle import drawn_weights
@@ -420,7 +421,31 @@ def _finish(
         constants=signature.constants,
         results=tuple(label for label, _ in outputs),
         shape_ops=dict(importer.shape_ops),
+        fixed=_fixed_tensors(program, model, names),
     )
+
+
+def _fixed_tensors(program: ExportedProgram, model: torch.nn.Module, names: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of buffers and tensor attributes of the model that are read and not changed."""
+    import torch
+    from torch.export.graph_signature import InputKind
+
+    def is_of_model(name: str) -> bool:
+        # Tensors that are written in code have names that count them.
+        with suppress(AttributeError):
+            tensor = attrgetter(name)(model)
+            return isinstance(tensor, torch.Tensor) and not tensor.is_meta
+        return False
+
+    live = set(program.graph.output_node().all_input_nodes)
+    for node in reversed(program.graph.nodes):
+        if node in live:
+            live.update(node.all_input_nodes)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    kinds = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    inputs = zip(nodes, program.graph_signature.input_specs, strict=True)
+    found = [str(spec.target) for node, spec in inputs if spec.kind in kinds and node in live]
+    return frozenset(name for name in found if name not in names and is_of_model(name))
 
 
 def _flatten(signature: CallSignature, mutated: Mapping[str, str]) -> Flatten:

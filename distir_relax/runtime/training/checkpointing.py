@@ -22,6 +22,7 @@ from distir_relax.checkpoints import (
     checkpoint_names,
     compare,
     finish,
+    fixed_digests,
     frozen_weights,
     latest,
     remove,
@@ -43,7 +44,7 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
         executor.frozen = _digests(executor, frozen_weights(executor.bundle.manifest))
     held = tuple(tensor.name for tensor in executor.held)
     frozen = {name: digest for name, digest in executor.frozen.items() if name not in held}
-    position = replace(position, frozen=frozen, held=held)
+    position = replace(position, frozen=frozen, held=held, fixed=fixed_digests(executor.bundle.manifest))
     training = executor.bundle.manifest.training
     names = {} if training is None else training.names
     mine: list[Path] = []
@@ -93,7 +94,8 @@ def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | Non
             raise CheckpointError("the ranks see different checkpoints", str(folder), "put it on a shared file system")
     digests = _digests(executor, _frozen_in_either(executor, renamed))
     with executor.agreed():
-        check_frozen(renamed, digests, [tensor.name for tensor in resumption.held])
+        held = [tensor.name for tensor in resumption.held]
+        check_frozen(renamed, digests, held, fixed_digests(executor.bundle.manifest))
     if resumption.held:
         executor.hold(resumption.held, renamed.tensors)
     with executor.agreed():
