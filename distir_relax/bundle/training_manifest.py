@@ -27,6 +27,7 @@ class TrainingManifest:
     the model that training does not change, whether the program has them or not. `losses` are the outputs with the
     losses of a step of several updates, of which the first is `loss`. `fixed` has the SHA-256 of each buffer and tensor
     attribute that the model reads and training does not change, whether they are weights or folded into the program.
+    `settings` are texts by name that a resumed run is compared by: the kinds of optimizers, and `clip_norm`.
     """
 
     loss: str
@@ -42,6 +43,7 @@ class TrainingManifest:
     buffers: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; see docs/bundle.md."""
@@ -58,6 +60,7 @@ class TrainingManifest:
             "buffers": list(self.buffers),
             "losses": list(self.losses),
             "fixed": dict(self.fixed),
+            "settings": dict(self.settings),
         }
 
     @classmethod
@@ -70,5 +73,5 @@ class TrainingManifest:
         return cls(
             table.text("loss"), schedules, seed, first, table.whole("done"), evaluated, accumulated,
             table.by_name("names"), table.text_or_none("gradient_norm"), table.texts("buffers", []),
-            table.texts("losses", []), table.by_name("fixed"),
+            table.texts("losses", []), table.by_name("fixed"), table.by_name("settings"),
         )  # fmt: skip

@@ -48,10 +48,11 @@ class Position:
     """Position of a run: steps done, samples seen, random seed, and the program's identity.
 
     Steps count from the first one of the weights, as learning rates and seeds of dropout do. `data` is the position in
-    the data. `rates` are its learning rates as JSON, for display; a run uses those of its bundle. `metrics` are those
+    the data. `rates` are its learning rates as JSON; a run uses those of its bundle. `metrics` are those
     by which the run keeps its best checkpoint. `frozen` has the SHA-256 of each parameter and buffer that the program
     does not change, `held` the names of those that the checkpoint has, too: they were trained before. `fixed` has the
-    SHA-256 of buffers and tensor attributes of the model (`TrainingManifest.fixed`).
+    SHA-256 of buffers and tensor attributes of the model, and `settings` what it was compiled with, as in a
+    `TrainingManifest`.
     """
 
     step: int
@@ -66,6 +67,9 @@ class Position:
     callbacks: Sequence[Mapping[str, Any]] = ()
     """The states of callbacks: the name of a class, and its state."""
     fixed: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    order: Mapping[str, str] = field(default_factory=dict)
+    """Settings that the order of the samples in an epoch follows from, besides the seed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -81,4 +85,5 @@ class Position:
         rows = table.rows("callbacks")
         callbacks = tuple({"name": row.text("name"), "state": row.fields("state").table} for row in rows)
         program, held = table.text("program"), table.texts("held")
-        return cls(step, samples, seed, program, rates, metrics, data, frozen, held, callbacks, table.by_name("fixed"))
+        others = map(table.by_name, ("fixed", "settings", "order"))
+        return cls(step, samples, seed, program, rates, metrics, data, frozen, held, callbacks, *others)

@@ -7,15 +7,18 @@ that the checkpoint does not know, such as an adapter, begins as in the bundle.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import STEP_COUNT, FileWeights, Manifest, Tensor
+from distir_relax.bundle import AVERAGED, STEP_COUNT, FileWeights, Manifest, Tensor
 from distir_relax.checkpoints.folder import Saved
+from distir_relax.checkpoints.position import Position
 from distir_relax.errors import CheckpointError
 from distir_relax.layout import Interval
+from distir_relax.support.learning_rate import schedule_to_json
 from distir_relax.support.units import listed
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ class Resumption:
     """Sources of a program's tensors when it resumes: `stored` are read from the checkpoint.
 
     `held` are those of them that the program does not change. All others are as in the bundle. `note` says in one line
-    what begins anew or is dropped; it is empty if the program trains what the checkpoint's did.
+    what begins anew or is dropped, and which settings have changed; it is empty if the program is the checkpoint's.
     """
 
     stored: frozenset[str]
@@ -59,18 +62,23 @@ class RenamedTensors:
 
 @dataclass(frozen=True)
 class Renamed:
-    """A checkpoint by the names of a program: its folder, its tensors, and the program that it is of.
+    """A checkpoint by the names of a program: its folder, its tensors, and its position.
 
     `frozen` are the hashes of weights that its run did not change, `held` those of them that it has, `fixed` the hashes
     of the model's buffers and tensor attributes.
     """
 
     path: Path
-    program: str
+    position: Position
     tensors: RenamedTensors
     frozen: Mapping[str, str]
     held: frozenset[str]
     fixed: Mapping[str, str]
+
+    @property
+    def program(self) -> str:
+        """The name of the program that it is of."""
+        return self.position.program
 
 
 def by_names_of(saved: Saved, manifest: Manifest) -> Renamed:
@@ -93,7 +101,7 @@ def by_names_of(saved: Saved, manifest: Manifest) -> Renamed:
     frozen = {renamed(name): digest for name, digest in saved.position.frozen.items()}
     fixed = {renamed(name): digest for name, digest in saved.position.fixed.items()}
     held = frozenset(map(renamed, saved.position.held))
-    return Renamed(saved.path, saved.position.program, tensors, frozen, held, fixed)
+    return Renamed(saved.path, saved.position, tensors, frozen, held, fixed)
 
 
 def _unwrapped(name: str) -> str:
@@ -123,7 +131,8 @@ def compare(saved: Renamed, manifest: Manifest) -> Resumption:
     """Compare the tensors of a checkpoint with those of a program.
 
     Raises CheckpointError for a tensor in another shape or dtype, for one of the checkpoint that the program does not
-    have, and for state of a parameter that both train which one of them does not keep.
+    have, for state of a parameter that both train which one of them does not keep, and for state of another kind of
+    optimizer.
     """
     kinds, weights = saved.tensors.kinds, {tensor.name: tensor for tensor in manifest.weights}
     for name, (dtype, shape) in kinds.items():
@@ -157,8 +166,18 @@ def compare(saved: Renamed, manifest: Manifest) -> Resumption:
         fresh = [name for name in manifest.updates if parameter_of(name, manifest.parameters)] + [STEP_COUNT]
     stored = frozenset(kinds) - set(dropped) - set(fresh)
     held = tuple(Tensor(name, *kinds[name]) for name in kinds if name in frozen)
+    settings: Mapping[str, str] = {} if manifest.training is None else manifest.training.settings
+    before, now = (texts.get("optimizer", "") for texts in (saved.position.settings, settings))
+    states = [n for n in stored & manifest.updates.keys() if _is_state(n, manifest)]
+    if states and before and before != now:
+        raise CheckpointError(
+            f"expected the optimizer {before} of the run that wrote the checkpoint, found {now}", str(saved.path),
+            f"{listed(sorted(states), 1)} would get another meaning; begin a new run with the weights of the "
+            "checkpoint: step.load_parameters(FOLDER)",
+        )  # fmt: skip
     unknown_before = [name for name in missing if name in manifest.parameters and name not in saved.frozen]
-    return Resumption(stored, held, _note(manifest, unknown_before, added, dropped, restarts))
+    notes = (_note(manifest, unknown_before, added, dropped, restarts), *_changed_settings(saved.position, manifest))
+    return Resumption(stored, held, "; ".join(filter(None, notes)))
 
 
 def check_frozen(
@@ -190,6 +209,39 @@ def _buffers(manifest: Manifest) -> set[str]:
     """Return the model's buffers, which a program has as weights, or does not need in the mode of the model."""
     training = manifest.training
     return set() if training is None else {*training.buffers, *training.names.values()} - manifest.parameters.keys()
+
+
+def _is_state(name: str, manifest: Manifest) -> bool:
+    """Return whether a tensor is state of the optimizer, other than an average of a parameter."""
+    return not name.endswith(AVERAGED) and bool(parameter_of(name, manifest.parameters))
+
+
+def _changed_settings(position: Position, manifest: Manifest) -> list[str]:
+    """Return how the schedules and the clipping of a program differ from those of a checkpoint, which they may."""
+    training = manifest.training
+    if training is None:
+        return []
+    schedules = {name: _normal(schedule_to_json(schedule)) for name, schedule in training.rates.items()}
+    before = {name: _normal(schedule) for name, schedule in position.rates.items()}
+    changed = {name: (before.get(name), schedules.get(name)) for name in {**before, **schedules}}
+    notes = [f"{n} is now {_schedule(b)}, was {_schedule(a)}" for n, (a, b) in changed.items() if a != b and before]
+    both = position.settings.keys() & training.settings.keys()
+    pairs = {name: (position.settings[name], training.settings[name]) for name in sorted(both)}
+    return notes + [f"{name} is now {b}, was {a}" for name, (a, b) in pairs.items() if a != b]
+
+
+def _normal(schedule: object) -> Any:
+    """Return a schedule as JSON has it, with lists for tuples."""
+    return json.loads(json.dumps(schedule))
+
+
+def _schedule(table: Any) -> str:
+    """Return a schedule as a call with its numbers, without those of a table."""
+    if not isinstance(table, dict):
+        return "none"
+    numbers = (f"{name}={value:g}" for name, value in table.items() if isinstance(value, (int, float)))
+    inner = (_schedule(value) for value in table.values() if isinstance(value, dict))
+    return f"{table.get('kind')}({', '.join((*inner, *numbers))})"
 
 
 def _note(

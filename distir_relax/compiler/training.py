@@ -59,6 +59,7 @@ from distir_relax.optimizers import (
     Update,
     Updates,
     from_torch,
+    kinds_of,
     losses_of,
     rates_of,
 )  # fmt: skip
@@ -90,7 +91,7 @@ class TrainingStep:
     def __init__(
         self, plan: Plan, optimizer: Optimizer, has_loss: bool, precision: str | None, seed: int,
         model_tensors: ModelTensors, compile_evaluation: Callable[[Plan], Plan], has_metrics: bool,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] = (), clip_norm: float | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
@@ -104,6 +105,7 @@ class TrainingStep:
         self.callbacks = tuple(callbacks)
         """Callbacks that are part of the step: hooks of a Lightning module."""
         self._exclusive = threading.RLock()
+        self._clip_norm = clip_norm
         self._has_loss = has_loss
         self._precision = precision
         self._seed = seed
@@ -320,6 +322,7 @@ class TrainingStep:
         return TrainingManifest(
             self._loss, rates, seed, self._seed, self.steps, names=names, gradient_norm=norm, buffers=buffers,
             losses=losses_of(self.optimizer), fixed=self.plan.imported.digests,
+            settings={"optimizer": kinds_of(self.optimizer), "clip_norm": str(self._clip_norm)},
         )  # fmt: skip
 
 
@@ -514,6 +517,7 @@ class Training:
             plan, self.optimizer, self.loss is not None, self.precision, self.seed,
             ModelTensors.of(self.model, plan.imported), compile_evaluation, has_metrics,
             (BatchEndHook(self.model),) if self._is_lightning and has_batch_end_hook(self.model) else (),
+            self.clip_norm,
         )  # fmt: skip
 
     def _compile_evaluation(self, step: Plan, options: CompileOptions) -> Plan:

@@ -13,7 +13,7 @@ from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
 from distir_relax.optimizers.nadam import NAdam, RAdam
 from distir_relax.optimizers.optimize import CHANGED, GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
-from distir_relax.optimizers.optimizer import Optimizer, Update, rates_of
+from distir_relax.optimizers.optimizer import Optimizer, Update, kinds_of, rates_of
 from distir_relax.optimizers.order_updates import OrderUpdates
 from distir_relax.optimizers.reload_weights import ReloadWeights
 from distir_relax.optimizers.rmsprop import RMSprop
@@ -59,6 +59,7 @@ __all__ = [
     "Update",
     "Updates",
     "from_torch",
+    "kinds_of",
     "losses_of",
     "rates_of",
     "with_state",

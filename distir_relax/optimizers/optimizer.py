@@ -168,6 +168,12 @@ def check_betas(betas: Any, where: str, what: str = "two betas", may_change: boo
         raise DistIRError(f"expected {what} from 0 to below 1, found {found!r}", where)
 
 
+def kinds_of(optimizer: Optimizer) -> str:
+    """Return the names of the kinds of all parts, each once, in alphabetical order and separated by commas."""
+    kinds = {(type(part), getattr(part, "kind", None)) for part in optimizer.parts}
+    return ", ".join(sorted({(of if isinstance(of, type) else kind).__name__ for kind, of in kinds}))
+
+
 def rates_of(optimizer: Optimizer) -> dict[str, Schedule]:
     """Return the inputs for learning rates and momenta, by name: one for each schedule of the optimizer's parts."""
     named: dict[str, Schedule] = {}

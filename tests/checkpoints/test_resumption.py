@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,41 @@ def test_state_of_another_optimizer_is_refused(optimizer: dict[str, Any], others
 
 
 @pytest.mark.mpirun
+def test_an_optimizer_of_another_kind_is_refused_where_state_continues(tmp_path: Path) -> None:
+    """Adam, AdamW and RAdam have state of the same names."""
+    dr.train(compiled(False, "1/1/1/1"), data.batches, steps=1, checkpoint=tmp_path)
+    for optimizer in (dr.optim.RAdam(0.1), dr.optim.Groups(dr.optim.AdamW(0.1), {"*.bias": dr.optim.Adam(0.1)})):
+        step = compiled(False, "1/1/1/1", optimizer=optimizer)
+        with pytest.raises(CheckpointError, match=r"the optimizer AdamW of the run .*, found (RAdam|Adam, AdamW)"):
+            dr.train(step, data.batches, steps=2, checkpoint=tmp_path, resume="last")
+    # New parameters alone are trained, and no state continues.
+    model = Staged().requires_grad_(False)
+    model.register_parameter("scale", nn.Parameter(torch.ones(3)))
+    model.forward = lambda x: model.down(torch.tanh(model.norm(model.up(x)))) * model.scale  # type: ignore[method-assign]
+    step = dr.compile_training(model, mse_loss, optimizer=dr.optim.RAdam(0.1), example_batch=drawn(0))
+    with pytest.warns(UserWarning, match="does not have scale: .*; optimizer is now RAdam, was AdamW"):
+        dr.train(step, data.batches, steps=2, checkpoint=tmp_path, resume="last")
+
+
+def test_other_schedules_and_clipping_are_named(tmp_path: Path) -> None:
+    def run(steps: int, lr: Any, **options: Any) -> list[str]:
+        step = compiled(False, "1/1/1/1", optimizer=dr.optim.SGD(lr), **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            dr.train(step, data.batches, steps=steps, checkpoint=tmp_path, resume="auto")
+        return [str(item.message) for item in caught if "resumed after" in str(item.message)]
+
+    assert run(1, dr.lr.MultiStep(0.1, (3,))) == run(2, dr.lr.MultiStep(0.1, (3,))) == []
+    (line,) = run(3, dr.lr.Linear(0.05, 20), clip_norm=0.5)
+    assert line == (
+        "resumed after step 2: learning_rate is now Linear(lr=0.05, steps=20, warmup=0, least=0), "
+        "was MultiStep(lr=0.1, factor=0.1); clip_norm is now 0.5, was None"
+    )
+    assert run(4, dr.lr.Linear(0.05, 20), clip_norm=0.5) == []
+    (line,) = run(5, dr.lr.Linear(0.05, 30), clip_norm=0.5)
+    assert "clip_norm" not in line
+
+
 def test_ranks_of_a_launch_load_the_trained_values_of_frozen_weights(tmp_path: Path) -> None:
     folder, bundle = tmp_path / "ck", tmp_path / "frozen.dist"
     dr.train(compiled(False, "2/1/1/1"), data.batches, steps=2, checkpoint=folder)

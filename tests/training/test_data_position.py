@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import distir_relax as dr
 from distir_relax.checkpoints import DataPosition, latest
-from distir_relax.errors import RunError
+from distir_relax.errors import CheckpointError, RunError
 from distir_relax.runtime.training.data_sources import open_data
 from tests.training import data, observers, perceptron
 from tests.training.data import Batch
@@ -188,3 +188,42 @@ def test_the_position_of_the_data_is_in_the_checkpoint(tmp_path: Path) -> None:
     # Another run of the same step has the position of the last one.
     dr.train(four, Numbered(), steps=11, checkpoint=tmp_path / "other")
     assert latest(tmp_path / "other").position.data == DataPosition(11, 1, 5, 24, 4)
+
+
+class Fewer(Numbered):
+    """The samples without the last one."""
+
+    def __len__(self) -> int:
+        return COUNT - 1
+
+
+def seeded(seed: int) -> DataLoader[Any]:
+    return loader(6, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options", "message"),
+    [
+        (seeded(5), seeded(6), {}, r"\(generator 5\), found others \(generator 6\)"),
+        (seeded(5), loader(6, shuffle=True), {}, r"\(generator 5\), found others \(generator none\)"),
+        (loader(6, shuffle=True), loader(6), {}, r"with RandomSampler .*, found others .* with SequentialSampler"),
+        (loader(6, shuffle=True), loader(6, shuffle=True), {"in_order": True}, "with SequentialSampler"),
+        (Numbered(), loader(6, shuffle=True), {}, r"a shuffled data set\), found others \(order a DataLoader"),
+        (Numbered(), Fewer(), {}, r"\(samples 37\), found others \(samples 36\)"),
+        (loader(6), DataLoader(Fewer(), batch_size=6, drop_last=True), {}, r"\(samples 37\), .* \(samples 36\)"),
+    ],
+)
+def test_data_of_another_order_within_an_epoch_are_refused(
+    before: Any, after: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """At the end of an epoch they are not: the next one has no sample of this one."""
+    for steps, folder in ((2, tmp_path / "within"), (6, tmp_path / "end"), (12, tmp_path / "second")):
+        dr.train(bundle(6), before, steps=steps, checkpoint=folder)
+    with pytest.raises(CheckpointError, match=message):
+        dr.train(bundle(6), after, steps=4, checkpoint=tmp_path / "within", resume="last", **options)
+    # A whole epoch has six batches, and one sample is left out.
+    for folder in ("end", "second"):
+        dr.train(bundle(6), after, steps=14, checkpoint=tmp_path / folder, resume="auto", **options)
+    limit: dict[str, Any] = {"limit_batches": 6} if isinstance(before, DataLoader) else {}
+    ended = dr.train(bundle(6), before, steps=5, checkpoint=tmp_path / "within", resume="last", **limit)
+    assert ended.data.samples == 30

@@ -47,6 +47,8 @@ class Data(ABC):
 
     position: DataPosition
     """The position after the last batch."""
+    order: Mapping[str, str] = {}
+    """Settings that the order of the samples in an epoch follows from, besides the seed, as far as they are known."""
 
     @abstractmethod
     def left(self, epochs: int) -> int | None:
@@ -90,9 +92,9 @@ class Stream(Data):
 
     def __init__(
         self, manifest: Manifest, begin: Begin, start: DataPosition = START,
-        batches_after: Callable[[DataPosition], int | None] = lambda at: None,
+        batches_after: Callable[[DataPosition], int | None] = lambda at: None, order: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self._manifest, self.position = manifest, start
+        self._manifest, self.position, self.order = manifest, start, order or {}
         self._batches_after = batches_after
         self._calls = CallShapes(manifest)
         self._begin = begin
@@ -150,6 +152,7 @@ class Samples(Data):
 
     def __init__(self, manifest: Manifest, samples: DataSet, seed: int | None, start: DataPosition = START) -> None:
         self._manifest, self._samples, self._seed = manifest, samples, seed
+        self.order = {"samples": str(len(samples)), "order": "a shuffled data set"}
         inputs = data_inputs(manifest)
         sizes = {tensor.shape[:1] for tensor in inputs}
         if len(sizes) != 1 or sizes == {()}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,11 @@ class LoaderEpochs:
             self._loader = _with_indices(loader, self._indices)
         self._epochs = 0
 
+    @property
+    def order(self) -> dict[str, str]:
+        """See `Data`: the number of samples, the samplers, and the seeds of generators of their own."""
+        return {} if self._indices is None else self._indices.order
+
     def begin(self, at: DataPosition) -> tuple[Iterator[Any], DataPosition]:
         """Return the batches from a position on to the end of its epoch, and the position."""
         if self._indices is not None:
@@ -121,6 +126,19 @@ class _Indices:
         self._own = _Draws({generator: None for generator in own if hasattr(generator, "manual_seed")})
         self._drawn = 0
         self._rest: Iterator[Any] = iter(())
+
+    @property
+    def order(self) -> dict[str, str]:
+        """See `LoaderEpochs.order`."""
+        _, batches, sampler = _parts(self._loader)
+        # A limit of batches does not change their order.
+        parts = (getattr(part, "limited", part) for part in (sampler, batches) if part is not None)
+        names = dict.fromkeys(type(part).__name__ for part in parts)
+        seeds = (str(generator.initial_seed()) for generator in self._own.generators)
+        found = {"order": f"a DataLoader with {' and '.join(names)}", "generator": ", ".join(seeds) or "none"}
+        with suppress(TypeError):
+            found["samples"] = str(len(self._loader.dataset))  # type: ignore[arg-type]
+        return found
 
     def __len__(self) -> int:
         return _length(self._source)
@@ -211,6 +229,11 @@ class _Draws:
                 self._states[generator] = generator.get_state()
             else:
                 self.seed(generator, seed)
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """The generators."""
+        return tuple(self._states)
 
     def __bool__(self) -> bool:
         return bool(self._states)

@@ -118,7 +118,7 @@ def _open(
             items, at = guard(lambda: epochs.begin(at), "was iterated over")
             return _iterate(items, guard), at
 
-        return Stream(manifest, begin, start, epochs.batches_after)
+        return Stream(manifest, begin, start, epochs.batches_after, epochs.order)
     if _has_samples(data):
         return Samples(manifest, _GuardedSamples(data, guard), seed, start)
     count = len(data) if hasattr(data, "__len__") and not isinstance(data, dict) else None

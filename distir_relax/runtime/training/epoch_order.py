@@ -116,18 +116,18 @@ class _FirstItems:
     """The first items of an iterable or a sampler, each time it is iterated; attributes are those of it."""
 
     def __init__(self, source: Iterable[Any], count: int) -> None:
-        self._source, self._count = source, count
+        self.limited, self._count = source, count
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._source, name)
+        return getattr(self.limited, name)
 
     def __len__(self) -> int:
-        return min(self._count, len(self._source))  # type: ignore[arg-type]
+        return min(self._count, len(self.limited))  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self._source, self._count)
+        return islice(self.limited, self._count)
 
 
 def _copy(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:

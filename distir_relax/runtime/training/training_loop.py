@@ -78,6 +78,7 @@ class Training:
         training_of(self.executor.bundle.manifest)
         position = self._begin()
         source = self.data(position.seed, position.data)
+        self._check_order(position, source)
         self._set_steps(source, position.step)
         self.ended = Ended(position.step, saved=self._resumed, data=position.data, steps=self.options.steps)
         self._read_best(position.step)
@@ -103,6 +104,8 @@ class Training:
             begun = time.perf_counter()
             batch, sums, data_error = self._next(source, step + 1)
             self._ends_epoch = batch is None or source.position.epoch != self.ended.data.epoch
+            is_within = not self._ends_epoch or (batch is None and bool(source.left((self.ended.data.epoch or 0) + 1)))
+            self._reached = replace(self._reached, order=source.order if is_within else {})
             waited = time.perf_counter() - begun
             self._synchronize(step, losses, error or data_error, sums, batch is None)
             self._call_with_weights(step + 1)
@@ -171,6 +174,21 @@ class Training:
                 raise CheckpointError(
                     f"there are checkpoints here already, the last of step {steps[-1]}", str(folder),
                     "go on from it with --resume, or --resume auto, or choose another folder",
+                )  # fmt: skip
+
+    def _check_order(self, position: Position, source: Data) -> None:
+        """Raise CheckpointError for data of another order than those of a checkpoint, which has it within an epoch."""
+        differs = [name for name, text in position.order.items() if source.order.get(name, text) != text]
+        with self.executor.agreed():
+            if differs:
+                before, now = (
+                    ", ".join(f"{n} {order[n]}" for n in differs) for order in (position.order, source.order)
+                )
+                raise CheckpointError(
+                    f"expected the data of the epoch in which the checkpoint was written ({before}), found others "
+                    f"({now}), of which samples would be read twice or never", "the data",
+                    "resume with the same data to the end of the epoch, or begin a new run with the weights of the "
+                    "checkpoint: step.load_parameters(FOLDER)",
                 )  # fmt: skip
 
     def _read_best(self, step: int) -> None:
@@ -374,7 +392,8 @@ class Training:
 
     def _save(self, folder: Path, position: Position, improves: bool) -> None:
         manifest = self.executor.bundle.manifest
-        rates = {name: schedule_to_json(schedule) for name, schedule in training_of(manifest).rates.items()}
+        training = training_of(manifest)
+        rates = {name: schedule_to_json(schedule) for name, schedule in training.rates.items()}
         metrics: dict[str, float] = {}
         if self._best is not None:
             if self.evaluate is None:
@@ -382,7 +401,10 @@ class Training:
             metrics = self._best.metrics
         with self.executor.agreed():
             states = states_of(self.callbacks) if self.executor.first else []
-        position = replace(position, program=manifest.name, rates=rates, metrics=metrics, callbacks=states)
+        position = replace(
+            position, program=manifest.name, rates=rates, metrics=metrics, callbacks=states,
+            settings=training.settings,
+        )  # fmt: skip
         path = save(self.executor, folder, position, self.options.keep, improves)
         self.ended.saved = position.step
         self.ended.best = position.step if improves else self.ended.best
