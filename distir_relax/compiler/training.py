@@ -41,7 +41,7 @@ from distir_relax.frontends.torch.lightning_module import (
     with_validation_step,
 )
 from distir_relax.frontends.torch.loss_module import LOSS, TOTALS, Loss, call_arguments, with_loss
-from distir_relax.frontends.torch.module_modes import in_mode, warn_of_evaluation_mode
+from distir_relax.frontends.torch.module_modes import in_mode
 from distir_relax.frontends.torch.trainer_arguments import read_arguments
 from distir_relax.frontends.torch.trainer_settings import TrainerSettings
 from distir_relax.frontends.torch.transformers_options import noisy_embeddings
@@ -602,7 +602,6 @@ class Training:
     def _import(self) -> tuple[Imported, tuple[str, ...]]:
         """Import the model with its loss; return it with the values of the parameters that require gradients."""
         model, loss = self.model, self.loss
-        warn_of_evaluation_mode(model)
         computed, computed_loss, args, kwargs = self._computed()
         # Import temporarily replaces the model's forward.
         with EXPORT_LOCK:

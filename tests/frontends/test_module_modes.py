@@ -24,6 +24,17 @@ class Attention(nn.Module):
         return F.dropout(self.linear(x), self.attention_dropout, self.training)
 
 
+class Noisy(nn.Module):
+    """Dropout by a function, whose rate is a number in the code."""
+
+    def __init__(self, function: Callable[..., torch.Tensor] = F.dropout) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(5, 5), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x), 0.5, self.training)
+
+
 class Headed(nn.Module):
     """A part in evaluation mode, and a head in training mode."""
 
@@ -34,6 +45,14 @@ class Headed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x))
+
+
+class Wrapped(Headed):
+    """A part in evaluation mode with such a call, in a model in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 5), Noisy()).eval()
 
 
 def with_fixed_statistics() -> nn.Module:
@@ -47,10 +66,14 @@ WARNED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dropout": (lambda: nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.1)).eval(), "Sequential is .*'1' and 0 more"),
     "norm": (lambda: nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)).eval(), "Sequential is in evaluation mode"),
     "function": (lambda: nn.Sequential(Attention(0.1), Attention(0.2)).eval(), "'0' and 1 more layers"),
+    "rate in the code": (lambda: Noisy().eval(), "Noisy is in evaluation mode.*'Noisy' and 0 more layers"),
+    "other functions": (lambda: nn.Sequential(Noisy(F.alpha_dropout)).eval(), "Sequential is .*'0' and 0 more"),
+    "rate in a part": (Wrapped, "body is in evaluation mode.*'body.1' and 0 more"),
     "part": (Headed, "body is in evaluation mode.*'body.1'"),
 }
 ACCEPTED: dict[str, Callable[[], nn.Module]] = {
     "no dropout": lambda: nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.0), Attention(0.0), nn.LayerNorm(5)).eval(),
+    "rate in the code": lambda: nn.Sequential(Noisy()).train(),
     "training": lambda: nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.1)).train(),
     "frozen part": lambda: Headed(frozen=True),
     "fixed statistics": with_fixed_statistics,

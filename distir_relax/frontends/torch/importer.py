@@ -30,7 +30,7 @@ from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
 from distir_relax.frontends.torch.inner_gradients import captured_gradients, computes_gradients
 from distir_relax.frontends.torch.meta_params import deferred_parameters, placeholder_data, with_placeholders
-from distir_relax.frontends.torch.module_modes import reject_active_dropout
+from distir_relax.frontends.torch.module_modes import reject_active_dropout, warn_of_evaluation_mode
 from distir_relax.frontends.torch.module_state import (
     AttributesReplaced,
     preserve_attributes,
@@ -165,6 +165,8 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     example_inputs, kwargs, signature = call.args, call.kwargs, call.signature
     with custom_autograd(model, training):
         exported = call.export(model)
+    if training:
+        warn_of_evaluation_mode(model, exported)
     inline_subgraphs(exported)
     is_cast = explicit_casts(exported, call.autocast)
     expose_writes(exported)

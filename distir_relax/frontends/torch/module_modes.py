@@ -12,6 +12,7 @@ from distir_relax.support.torch_compat import private
 
 if TYPE_CHECKING:
     import torch
+    from torch.export import ExportedProgram
 
 
 @contextmanager
@@ -39,25 +40,40 @@ def reject_active_dropout(model: torch.nn.Module) -> None:
             )
 
 
-def warn_of_evaluation_mode(model: torch.nn.Module) -> None:
-    """Warn of a model in evaluation mode that is compiled for training, if its mode changes its results.
+def warn_of_evaluation_mode(model: torch.nn.Module, exported: ExportedProgram) -> None:
+    """Warn of a model in evaluation mode that is exported for training, if its mode changes its results.
+
+    These are layers of torch, attributes called dropout, and calls of torch's functions of dropout that drop nothing.
 
     The model may also be a part of one in training mode, such as the result of `from_pretrained` in a module with a
     head. Single layers in evaluation mode, and parts without trained parameters, are frozen on purpose.
     """
+    modules, calls = dict(model.named_modules(remove_duplicate=False)), _inactive_dropout(exported)
     parts = dict(model.named_children()) if model.training else {"": model}
     for name, part in parts.items():
         is_whole = not name or any(True for _ in part.children())
         if part.training or not is_whole or not any(p.requires_grad for p in part.parameters()):
             continue
-        layers = [f"{name}.{path}".strip(".") for path, layer in part.named_modules() if _depends_on_mode(layer)]
+        inner = [f"{name}.{path}".strip(".") for path, _ in part.named_modules()]
+        layers = [n for n in inner if _depends_on_mode(modules[n]) or (n in calls and not modules[n].training)]
         if layers:
             warnings.warn(
                 f"{name or type(model).__name__} is in evaluation mode, as from_pretrained returns it: it trains "
-                f"without dropout and with fixed statistics of batch norms ({layers[0]!r} and {len(layers) - 1} more "
+                "without dropout and with fixed statistics of batch norms "
+                f"({layers[0] or type(model).__name__!r} and {len(layers) - 1} more "
                 "layers). Call model.train() first",
                 stacklevel=2,
             )
+
+
+def _inactive_dropout(exported: ExportedProgram) -> set[str]:
+    """Return the modules that call a function of dropout with a rate above 0, and without training."""
+    found = set()
+    for node in exported.graph.nodes:
+        if "dropout" in str(node.target) and len(node.args) == 3 and node.args[1] and node.args[2] is False:
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            found.add(str(stack[-1][0]) if stack else "")
+    return found
 
 
 def _depends_on_mode(layer: torch.nn.Module) -> bool:
