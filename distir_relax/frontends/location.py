@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_PYTHON = sysconfig.get_paths()["stdlib"] + os.sep
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
@@ -73,12 +75,13 @@ def location_of_error(traceback: TracebackType | None) -> str:
 
 
 def location_of_frames(frames: Iterable[tuple[str, int]]) -> str:
-    """Return the last of (file, line) pairs that is in neither torch nor this package; "" without any."""
+    """Return the last of (file, line) pairs in none of torch, Python's library and this package; "" without any."""
     import torch
 
     libraries = (os.path.dirname(torch.__file__) + os.sep, _OURS)
     location = ""
     for file, line in frames:
-        if not file.startswith((*libraries, "<")):
+        is_of_python = file.startswith(_PYTHON) and "-packages" not in file
+        if not is_of_python and not file.startswith((*libraries, "<")):
             location = short_location(file, line)
     return location

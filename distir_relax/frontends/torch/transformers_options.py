@@ -62,6 +62,15 @@ def noisy_embeddings(model: torch.nn.Module, alpha: float) -> Iterator[None]:
         hook.remove()
 
 
+def drawn_numbers_hint(model: torch.nn.Module) -> str:
+    """Return how a model of transformers is made without draws from the generators of Python and NumPy."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    masks = ("mask_time_prob", "mask_feature_prob")
+    if options := [f"{name}=0.0" for name in masks if any(getattr(config, name, 0.0) for config in configs)]:
+        return f"features are masked at random: make the model with from_pretrained(..., {', '.join(options)})"
+    return "the draw is in transformers: look for an option of the model's config that turns it off"
+
+
 def control_flow_hint(model: torch.nn.Module) -> str:
     """Return how a model of transformers is made without control flow that depends on tensors; empty for another one.
 
