@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -103,3 +106,37 @@ def test_a_fall_ends_at_the_least_and_stays_there() -> None:
     for schedule in (dr.lr.Cosine(0.3, 17, 4, 0.05), dr.lr.Linear(0.3, 17, 4, 0.05)):
         assert schedule(3) == schedule(4) == 0.3
         assert [schedule(17), schedule(1000)] == pytest.approx([0.05, 0.05])
+
+
+def halved(step: int) -> float:
+    """A rate of a user's, as a number of NumPy or torch may be."""
+    return np.float32(0.2) * 0.5**step  # type: ignore[no-any-return]
+
+
+def test_a_function_of_the_step_is_a_learning_rate(tmp_path: Path) -> None:
+    """Its rates are those of a table, also in groups and in a resumed run; a bundle cannot hold it."""
+
+    def step(lr: Any) -> dr.TrainingStep:
+        torch.manual_seed(0)
+        optimizer = dr.optim.Groups(dr.optim.SGD(lr), {"bias": dr.optim.AdamW(lambda step: 0.1 / (step + 1))})
+        return dr.compile_training(
+            torch.nn.Linear(5, 3), torch.nn.functional.mse_loss, optimizer=optimizer, strategy="2/1/1/1",
+            example_batch=(torch.ones(6, 5), torch.ones(6, 3)),
+        )  # fmt: skip
+
+    batches = [(torch.full((6, 5), float(n)), torch.ones(6, 3)) for n in range(6)]
+    expected, found = step(dr.lr.Tabulated.of(halved, 6)), step(halved)
+    dr.train(expected, batches, steps=6)
+    dr.train(step(halved), batches, steps=3, checkpoint=tmp_path)
+    dr.train(found, batches, steps=6, checkpoint=tmp_path, resume="last")
+    for name, parameter in expected.parameters().items():
+        torch.testing.assert_close(found.parameters()[name], parameter, rtol=0, atol=0)
+    with pytest.warns(UserWarning, match=r"learning_rate is now Constant\(lr=0.1, warmup=0\), was halved\(\)"):
+        dr.train(step(0.1), batches, steps=7, checkpoint=tmp_path, resume="last")
+    with pytest.raises(DistIRError, match=r"found Computed\n  hint: record its rates: dr.lr.Tabulated.of"):
+        found.save(tmp_path / "m.dist")
+    for function, message in ((lambda step: None, "returns the rate of a step, found None"), (lambda step: -1.0, "-1")):
+        with pytest.raises(DistIRError, match=message):
+            dr.optim.SGD(function)  # type: ignore[arg-type]
+    with pytest.raises(DistIRError, match="expected lr to be a number"):
+        dr.optim.SGD(torch.optim.SGD)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from distir_relax.checkpoints.folder import Saved
 from distir_relax.checkpoints.position import Position
 from distir_relax.errors import CheckpointError
 from distir_relax.layout import Interval
-from distir_relax.support.learning_rate import schedule_to_json
+from distir_relax.support.learning_rate import describe_schedule
 from distir_relax.support.units import listed
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _changed_settings(position: Position, manifest: Manifest) -> list[str]:
     training = manifest.training
     if training is None:
         return []
-    schedules = {name: _normal(schedule_to_json(schedule)) for name, schedule in training.rates.items()}
+    schedules = {name: _normal(describe_schedule(schedule)) for name, schedule in training.rates.items()}
     before = {name: _normal(schedule) for name, schedule in position.rates.items()}
     changed = {name: (before.get(name), schedules.get(name)) for name in {**before, **schedules}}
     notes = [f"{n} is now {_schedule(b)}, was {_schedule(a)}" for n, (a, b) in changed.items() if a != b and before]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from distir_relax.ir import Value
 from distir_relax.ops import Builder
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Adadelta(Optimizer):
     Raises `DistIRError` for options that are not numbers or below 0, and for a `rho` that is not below 1.
     """
 
-    lr: float | Schedule = 1.0
+    lr: LearningRate = 1.0
     rho: float = 0.9
     eps: float = 1e-6
     weight_decay: float = 0.0

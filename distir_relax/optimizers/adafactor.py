@@ -15,7 +15,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 _LEAST_SCALE = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The least variance, which torch takes from the parameter's dtype."""
@@ -33,7 +33,7 @@ class Adafactor(Optimizer):
     Raises `DistIRError` for options that are not numbers, for a `beta2_decay` above 0, and for others below 0.
     """
 
-    lr: float | Schedule = 1e-2
+    lr: LearningRate = 1e-2
     beta2_decay: float = -0.8
     eps: tuple[float | None, float] = (None, 1e-3)
     d: float = 1.0

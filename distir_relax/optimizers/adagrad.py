@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Adagrad(Optimizer):
     options that are not numbers or below 0.
     """
 
-    lr: float | Schedule = 1e-2
+    lr: LearningRate = 1e-2
     lr_decay: float = 0.0
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0

@@ -18,7 +18,7 @@ from typing import ClassVar
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas, moving_average
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Adam(Optimizer):
     numbers or below 0, and for betas that are not below 1.
     """
 
-    lr: float | Schedule = 1e-3
+    lr: LearningRate = 1e-3
     betas: tuple[float | Schedule, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0

@@ -10,14 +10,14 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder
 from distir_relax.optimizers.optimizer import Numbers, Optimizer
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 
 class Composite(Optimizer):
     """An optimizer of several `parts`, each with a learning rate, weight decay and state of its own."""
 
     @property
-    def lr(self) -> float | Schedule:  # type: ignore[override]
+    def lr(self) -> LearningRate:  # type: ignore[override]
         """The learning rate of the first part."""
         return self.parts[0].lr
 

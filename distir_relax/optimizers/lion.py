@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from distir_relax.ir import Value
 from distir_relax.ops import Builder
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, check_betas
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Lion(Optimizer):
     Raises `DistIRError` for options that are not numbers or below 0, and for betas that are not below 1.
     """
 
-    lr: float | Schedule = 1e-4
+    lr: LearningRate = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     no_decay: str | tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, check_betas
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 _ADJUSTED = ("original", "match_rms_adamw", "none")
 
@@ -30,7 +30,7 @@ class Muon(Optimizer):
     decoupled. Raises `DistIRError` for options that are not numbers or below 0, and for a parameter that is no matrix.
     """
 
-    lr: float | Schedule = 1e-3
+    lr: LearningRate = 1e-3
     weight_decay: float = 0.1
     momentum: float = 0.95
     nesterov: bool = True

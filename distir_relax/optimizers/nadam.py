@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 
 @dataclass(frozen=True, slots=True)
 class _AdamVariant(Optimizer):
     """Averages of gradients and of their squares; `direction` is a step along them, times the rate."""
 
-    lr: float | Schedule = 1e-3
+    lr: LearningRate = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -128,7 +128,7 @@ class NAdam(_AdamVariant):
     Raises `DistIRError` for options that are not numbers or below 0, and for betas that are not below 1.
     """
 
-    lr: float | Schedule = 2e-3
+    lr: LearningRate = 2e-3
     momentum_decay: float = 4e-3
 
     def states(self, parameter: TensorType) -> dict[str, TensorType]:

@@ -13,7 +13,7 @@ from typing import Any
 from distir_relax.errors import DistIRError
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
-from distir_relax.support.learning_rate import MOMENTUM, RATE, Schedule, as_schedule
+from distir_relax.support.learning_rate import MOMENTUM, RATE, LearningRate, Schedule, as_schedule
 
 Numbers = Mapping[str, Value]
 """The scalars of a step, by name: the same for all parameters of a dtype."""
@@ -28,7 +28,7 @@ class Optimizer(ABC):
     `update` receives the negated gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
     """
 
-    lr: float | Schedule
+    lr: LearningRate
     weight_decay: float = 0.0
     momentum: float | Schedule = 0.0
     no_decay: str | tuple[str, ...] = ()
@@ -97,11 +97,17 @@ class Optimizer(ABC):
         """Return the weight decay of a parameter: 0 if its name matches one of the patterns `no_decay`."""
         return 0.0 if any(fnmatchcase(parameter.name, p) for p in self.no_decay_patterns) else self.weight_decay
 
-    def check(self, **numbers: float | Schedule) -> None:
-        """Raise `DistIRError` for an option that is not a number of at least 0, and for `no_decay` without patterns."""
+    def check(self, **numbers: LearningRate) -> None:
+        """Raise `DistIRError` for an option that is not a number of at least 0, and for `no_decay` without patterns.
+
+        The learning rate may also be a schedule, or a function of the step.
+        """
         where = type(self).__name__
         for name, number in numbers.items():
             if isinstance(number, Schedule) and name in ("lr", "momentum"):
+                continue
+            if name == "lr" and callable(number) and not isinstance(number, type):
+                as_schedule(number)
                 continue
             if not isinstance(number, Real):
                 hint = (
@@ -109,7 +115,7 @@ class Optimizer(ABC):
                     if name == "lr"
                     else ""
                 )
-                if callable(number):
+                if name == "momentum" and callable(number):
                     hint = "a function of the step is recorded: dr.lr.Tabulated.of(function, steps=1000)"
                 raise DistIRError(f"expected {name} to be a number, found {number!r}", where, hint)
             if not 0 <= float(number) < math.inf:

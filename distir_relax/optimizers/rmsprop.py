@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, check_betas, moving_average
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class RMSprop(Optimizer):
     below 1.
     """
 
-    lr: float | Schedule = 1e-2
+    lr: LearningRate = 1e-2
     alpha: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.0

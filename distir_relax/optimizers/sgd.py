@@ -10,7 +10,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay, moving_average
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SGD(Optimizer):
     momentum or with dampening.
     """
 
-    lr: float | Schedule = 1e-3
+    lr: LearningRate = 1e-3
     momentum: float | Schedule = 0.0
     dampening: float = 0.0
     weight_decay: float = 0.0

@@ -12,7 +12,7 @@ from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, aten_of, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer
 from distir_relax.optimizers.torch_trace import MOST_DIMS, Linear, Result, StepTrace, StepTracer, replace_leaves
-from distir_relax.support.learning_rate import Schedule
+from distir_relax.support.learning_rate import LearningRate
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class TorchOptimizer(Optimizer):
     """
 
     def __init__(
-        self, kind: type[torch.optim.Optimizer], lr: float | Schedule = 1e-3, *,
+        self, kind: type[torch.optim.Optimizer], lr: LearningRate = 1e-3, *,
         no_decay: str | tuple[str, ...] = (), **options: Any,
     ) -> None:  # fmt: skip
         import torch

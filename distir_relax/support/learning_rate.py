@@ -23,6 +23,33 @@ class Schedule(ABC):
         """Return the rate of a step."""
 
 
+LearningRate = float | Schedule | Callable[[int], float]
+"""A rate of an optimizer: a number, a schedule, or a function of the step, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Schedule):
+    """The rates that a function of the step returns, which is called in each step; a bundle cannot hold it.
+
+    Raises `DistIRError` if it does not return a number of at least 0, for the first step at once.
+    """
+
+    function: Callable[[int], float]
+
+    def __post_init__(self) -> None:
+        self(0)
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        rate = self.function(step)
+        try:
+            number = float(rate)
+        except (TypeError, ValueError):
+            raise DistIRError(f"expected a function that returns the rate of a step, found {rate!r}", "lr") from None
+        _check_rate(number)
+        return number
+
+
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
     """The same rate at every step, after a linear warmup over the first `warmup` steps.
@@ -346,9 +373,22 @@ def is_of_kind(name: str, kind: str = RATE) -> bool:
     return name.partition(".")[0] == kind
 
 
-def as_schedule(lr: float | Schedule) -> Schedule:
-    """Return a schedule unchanged, and a number as a constant one. Raises `DistIRError` for a number below 0."""
-    return lr if isinstance(lr, Schedule) else Constant(float(lr))
+def as_schedule(lr: LearningRate) -> Schedule:
+    """Return a schedule unchanged, a number as a constant one, and a function as one that calls it.
+
+    Raises `DistIRError` for a number below 0.
+    """
+    if isinstance(lr, Schedule):
+        return lr
+    return Computed(lr) if callable(lr) else Constant(float(lr))
+
+
+def describe_schedule(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as a table to show and to compare: of a function, or a class of the user's, the name alone."""
+    if type(schedule) in SCHEDULES:
+        return schedule_to_json(schedule)
+    named = schedule.function if isinstance(schedule, Computed) else type(schedule)
+    return {"kind": getattr(named, "__qualname__", type(named).__name__)}
 
 
 def _risen(lr: float, step: int, warmup: int) -> float:
@@ -397,7 +437,7 @@ def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
     if _KINDS.get(type(schedule).__name__) is not type(schedule):
         raise DistIRError(
             f"a bundle holds a learning rate of {', '.join(_KINDS)}, found {type(schedule).__name__}",
-            hint="give one of these, or train with a Session and a learning rate of your own at each step",
+            hint="record its rates: dr.lr.Tabulated.of(function, steps); dr.train of a step needs no bundle",
         )
     assert is_dataclass(schedule)
     values = {field.name: getattr(schedule, field.name) for field in fields(schedule)}

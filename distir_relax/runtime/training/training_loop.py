@@ -23,7 +23,7 @@ from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.equal_batches import difference
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import EPOCH, RESUME, Metric, TrainOptions
-from distir_relax.support.learning_rate import schedule_to_json
+from distir_relax.support.learning_rate import describe_schedule
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills after SIGTERM."""
@@ -393,7 +393,7 @@ class Training:
     def _save(self, folder: Path, position: Position, improves: bool) -> None:
         manifest = self.executor.bundle.manifest
         training = training_of(manifest)
-        rates = {name: schedule_to_json(schedule) for name, schedule in training.rates.items()}
+        rates = {name: describe_schedule(schedule) for name, schedule in training.rates.items()}
         metrics: dict[str, float] = {}
         if self._best is not None:
             if self.evaluate is None:
