@@ -8,6 +8,7 @@ import os
 import platform
 import stat
 import sys
+import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class SourceFile:
             self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
         except OSError as wrong:
             raise BundleError(f"cannot be read: {wrong.strerror}", shown_path(path)) from None
+        weakref.finalize(self, self._file.close)
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             raise BundleError("expected a file", shown_path(path))
         self._opened = _identity(os.fstat(self._file.fileno()))

@@ -173,6 +173,7 @@ class FileWeights:
             raise self._error("the weights are missing") from None
         except OSError as wrong:
             raise self._error(f"the weights cannot be read: {wrong.strerror}") from None
+        weakref.finalize(self, self._file.close)
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             raise self._error("the weights are not a file")
         self._opened = self.identity

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,28 @@ def test_a_run_is_evaluated_on_data() -> None:
         dr.train(perceptron.step("1/1/1/1"), data.batches, steps=3, evaluation=held_out)
     with pytest.raises(RunError, match="found both"):
         dr.train(step, data.batches, steps=3, evaluation=held_out, evaluate=step.evaluate)  # type: ignore[arg-type]
+
+
+def test_data_without_a_batch_to_evaluate_are_refused_before_the_first_step() -> None:
+    step, calls = perceptron.step("2/1/1/1", evaluates=True), observers.Calls()
+    none = TensorDataset(torch.ones(0, 5), torch.ones(0, 3))
+    few = TensorDataset(*(x[: ROWS - 1] for x in drawn(0)))
+    loaders = DataLoader(few, batch_size=ROWS, drop_last=True), DataLoader(none, batch_size=ROWS)
+    for source in ([], lambda: [], lambda: iter([]), none, *loaders, lambda: loaders[0]):
+        with pytest.raises(RunError, match="the evaluation data: expected batches to evaluate, found none"):
+            dr.train(step, data.batches, steps=3, callbacks=[calls], evaluation=source, evaluate_every=2)
+    assert step.steps == 0
+    ended = dr.train(step, data.batches, steps=3, evaluation=few, evaluate_every=3)
+    assert ended.step == 3
+
+
+def test_files_of_a_resumed_run_are_closed(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        for steps in (1, 2, 3):
+            dr.train(perceptron.step("2/1/1/1"), data.batches, steps=steps, checkpoint=tmp_path, resume="auto")
+            gc.collect()
+    assert [str(item.message) for item in caught if item.category is ResourceWarning] == []
 
 
 def test_kinds_of_data_give_the_same_run(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from distir_relax.bundle import Manifest
 from distir_relax.checkpoints import START, DataPosition
 from distir_relax.errors import RunError
-from distir_relax.runtime.training.batches import Data, Samples, Stream, batches_of, samples_in, samples_of
+from distir_relax.layout import is_symbolic
+from distir_relax.runtime.training.batches import Data, Samples, Stream, batches_of, data_inputs, samples_in, samples_of
 from distir_relax.runtime.training.data_loader import LoaderEpochs, check_loader, is_loader
 from distir_relax.runtime.training.executor import Batch
 from distir_relax.runtime.training.skip_batches import skip_batches
@@ -74,17 +76,25 @@ def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly)
     """Return a function that yields the batches of a user's object once, in the same order at each call.
 
     `data` is as for `open_data`, or a function without parameters that returns such an object. It is called again after
-    it has returned an iterator. `manifest` is that of the evaluation.
+    it has returned an iterator. `manifest` is that of the evaluation. Raises RunError for
+    an object without a batch, at once.
 
     A program of one batch size leaves out the incomplete last batch of a data set, with a warning.
     """
     is_function = callable(data) and not _is_source(data)
-    objects: list[Any] = [] if is_function else [data]
+    objects: list[Any] = [data()] if is_function else [data]
+    if is_function and isinstance(objects[0], Iterator):
+        first = guard(lambda: list(islice(objects[0], 1)), "was iterated over")
+        objects[0] = chain(first, objects[0]) if first else ()
+    if _is_empty(objects[0], manifest):
+        raise RunError("expected batches to evaluate, found none", "the evaluation data")
+    is_read = False
 
     def batches() -> Iterator[Batch]:
-        if is_function and (not objects or isinstance(objects[0], Iterator)):
+        nonlocal is_read
+        if is_read and is_function and isinstance(objects[0], Iterator):
             objects[:] = [data()]
-        source = objects[0]
+        source, is_read = objects[0], True
         if is_loader(source):
             check_loader(source, manifest)
             batches, _ = LoaderEpochs(source, 0, samples_of(manifest)).begin(START)
@@ -98,6 +108,17 @@ def open_evaluation(data: Any, manifest: Manifest, guard: Guard = call_directly)
             yield from batches_of(manifest, _iterate(source, guard))
 
     return batches
+
+
+def _is_empty(source: Any, manifest: Manifest) -> bool:
+    """Return whether an object is known to have no batch."""
+    if _has_samples(source):
+        rows = next((tensor.shape[0] for tensor in data_inputs(manifest) if tensor.shape), 1)
+        return len(source) < (1 if is_symbolic(rows) else samples_of(manifest))
+    try:
+        return not len(source)
+    except TypeError:
+        return False
 
 
 def _dropped(count: int, samples: int) -> str:

@@ -65,10 +65,14 @@ class Run:
 def evaluator(
     executor: Executor, data: EvaluationOf | None, averaged: bool = False
 ) -> Callable[[int], dict[str, float]] | None:
-    """Return a function that evaluates the step of an executor on data, for `Training`; None without data."""
+    """Return a function that evaluates the step of an executor on data, for `Training`; None without data.
+
+    Raises RunError on all processes for data without a batch.
+    """
     if data is None or executor.bundle.evaluation is None:
         return None
-    batches = data(executor.bundle.evaluation.manifest)
+    with executor.agreed():
+        batches = data(executor.bundle.evaluation.manifest)
     return lambda step: evaluate(executor, batches, averaged)
 
 
