@@ -18,6 +18,8 @@ from distir_relax.errors import DistIRError
 SCAN = "torch._higher_order_ops.associative_scan.associative_scan"
 FUNCTIONAL_GRADIENT = "torch._functorch.eager_transforms.grad_and_value_impl"
 BATCH_NORM = "torch.nn.modules.batchnorm._BatchNorm.forward"
+DEPTH = "torch._C._functorch.get_dynamic_layer_stack_depth"
+UNDO_TO_DEPTH = "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth"
 COMPOSITE_OPS = "torch.export.exported_program._collect_all_valid_cia_ops"
 IS_COMPOSITE = "torch.export.exported_program._is_preservable_cia_op"
 PRIVATE = {
@@ -40,6 +42,8 @@ PRIVATE = {
     IS_COMPOSITE: "the same",
     SCAN: "capture of linear recurrences",
     FUNCTIONAL_GRADIENT: "capture of torch.func.grad",
+    DEPTH: "levels of torch.vmap that a failed import leaves",
+    UNDO_TO_DEPTH: "the same",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.aten._native_batch_norm_legit.default": "batch norms whose schema has the writes to their statistics",
     "torch.ops.mkldnn._linear_pointwise": "products by oneDNN",
@@ -71,6 +75,17 @@ def private(path: str) -> Any:
         f"torch {torch.__version__} has no {path}, used for {PRIVATE[path]}",
         hint="install the version of torch that constraints.txt names",
     )
+
+
+@contextmanager
+def levels_restored() -> Iterator[None]:
+    """End the levels of torch.vmap that the block has begun and an error has left: each later draw would fail."""
+    before = private(DEPTH)()
+    try:
+        yield
+    finally:
+        if private(DEPTH)() > before:
+            private(UNDO_TO_DEPTH)(before)
 
 
 def graph_op(name: str, schema: str, compute: Callable[..., Any], shapes: Callable[..., Any]) -> Any:

@@ -339,6 +339,27 @@ def test_options_of_a_training_are_listed(option: str, message: str) -> None:
     assert list(inspect.signature(dr.Training).parameters)[:2] == ["model", "loss"]
 
 
+def squares(y: torch.Tensor) -> torch.Tensor:
+    return y.square().sum(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("vmap", lambda y: torch.func.vmap(squares)(y)), ("jacrev", lambda y: torch.func.jacrev(squares)(y)),
+        ("vmap", lambda y: torch.func.vmap(torch.func.grad(squares))(y)),
+        ("jacfwd", lambda y: torch.func.hessian(lambda z: squares(z).sum())(y)),
+        ("jvp", lambda y: torch.func.jvp(squares, (y,), (torch.ones_like(y),))[1]),
+    ],
+)  # fmt: skip
+def test_function_that_is_not_captured_is_named(name: str, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(DistIRError, match=rf"torch\.func\.{name} .* not captured") as caught:
+        compiled(perceptron(), lambda y, targets: function(y).sum() + 0 * targets.sum())
+    assert "torch.func.grad are captured" in caught.value.hint
+    # Its levels are over: random numbers can be drawn.
+    torch.randn(2)
+
+
 class Branching(nn.Module):
     """A branch by the values of a tensor."""
 

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 # Keyword arguments that determine where a result is stored, not its value.
+TRANSFORM_HINT = "write it with ops on the whole batch; torch.autograd.grad and torch.func.grad are captured"
+"""What to write in place of functions of `torch.func`."""
+_TRANSFORMS = {"_add_batch_dim": "torch.func.vmap", "_make_dual": "torch.func.jvp"}
+"""Functions of `torch.func` by the ops that they begin with."""
 _PLACEMENT_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 # Ops that convert a tensor to a number. If only assertions use it, the program ignores it.
 _NUMBERS = ("item.default", "_local_scalar_dense.default")
@@ -500,6 +504,10 @@ def _is_shaped_by_data(results: Any) -> bool:
 
 
 def _unsupported(name: str, location: str) -> UnsupportedOpError:
+    if function := _TRANSFORMS.get(name.partition(".")[0]):
+        return UnsupportedOpError(
+            f"{function} of a tensor that depends on the inputs is not captured", location, TRANSFORM_HINT
+        )
     full = name if "distir" in name else f"aten.{name}"
     return UnsupportedOpError(
         f"the model uses {full}, which has no entry in the op table",

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from distir_relax.bundle import drawn_weights
@@ -25,7 +27,7 @@ from distir_relax.frontends.torch.custom_autograd import custom_autograd
 from distir_relax.frontends.torch.drawn_numbers import reject_drawn_numbers
 from distir_relax.frontends.torch.export_check import check_import
 from distir_relax.frontends.torch.functionalize import functionalize, is_state_mutation, mutated_state
-from distir_relax.frontends.torch.graph import GraphImporter, is_complex
+from distir_relax.frontends.torch.graph import TRANSFORM_HINT, GraphImporter, is_complex
 from distir_relax.frontends.torch.hidden_writes import expose_writes
 from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
 from distir_relax.frontends.torch.inner_gradients import captured_gradients, computes_gradients
@@ -56,13 +58,14 @@ from distir_relax.frontends.torch.transformers_options import control_flow_hint
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
-from distir_relax.support.torch_compat import unlogged_errors
+from distir_relax.support.torch_compat import levels_restored, unlogged_errors
 
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
 
+_TRANSFORMS = ("vmap", "jacrev", "jacfwd", "jvp", "vjp", "hessian", "linearize")
 EXPORT_LOCK = threading.RLock()
 """Held during import of a torch model: `torch.export` patches global state, and the import patches the model."""
 
@@ -178,7 +181,8 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool, chan
     importer = GraphImporter(training, is_cast)
     with guarding(Guards()) as guards:
         names = _declare_inputs(importer, program, model, signature, call, changing)
-        results = importer.run(program.graph_module)
+        with levels_restored():
+            results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
     if check and not computes_gradients(exported):
         with under_autocast(call.autocast), drawn_weights():
@@ -272,6 +276,8 @@ def _export(
         if type(error).__name__ == "GuardOnDataDependentSymNode":
             cause, hint = _dependence_on_values(cause)
             hint = control_flow_hint(model) or hint
+        if function := _transform(error.__traceback__):
+            cause, hint = f"{function} is not captured ({cause})", TRANSFORM_HINT
         if "Cache" in cause:
             hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
         raise ImportModelError(
@@ -279,6 +285,17 @@ def _export(
             location_of_error(error.__traceback__),
             hint,
         ) from error
+
+
+def _transform(traceback: TracebackType | None) -> str:
+    """Return the outermost function of `torch.func` in a traceback, other than gradients, which are ops of a graph."""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        name = code.co_qualname.partition(".")[0].removesuffix("_impl").strip("_")
+        if "_functorch" in Path(code.co_filename).parts and name in _TRANSFORMS:
+            return f"torch.func.{name}"
+        traceback = traceback.tb_next
+    return ""
 
 
 def _dependence_on_values(cause: str) -> tuple[str, str]:
