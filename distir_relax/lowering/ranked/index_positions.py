@@ -39,14 +39,21 @@ class IndexPositions:
             return replace(module, functions=tuple(map(_with_indexed, module.functions)))
 
 
-def _with_indexed(function: Function) -> Function:
+def index_elements(function: Function) -> dict[str, Element]:
+    """Return an element of each value that is a function of its indices, by name; guards are assumed by the caller."""
     elements: dict[str, Element] = {}
+    for op in function.ops:
+        if (found := _element(op, elements)) is not None:
+            elements[op.results[0].name] = found
+    return elements
+
+
+def _with_indexed(function: Function) -> Function:
+    elements = index_elements(function)
     sources: dict[str, int] = {}
     """The number of ops that compute each value, at least."""
     for op in function.ops:
-        found = _element(op, elements)
-        if found is not None:
-            elements[op.results[0].name] = found
+        if op.results and op.results[0].name in elements:
             sources[op.results[0].name] = 1 + sum(sources[v.name] for v in op.operands)
     used = {v.name for op in function.ops if op.results[0].name not in elements for v in op.operands}
     used |= {output.value.name for output in function.outputs}

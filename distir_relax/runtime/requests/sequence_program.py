@@ -1,5 +1,7 @@
 """A rank's program that continues a batch of sequences, run as a step of requests: one for each sequence.
 
+A model whose sequences depend on each other, or on their number, runs the program of the batch.
+
 Such a step is faster than the program of the batch: its states are buffers with room for all tokens, attention of all
 sequences is one kernel, and steps of one token are recorded (`recorded_steps`).
 """
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import STAGE_FILES, Bundle
 from distir_relax.kernels.requests import Request
+from distir_relax.layout import size_of, symbols_of
 from distir_relax.runtime.backends import Collect, RankProgram
 from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests.page_memory import is_available
@@ -20,6 +23,7 @@ from distir_relax.runtime.requests.request_program import (
     load_request_program,
 )
 from distir_relax.runtime.requests.state_memory import RequestStates, StateMemory
+from distir_relax.runtime.verification import read_stage
 from distir_relax.runtime.watchdog import Steps
 
 if TYPE_CHECKING:
@@ -39,9 +43,10 @@ def load_sequence_programs(
     programs: dict[str, RequestsCode] = {}
 
     def prepare() -> list[bool]:
+        entries = {bundle.manifest.program_of(comm.rank).name for comm in communicators}
         is_possible = all(_can_continue(bundle, comm.device) for comm in communicators)
+        is_possible = is_possible and _is_independent(bundle, entries)
         if is_possible:
-            entries = {bundle.manifest.program_of(comm.rank).name for comm in communicators}
             # Sessions verify their programs.
             programs.update(emit_request_programs(bundle, entries, verified=True))
         return [is_possible, any(program.runs_once for program in programs.values())]
@@ -66,6 +71,19 @@ def _can_continue(bundle: Bundle, device: str) -> bool:
     if len(manifest.inputs) != 1 or len(manifest.outputs) != 1 or manifest.inputs[0].shards:
         return False
     return device == "cpu" and is_available() and LanguageProgram.of(manifest).max_length is not None
+
+
+def _is_independent(bundle: Bundle, entries: Collection[str]) -> bool:
+    """Return whether each sequence of a batch gets what it would get alone, as a request does."""
+    from distir_relax.lowering.ranked.sequence_rows import are_sequences_independent
+
+    rows = bundle.manifest.inputs[0].shape[0]
+    if rows == 1:
+        return True
+    (batch,) = symbols if len(symbols := symbols_of(rows)) == 1 else (None,)
+    if batch is None or rows != size_of(batch):
+        return False
+    return are_sequences_independent(read_stage(bundle, "ranked", verified=True), batch, entries)
 
 
 class SequenceProgram:
