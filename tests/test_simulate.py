@@ -238,3 +238,49 @@ def test_the_command_ends_with_2_and_no_traceback(folder: Path, arguments: list[
     assert done.stdout == ""
     assert done.stderr.count("error:") == 1
     assert "Traceback (most recent call last)" not in done.stderr
+
+
+def example(samples: int, kind: str) -> Any:
+    model = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.ReLU(), torch.nn.Linear(9, 5)).eval()
+    x = torch.randn(samples, 7)
+    if kind == "symbolic":
+        return model, (x,), {}, {"input": {0: "batch"}}
+    if kind == "training":
+        return dr.Training(model, torch.nn.functional.mse_loss, dr.optim.SGD(), (x, torch.randn(samples, 5)))
+    return model, (x,)
+
+
+@pytest.mark.parametrize("samples", [1, 6, 24])
+@pytest.mark.parametrize("kind", ["model", "training", "symbolic"])
+def test_global_batch_is_that_of_the_program(kind: str, samples: int) -> None:
+    strategy = "3/1/1/1" if samples > 1 else "1/2/1/1"
+    options: Any = {"profile": "dgx2-v100", "strategy": strategy, "global_batch": samples}
+    expected = dr.simulate(example(samples, "model" if kind == "symbolic" else kind), **options)
+    found = dr.simulate(example(2, kind), **options)
+    assert found.samples == samples
+    assert found.makespan == expected.makespan
+    assert found.peak_memory.tolist() == expected.peak_memory.tolist()
+
+
+def test_command_simulates_the_batch_of_a_function_without_the_parameter(folder: Path) -> None:
+    one, many = (distir(folder / "models.py:model", "--strategy", "1/1/1/1", "--global-batch", n) for n in (3, 300000))
+    assert many["makespan_s"] > 2 * one["makespan_s"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("plan.dist", "expected the global_batch of a bundle, 3, found 12"),
+        ("models.py:plan", "expected the global_batch of a plan, 3, found 12"),
+        ("model.onnx", "can have global_batch 12, found one with its example's 3 samples"),
+    ],
+)
+def test_batches_that_a_program_cannot_have_are_refused(folder: Path, target: str, message: str) -> None:
+    fails(DistIRError, message, f"{folder}/{target}", global_batch=12)
+
+
+def test_example_of_one_sample_has_no_batch_to_repeat() -> None:
+    fails(DistIRError, "can have global_batch 12", example(1, "model"), global_batch=12)
+    linear = torch.nn.Linear(7, 5)
+    fails(DistIRError, "can have global_batch 12", (linear, (torch.randn(1, 4, 7),)), global_batch=12)
+    fails(DistIRError, "expected global_batch of at least 1, found 0", example(2, "model"), global_batch=0)

@@ -47,7 +47,7 @@ def simulate(
     ],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
     options: dict[str, Any],
-    global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for throughput.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step; the example is repeated.")] = None,
     import_: Annotated[
         list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import a file first, to register ops.")
     ] = None,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from distir_relax.analysis.simulation import Alternative, Simulation
 from distir_relax.analysis.simulator import simulate_module
@@ -23,6 +23,7 @@ from distir_relax.compiler.inputs import (
     read_target,
     with_dims,
 )
+from distir_relax.compiler.larger_example import repeat_example
 from distir_relax.compiler.options import CompileOptions, ImportOptions, LayoutOptions
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.source import Source, batch_size
@@ -32,7 +33,8 @@ from distir_relax.cost.scaling import scale_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.ir import Module
 from distir_relax.ir.symbols import at_sizes
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, evaluate_size, symbols_within
+from distir_relax.layout.symbolic_size import Size
 from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.memory_fit import nearest_fit
 from distir_relax.strategies.strategy import Strategy, as_strategy
@@ -56,7 +58,9 @@ def simulate(
     `model` is a `Plan`, a module of the distributed stage, or the path of a bundle, of a program's text, of an
     ``.onnx`` file, or ``file.py:function``, or the result of such a function: a module, a plan, (model,
     example_inputs), optionally with example_kwargs, or a `Training`. The function receives `strategy` and
-    `global_batch` if it has parameters of these names. A model or training that is not compiled yet is distributed by
+    `global_batch` if it has parameters of these names. Without, an example of another batch than `global_batch` has its
+    samples repeated, or fewer of them, and a symbolic batch has this value. The batch of a plan or bundle is fixed; of
+    another program, `global_batch` says what it is. A model or training that is not compiled yet is distributed by
     `strategy`; if it exceeds the memory of a device, the result's `alternative` is the nearest strategy that fits.
     `profile` is the name or path of a profile, or a `Profile`. The other options are for models that are not compiled
     yet, and `input_shapes` for ONNX files; see `compile`. A `Training` has a `precision` of its own. `dims` are values
@@ -65,7 +69,8 @@ def simulate(
     `scale` answers what if the machine had other figures: ``network.bandwidth=2x,device.flops=0.5x`` (see
     `scale_profile`). The program is that for `profile`, and the result's `before` is the simulation on it.
 
-    Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
+    Raises a `DistIRError`: `ProfileError` for the profile, for a `global_batch` that the model cannot have, and what
+    reading or compiling the model raises.
     """
     machine = as_profile(profile)
     scaled = None if scale is None else scale_profile(machine, scale)
@@ -73,6 +78,8 @@ def simulate(
     parameters = {"strategy": strategy, "global_batch": global_batch}
     layout: CompileOptions = {**options, "profile": machine}  # type: ignore[typeddict-item]
     of_import: ImportOptions = {"input_shapes": input_shapes, "precision": precision, "keep": keep}
+    if global_batch is not None and global_batch < 1:
+        raise DistIRError(f"expected global_batch of at least 1, found {global_batch}")
     loaded = _load(model, parameters, layout, of_import, dims or {})
     if isinstance(loaded.program, Source):
         result = loaded.program.simulate(machine)
@@ -138,7 +145,7 @@ def _load(
         # A model without shardings runs on one device.
         options = {**options, "mesh": DeviceMesh((1,), ("device",))}
     where = str(model) if isinstance(model, (str, Path)) else ""
-    return _distributed(classified, options, of_import, dims, where)
+    return _distributed(classified, options, of_import, dims, where, arguments.get("global_batch"))
 
 
 _NAMES = {Plan: "a plan", Program: "a program", SavedBundle: "a bundle", Model: "a model", Training: "a training"}
@@ -166,7 +173,8 @@ def _from_function(
             "take it as a parameter, strategy, or return a model that is not compiled yet",
         )
     default = parameters.get("global_batch")
-    loaded = _distributed(result, options, of_import, dims, target)
+    samples = None if default is not None else arguments.get("global_batch")
+    loaded = _distributed(result, options, of_import, dims, target, samples)
     is_int = default is not None and isinstance(default.default, int)
     return replace(loaded, samples=default.default) if default is not None and is_int else loaded
 
@@ -177,16 +185,19 @@ def _distributed(
     of_import: ImportOptions,
     dims: Mapping[str, int],
     where: str,
+    samples: int | None,
 ) -> _Loaded:
     """Return an imported model, or the distributed program as its ranks run it; a `Program` is simulated as it is.
 
-    Raises `ImportModelError` if `options` or `of_import` are passed for a program that is distributed already.
+    Its batch has this number of `samples`, unless that is None. Raises `ImportModelError` if `options` or `of_import`
+    are passed for a program that is distributed already.
     """
     if isinstance(value, Model):
-        return _Loaded(with_dims(value, dims).read(options, **of_import))
+        return _Loaded(_read(with_dims(value, dims), lambda m: m.read(options, **of_import), samples, where))
     if isinstance(value, Training):
         in_precision(value, of_import.get("precision"), of_import.get("keep", ()), where)
-        return _Loaded(with_dims(value, dims).read({**options, "strategy": options.get("strategy") or Strategy()}))
+        trained: CompileOptions = {**options, "strategy": options.get("strategy") or Strategy()}
+        return _Loaded(_read(with_dims(value, dims), lambda t: t.read(trained), samples, where))
     layout = {name: options.get(name) for name in ("shardings", "stages", "mesh")}
     if names := [name for name, setting in {**of_import, **layout}.items() if setting]:
         raise ImportModelError(
@@ -195,9 +206,58 @@ def _distributed(
             "give a model instead: a function that returns (model, example_inputs), or an ONNX file",
         )
     if isinstance(value, Program):
-        return _Loaded(at_sizes(value.module, dims))
+        module = at_sizes(value.module, dims)
+        _check_batch({batch_size(module) or samples}, samples, value, where)
+        return _Loaded(module)
     if isinstance(value, Plan):
-        module = at_sizes(value.modules["distributed"], dims)
-        return _Loaded(fuse_for_ranks(module), batch_size(module))
-    module = read_stage(read_bundle(value.path, verify_weights=False), "distributed")
-    return _Loaded(fuse_for_ranks(at_sizes(module, dims)))
+        shapes = [item.value.tensor.shape for item in value.imported.module.main.inputs if item.role == "input"]
+        module = value.modules["distributed"]
+    else:
+        bundle = read_bundle(value.path, verify_weights=False)
+        shapes = [tensor.shape for tensor in bundle.manifest.inputs]
+        module = read_stage(bundle, "distributed")
+    first = {shape[0] for shape in shapes if shape}
+    symbols = symbols_within(tuple(first)) if samples is not None else frozenset()
+    if samples is not None and len(symbols) == 1:
+        dims = {**{symbol.name: samples for symbol in symbols}, **dims}
+    module = at_sizes(module, dims)
+    known = batch_size(module)
+    _check_batch({evaluate_size(n, dims) for n in first} if known is None else {known}, samples, value, where)
+    return _Loaded(fuse_for_ranks(module), known)
+
+
+def _check_batch(sizes: Collection[Size | None], samples: int | None, value: Input, where: str) -> None:
+    """Raise `DistIRError` unless one of the `sizes` is the number of samples, if that is given."""
+    if samples is not None and samples not in sizes:
+        own = " or ".join(sorted(map(str, sizes)))
+        raise DistIRError(
+            f"expected the global_batch of {_NAMES[type(value)]}, {own}, found {samples}",
+            where,
+            "its batch is fixed: compile it with an example of another one",
+        )
+
+
+_Target = TypeVar("_Target", bound=Model | Training)
+
+
+def _read(target: _Target, read: Callable[[_Target], Source], samples: int | None, where: str) -> Source:
+    """Return a model with a batch of this many `samples`, its own for None. Raises `DistIRError` if it has none."""
+    source = read(target)
+    batch = source.batch
+    first = {i.value.tensor.shape[:1] for i in source.imported.module.main.inputs if i.role == "input"}
+    # A dim of one sample is none that can be split.
+    if samples is None or batch == samples or (samples == 1 and first == {(1,)}):
+        return source
+    if symbols := symbols_within((batch or 0,)):
+        larger: Source | None = source.at({symbol.name: samples for symbol in symbols})
+    else:
+        example = repeat_example(target, source, samples)
+        larger = None if example is None else read(example)  # type: ignore[arg-type]
+    if larger is None or (larger.batch != samples and samples != 1):
+        found = "an example without a batch" if batch is None else f"its example's {batch} samples"
+        raise DistIRError(
+            f"expected a model that can have global_batch {samples}, found one with {found}",
+            where,
+            "give an example of this many samples, or a function with a parameter global_batch",
+        )
+    return larger

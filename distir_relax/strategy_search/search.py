@@ -20,6 +20,7 @@ from distir_relax.compiler.inputs import (
     read_target,
     with_dims,
 )
+from distir_relax.compiler.larger_example import repeat_example
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
@@ -30,7 +31,6 @@ from distir_relax.runtime.launcher_detection import detect
 from distir_relax.strategy_search import Outcome, Search, Space, search_grid, search_locally, search_on_ranks
 from distir_relax.strategy_search.compact_timeline import compact_timeline
 from distir_relax.strategy_search.grid_search import OutcomeCallback
-from distir_relax.strategy_search.larger_example import repeat_example
 from distir_relax.strategy_search.search_space import POWERS
 from distir_relax.support.user_function import find_function
 

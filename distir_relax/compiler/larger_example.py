@@ -1,4 +1,4 @@
-"""Examples of more samples than a model's own, for searches with larger batches."""
+"""Examples of other numbers of samples than a model's own, for simulations and searches of other batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.compiler.inputs import Model
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
+from distir_relax.errors import DistIRError
 from distir_relax.strategies.batch_dim import find_batch
 from distir_relax.strategies.factor_costs import classes_of
 from distir_relax.support.torch_compat import tree_leaves, tree_map
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 def repeat_example(target: Model | Training, source: Source, samples: int) -> Model | Training | None:
     """Return a torch model, imported as `source`, with its example's samples repeated up to a number of them.
 
-    Returns None for another model, and where some input has no dim of samples alone. In a training it is the first.
+    Returns None for another model, and where some input has no dim of samples alone, or is of one sample. In a training
+    it is the first dim.
     """
-    batch = find_batch(classes_of(source.imported.module))
+    try:
+        batch = find_batch(classes_of(source.imported.module))
+    except DistIRError:
+        return None
     sizes = {item.value.name: item.value.tensor.shape for item in source.imported.module.main.inputs}
-    if any(sizes[name][dim] != batch.size for name, dim in batch.dims.items()):
+    if any(sizes[name][dim] != batch.size or sizes[name][0] == 1 for name, dim in batch.dims.items()):
         return None
 
     def repeated(leaf: torch.Tensor, dim: int) -> torch.Tensor:
