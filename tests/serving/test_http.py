@@ -194,6 +194,11 @@ def test_many_clients_at_once_get_their_own_text(bundle: Path, running: str) -> 
         ({"prompt": "x", "stream": "yes"}, "expected true or false for 'stream', found 'yes'"),
         ({"prompt": "x", "logprobs": 0}, "'logprobs' is not supported, found 0"),
         ({"prompt": "x", "allowed_token_ids": [1]}, r"'allowed_token_ids' is not supported, found \[1\]"),
+        *(
+            ({"prompt": "x", name: {}}, f"'{name}' is not supported, found {{}}")
+            for name in ("web_search_options", "guided_json", "json_schema", "structured_outputs", "prediction")
+        ),
+        ({"prompt": "x", "prompt_logprobs": 0}, "'prompt_logprobs' is not supported, found 0"),
         ({"prompt": "x", "reasoning_effort": "low"}, "'reasoning_effort' is not supported, found 'low'"),
         ({"prompt": "x", "chat_template_kwargs": {}}, r"the field 'chat_template_kwargs' is unknown, found {}"),
         ({"prompt": "x", "temprature": 1}, "the field 'temprature' is unknown, found 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +25,26 @@ _WITHOUT_EFFECT = (
     "request_id", "cache_prompt", "parallel_tool_calls",
 )  # fmt: skip
 """Fields that change no result, whatever their value: OpenAI's, and those of vLLM and llama.cpp."""
-_NOTHING: tuple[Any, ...] = (None, False, [], {}, 0, "")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("tools", "functions", "documents", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias",
-         "min_tokens", "top_a", "ignore_eos", "use_beam_search", "echo", "suffix", "mirostat", "dynatemp_range",
-         "include_stop_str_in_output", "continue_final_message",
-         "priority", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar",
-         "json_schema", "prediction", "audio", "web_search_options", "chat_template", "prompt_logprobs",
-         "truncate_prompt_tokens", "early_stopping", "top_logprobs", "reasoning_effort", "verbosity"),
-        _NOTHING,
+        ("ignore_eos", "use_beam_search", "echo", "include_stop_str_in_output", "continue_final_message",
+         "early_stopping"), (None, False),
     ),
+    **dict.fromkeys(
+        ("tools", "functions", "documents", "stop_token_ids", "allowed_token_ids", "bad_words", "guided_choice"),
+        (None, []),
+    ),
+    **dict.fromkeys(("min_tokens", "top_a", "mirostat", "dynatemp_range", "priority", "top_logprobs"), (None, 0)),
+    **dict.fromkeys(
+        ("suffix", "guided_regex", "guided_grammar", "grammar", "chat_template", "reasoning_effort", "verbosity"),
+        (None, ""),
+    ),
+    # An empty schema is that of any JSON, and empty options of a web search are its defaults.
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "json_schema", "web_search_options", "prediction", "audio",
+         "prompt_logprobs", "truncate_prompt_tokens"), (None,),
+    ),
+    "logit_bias": (None, {}),
     **dict.fromkeys(("n", "best_of", "repeat_penalty", "typical_p", "tfs_z"), (None, 1)),
     **dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto")),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), (None, True)),
@@ -120,6 +130,21 @@ def parse_request(body: object, is_chat: bool, defaults: Mapping[str, float] = _
         has_usage=options is not None and _flag(options, "include_usage"),
         variables={} if variables is None else Fields.of(variables, InvalidRequest, "", "chat_template_kwargs").table,
     )
+
+
+def check_line(table: Mapping[str, Any], own: Collection[str]) -> None:
+    """Raise `InvalidRequest` for an option of requests that a line of a file of prompts cannot have.
+
+    `own` are the options that it can have. Other fields are taken, unless one is nearly spelled like an option.
+    """
+    neutral = _NEUTRAL_OF_CHATS if "messages" in table else _NEUTRAL_OF_TEXT
+    others = {*_OWN_OF_TEXT, *_OWN_OF_CHATS} - {*own, "model"}
+    unsupported = {name: v for name, v in neutral.items() if name not in own}
+    _check_known(Fields.of(table, InvalidRequest), table, {**dict.fromkeys(others, (None, False, {})), **unsupported})
+    options = {*own, *others, *neutral}
+    for name in table.keys() - {*options, *_WITHOUT_EFFECT}:
+        if near := difflib.get_close_matches(name, options, 1, 0.85):
+            raise InvalidRequest(f"the field {name!r} is no option", hint=f"did you mean {near[0]!r}?")
 
 
 def _check_known(fields: Fields, own: Collection[str], neutral: Mapping[str, Sequence[Any]]) -> None:
