@@ -440,6 +440,62 @@ def test_prompts_of_a_file_and_of_standard_input(bundles: dict[str, Path], tmp_p
     assert "expected --prompts alone, found --prompt" in str(done.exception)
 
 
+def test_lines_of_prompts_have_options_of_their_own(bundles: dict[str, Path], tmp_path: Path) -> None:
+    model, file = dr.load(bundles["llama"]), tmp_path / "prompts.jsonl"
+    text = model.generate(PROMPT, 6)
+    rows: list[tuple[dict[str, Any], Any]] = [
+        ({"max_tokens": 3}, model.generate(PROMPT, 3)),
+        ({"temperature": 1.5, "seed": 3, "top_k": -1}, model.generate(PROMPT, 6, temperature=1.5, seed=3)),
+        ({"temperature": 1.5, "seed": 4, "top_p": 0.9}, model.generate(PROMPT, 6, temperature=1.5, seed=4, top_p=0.9)),
+        ({"frequency_penalty": 2}, model.generate(PROMPT, 6, frequency_penalty=2)),
+        ({"stop": text[2:4]}, model.generate(PROMPT, 6, stop_text=text[2:4])),
+        ({"stop_text": [text[3]]}, model.generate(PROMPT, 6, stop_text=text[3])),
+        ({"user": "me", "id": 7, "metadata": {"x": 1}, "n": 1, "logprobs": None}, text),
+    ]
+    file.write_text("\n".join(json.dumps({"prompt": PROMPT, **row}) for row, _ in rows))
+    done = distir("generate", bundles["llama"], "--prompts", file, "--max-new-tokens", 6)
+    assert done.exit_code == 0, done.exception
+    found = [json.loads(line) for line in done.stdout.split("\n") if line]
+    assert [row["text"] for row in found] == [expected for _, expected in rows]
+    assert len({row["text"] for row in found}) > 4
+    for row, message in (
+        ({"n": 2}, "prompts.jsonl:1: 'n' is not supported, found 2"),
+        ({"logprobs": 3}, "prompts.jsonl:1: 'logprobs' is not supported, found 3"),
+        ({"stream": True}, "prompts.jsonl:1: 'stream' is not supported, found True"),
+        ({"temprature": 1}, "the field 'temprature' is no option\n  hint: did you mean 'temperature'?"),
+        ({"temperature": "hot"}, "prompts.jsonl:1: expected a temperature of at least 0, found 'hot'"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "prompts.jsonl:1: expected a number of new tokens, by one of"),
+        ({"max_tokens": "3"}, "prompts.jsonl:1: expected a number of new tokens, by one of"),
+        ({"stop": [1.5]}, "prompts.jsonl:1: expected texts or token ids for 'stop', found [1.5]"),
+    ):
+        file.write_text(json.dumps({"prompt": PROMPT, **row}))
+        assert message in str(distir("generate", bundles["llama"], "--prompts", file).exception)
+
+
+def test_options_of_the_command_for_lines_of_prompts(bundles: dict[str, Path], tmp_path: Path) -> None:
+    model, file = dr.load(bundles["llama"]), tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPT}))
+    done = distir(
+        "generate",
+        bundles["llama"],
+        "--prompts",
+        file,
+        "--max-new-tokens",
+        6,
+        "--chat",
+        "--system",
+        "x",
+        "--timeout",
+        9,
+    )
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": PROMPT}]
+    assert json.loads(done.stdout)["text"] == model.generate(messages, 6) != model.generate(PROMPT, 6)
+    done = distir("generate", bundles["llama"], "--prompts", file, "--backend", "tvm")
+    assert "--prompts runs on the torch backend, found --backend tvm" in str(done.exception)
+    done = distir("generate", bundles["llama"], "--prompts", file, "--system", "x")
+    assert "--system is for chats" in str(done.exception)
+
+
 def test_a_folder_is_compiled_by_the_commands_that_use_it(
     folders: Path, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

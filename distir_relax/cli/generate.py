@@ -23,7 +23,7 @@ from distir_relax.cli.options import (
     TimeoutOption,
     WeightsOption,
 )
-from distir_relax.cli.prompt_lines import continue_prompts
+from distir_relax.cli.prompt_lines import LineOptions, continue_prompts
 from distir_relax.errors import RunError
 from distir_relax.support.units import count
 
@@ -104,15 +104,19 @@ def generate(
     }  # fmt: skip
     with compiled_model(model, strategy, precision) as bundle, joined_world(timeout) as world:
         if prompts is not None:
-            others = {"--prompt": prompt, "--tokens": tokens, "--system": system, "--decoder-prompt": decoder_prompt}
+            others = {"--prompt": prompt, "--tokens": tokens, "--decoder-prompt": decoder_prompt}
             if given := [flag for flag, value in others.items() if value is not None]:
                 raise RunError(f"expected --prompts alone, found {given[0]}")
+            if backend is not Backend.torch:
+                raise RunError(f"--prompts runs on the torch backend, found --backend {backend.value}")
             if world is not None:
                 raise RunError("--prompts is for one process", hint="give it without mpirun and torchrun")
             ends = None if stop is None else frozenset(_ids(stop, "--stop"))
+            if system is not None and not chat:
+                raise RunError("--system is for chats", hint="give --chat")
             summary = continue_prompts(
-                prompts, bundle, max_new_tokens, sampling, ends, stop_text or (), weights, device.value,
-                require_signature,
+                prompts, bundle, LineOptions(max_new_tokens, sampling, ends, tuple(stop_text or ())),
+                lambda text: _message(text, chat, system), weights, device.value, timeout, require_signature,
             )  # fmt: skip
             typer.echo(summary, err=True)
             return
@@ -159,6 +163,11 @@ def _prompt(
         text = sys.stdin.read()
     if system is not None and not chat:
         raise RunError("--system is for chats", hint="give --chat")
+    return _message(text, chat, system)
+
+
+def _message(text: str, chat: bool, system: str | None) -> str | Sequence[Mapping[str, str]]:
+    """Return a text, or the messages of a chat with it."""
     if not chat:
         return text
     first = [] if system is None else [{"role": "system", "content": system}]

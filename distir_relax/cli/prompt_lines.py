@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,69 @@ import typer
 from distir_relax.errors import RunError
 from distir_relax.support.units import count
 
+_COUNTS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+@dataclass(frozen=True)
+class LineOptions:
+    """Options of a generation; those of the command are the defaults of each line."""
+
+    max_new_tokens: int | None
+    sampling: Mapping[str, Any]
+    stop: Collection[int] | None
+    stop_text: tuple[str, ...]
+
+    def of(self, row: Mapping[str, Any]) -> LineOptions:
+        """Return the options of a line, spelled as in Python or as OpenAI's.
+
+        Raises `RunError` for values of another kind, and for an option that is not supported.
+        """
+        from distir_relax.runtime.generation import Sampling
+        from distir_relax.serving.http.openai_api import check_line
+
+        names = [field.name for field in fields(Sampling)]
+        check_line(row, (*names, *_COUNTS, "prompt", "messages", "stop", "stop_text"))
+        own = {name: row[name] for name in names if row.get(name) is not None}
+        if own.get("top_k") == -1:  # vLLM's 0
+            own["top_k"] = 0
+        counts = {name: row[name] for name in _COUNTS if row.get(name) is not None}
+        if len(counts) > 1 or not all(
+            isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts.values()
+        ):
+            raise RunError(f"expected a number of new tokens, by one of {', '.join(_COUNTS)}, found {counts}")
+        stop, texts = _listed(row, "stop"), _listed(row, "stop_text")
+        if stop is not None and all(isinstance(each, str) for each in stop):
+            texts, stop = [*stop, *(texts or [])], None
+        return LineOptions(
+            next(iter(counts.values()), self.max_new_tokens),
+            {**self.sampling, **own},
+            self.stop if stop is None else frozenset(stop),
+            self.stop_text if texts is None else tuple(texts),
+        )
+
+
+def _listed(row: Mapping[str, Any], name: str) -> list[Any] | None:
+    """Return what ends a sequence, one or a list. Raises `RunError` for others than texts, or for `stop` token ids."""
+    value = row.get(name)
+    if value is None:
+        return None
+    found = value if isinstance(value, list) else [value]
+    is_text = all(isinstance(each, str) and each for each in found)
+    is_ids = all(isinstance(each, int) and not isinstance(each, bool) for each in found)
+    if not is_text and not (is_ids and name == "stop"):
+        raise RunError(f"expected texts{' or token ids' * (name == 'stop')} for {name!r}, found {value!r}")
+    return found
+
 
 def continue_prompts(
-    file: Path, bundle: Path, max_new_tokens: int | None, sampling: Mapping[str, Any], stop: Collection[int] | None,
-    stop_text: Collection[str], weights: Path | None, device: str, key: Path | None,
+    file: Path, bundle: Path, options: LineOptions, as_prompt: Callable[[str], Any], weights: Path | None, device: str,
+    timeout: float, key: Path | None,
 ) -> str:  # fmt: skip
     """Print a line of JSON for each prompt of a file, with its ``text`` and why it ``ended``; return a summary.
 
-    A line is a table with a ``prompt``, text or token ids, or ``messages``, and perhaps ``max_new_tokens``; it may be a
-    JSON text alone. Other fields are kept. Raises RunError for another line, with its number, before anything runs.
+    A line is a table with a ``prompt``, text or token ids, or ``messages``, and perhaps options (`LineOptions.of`); it
+    may be a JSON text alone. `as_prompt` makes the prompt of a text. Other fields are kept. Raises RunError for another
+    line, with its number, before anything runs.
     """
     from distir_relax.bundle import read_bundle
     from distir_relax.serving import EngineOptions, start_engine
@@ -29,25 +84,29 @@ def continue_prompts(
 
     rows = list(_rows(file))
     read = read_bundle(bundle, weights=weights, require_signature=key)
-    with start_engine(read, EngineOptions(), None, device) as engine:
+    with start_engine(read, EngineOptions(), None, device, timeout) as engine:
         requests = []
         for number, row in rows:
             prompt = row["messages"] if "messages" in row else row["prompt"]
-            new = row.get("max_new_tokens", max_new_tokens)
             try:
-                requests.append(engine.submit(prompt, new, sampling, stop))
+                own = options.of(row)
+                prompt = as_prompt(prompt) if isinstance(prompt, str) else prompt
+                request = engine.submit(prompt, own.max_new_tokens, own.sampling, own.stop)
+                if request.tokenizer is None and own.stop_text:
+                    raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
             except RunError as error:
                 raise RunError(error.message, f"{file}:{number}", error.hint) from None
-        for (_, row), request in zip(rows, requests, strict=True):
+            requests.append((row, own, request))
+        for row, own, request in requests:
             result: dict[str, Any] = {"tokens": request.result()}
             ended = request.ended
             if request.tokenizer is not None:
-                stops = StopStrings(tuple(stop_text))
+                stops = StopStrings(own.stop_text)
                 text = stops.feed("".join(request.pieces()))
                 result = {"text": text if stops.is_reached else text + stops.finish()}
                 ended = "stop" if stops.is_reached else ended
             typer.echo(json.dumps({**row, **result, "ended": ended}, ensure_ascii=False))
-        tokens = sum(len(request.tokens) for request in requests)
+        tokens = sum(len(request.tokens) for *_, request in requests)
     return f"{count(len(rows), 'prompt')}, {count(tokens, 'token')}"
 
 
