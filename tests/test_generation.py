@@ -443,10 +443,73 @@ def test_models_that_cannot_generate() -> None:
         dr.compile_generation(TwoOutputs())
     with pytest.raises(ImportModelError, match=f"takes at most {LENGTH} positions, found max_length {LENGTH + 1}"):
         dr.compile_generation(model("gpt2"), max_length=LENGTH + 1)
-    for option in ("max_length", "max_batch"):
-        with pytest.raises(ImportModelError, match=f"expected {option} of at least 1, found 0"):
+    for option, least in (("max_length", 2), ("max_batch", 1)):
+        with pytest.raises(ImportModelError, match=f"expected {option} of at least {least}, found 0"):
             dr.compile_generation(model("gpt2"), **{option: 0})
     with pytest.raises(DistIRError, match="expected a strategy of one microbatch for text generation, found 1/3/1/2"):
         dr.compile_generation(model("gpt2"), strategy="1/3/1/2")
     with pytest.raises(ImportModelError, match="expected a torch module, or the path of a model, found dict"):
         dr.compile_generation({})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 8])
+def test_lengths_below_that_of_the_example(limit: int) -> None:
+    ids = torch.full((1, 1), 7)
+    expected = model("llama").generate(ids, max_new_tokens=limit - 1, do_sample=False, eos_token_id=None)
+    generation = dr.compile_generation(model("llama"), max_length=limit, max_batch=1)
+    assert torch.equal(generation.generate(ids, limit - 1), expected[:, 1:])
+    with pytest.raises(RunError, match=f"expected at most {limit} tokens"):
+        generation.generate(ids, limit)
+    with pytest.raises(RunError, match=r"found int64 \(2, 1\)"):
+        generation.generate([[7], [7]], 1)
+
+
+def test_length_without_room_for_a_token_is_refused() -> None:
+    with pytest.raises(ImportModelError, match="expected max_length of at least 2, found 1"):
+        dr.compile_generation(model("llama"), max_length=1)
+
+
+class Positions(nn.Module):
+    """A language model without config, with a table of 33 positions."""
+
+    def __init__(self, look_up: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.look_up = look_up
+        self.tokens, self.places = nn.Embedding(61, 16), nn.Embedding(33, 16)
+        self.qkv, self.head = nn.Linear(16, 48), nn.Linear(16, 61)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.tokens(ids) + self.look_up(self.places, ids.shape[1])
+        q, k, v = self.qkv(x).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(x + attended.transpose(1, 2).flatten(2))
+
+
+def test_table_of_positions_bounds_the_length() -> None:
+    table = Positions(lambda places, n: places(torch.arange(n))).eval()
+    generation = dr.compile_generation(table)
+    assert generation.max_length == 33
+    assert len(generation.generate([3, 1, 4], 30)) == 30
+    with generation.engine() as engine:
+        other = engine.submit([1, 2], 5)
+        with pytest.raises(RunError, match="expected at most 33 tokens, found a prompt of 3 and 60 new ones"):
+            engine.submit([3, 1, 4], 60)
+        engine.run()
+        assert len(other.tokens) == 5
+    with pytest.raises(ImportModelError, match="the model has 33 positions, found max_length 40"):
+        dr.compile_generation(table, max_length=40)
+
+
+def test_hint_for_a_slice_of_a_table_is_the_option() -> None:
+    table = Positions(lambda places, n: places.weight[:n]).eval()
+    with pytest.raises(ImportModelError, match=r"hint: the model is limited to this size: give max_length=33$"):
+        dr.compile_generation(table)
+    assert len(dr.compile_generation(table, max_length=33).generate([3, 1, 4], 30)) == 30
+
+
+def test_length_of_a_config_has_several_names() -> None:
+    mpt = transformers.MptForCausalLM(
+        transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=61, max_seq_len=40)
+    )
+    assert dr.compile_generation(mpt.eval()).max_length == 40

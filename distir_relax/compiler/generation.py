@@ -18,9 +18,11 @@ from distir_relax.compiler.language_model import (
     encoder_input,
     import_language_model,
     max_positions,
+    with_limits,
 )
 from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.origin import from_files, origin_of
+from distir_relax.compiler.position_limit import position_limit
 from distir_relax.compiler.source import Source
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
@@ -137,7 +139,8 @@ def compile_generation(
 
     Without a strategy, a mesh and annotations the model is compiled for one device.
 
-    `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config;
+    `max_length` is the largest number of tokens, by default the ``max_position_embeddings`` of the model's config, or
+    its field of that meaning, and at most as many as its table of positions has;
     `max_batch` that of sequences at once, by default any; `max_source` that of tokens of the encoder's input. The plan
     holds a copy of a module's weights as they are now; those of a path are read from its files when they are needed,
     which must not change meanwhile.
@@ -213,10 +216,21 @@ def read_generation(
     if tokenizer is not None:
         texts = tokenizer_files(tokenizer, model)
     for option, value in (("max_length", max_length), ("max_batch", max_batch), ("max_source", max_source)):
-        if value is not None and value < 1:
-            raise ImportModelError(f"expected {option} of at least 1, found {value}", name)
+        # A prompt and what follows it.
+        least = 2 if option == "max_length" else 1
+        if value is not None and value < least:
+            raise ImportModelError(f"expected {option} of at least {least}, found {value}", name)
     length, encoder = max_positions(model, max_length), encoder_input(model)
     imported = import_language_model(model, LengthLimits(length, max_batch, max_source), encoder, encoder_example)
+    most = position_limit(imported.module, length)
+    if most < length:
+        if max_length is not None:
+            raise ImportModelError(
+                f"the model has {most} positions, found max_length {length}",
+                name,
+                f"give at most {most}, or leave it out",
+            )
+        length, imported = most, with_limits(imported, LengthLimits(most))
     # Nobody else can change the weights of a model that was read here.
     imported = imported if is_path else snapshot(imported)
     if not any(tensor.is_meta for tensor in imported.tensors.values()):

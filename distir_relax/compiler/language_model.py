@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 _EXAMPLE = (2, 9)
+_LEAST = 3
+"""The least bound of a size in an export: its example is below, and above 1, which is a case of its own."""
 _SOURCE_EXAMPLE = (2, 7)
 _LENGTH = 2048
 _DECODER = "decoder_input_ids"
@@ -48,13 +51,20 @@ class EncoderInput:
     start: int
 
 
+_LENGTH_FIELDS = (
+    "max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx",
+    "seq_length",
+)  # fmt: skip
+"""The fields of configs that bound a sequence, by family; the first that a config has counts."""
+
+
 def max_positions(model: Any, length: int | None) -> int:
     """Return the largest number of tokens of a sequence: `length`, or that of the model's config.
 
     Raises ImportModelError for a `length` above that.
     """
     config = getattr(model, "config", None)
-    most = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    most = next((found for name in _LENGTH_FIELDS if (found := getattr(config, name, None))), None)
     if most is not None and length is not None and length > most:
         raise ImportModelError(
             f"the model takes at most {most} positions, found max_length {length}",
@@ -92,31 +102,63 @@ def import_language_model(
     `encoder` is the encoder's input of an encoder-decoder, and `encoder_example` a batch of two of it, needed unless it
     takes tokens, or features of a size that the config gives.
 
-    Raises ImportModelError for a model that is not of torch, without such an output, and for a missing example.
+    Raises ImportModelError for a model that is not of torch, without such an output, and for a missing example. Where
+    torch.export suggests a bound of a size, the hint is the option with it.
     """
+    try:
+        return _import_language_model(model, limits, encoder, encoder_example)
+    except ImportModelError as error:
+        if not (bound := re.search(r"(sequence|batch|source) = Dim\('\w+', max=(\d+)\)", error.hint)):
+            raise
+        hint = f"the model is limited to this size: give {_OPTIONS[bound[1]]}={bound[2]}"
+        raise ImportModelError(error.message, error.where, hint) from None
+
+
+_OPTIONS = {"sequence": "max_length", "batch": "max_batch", "source": "max_source"}
+
+
+def _import_language_model(
+    model: Any, limits: LengthLimits, encoder: EncoderInput | None, encoder_example: Any
+) -> Imported:
     import torch
 
     if not isinstance(model, torch.nn.Module):
         raise ImportModelError(f"expected a torch module, or the path of a model, found {type(model).__name__}")
     parameters = _parameters(model)
     kwargs: dict[str, Any] = {"use_cache": False} if _takes_use_cache(model) else {}
-    batch = Dim("batch", max=limits.batch, typical=1)
-    tokens = {0: batch, 1: Dim("sequence", max=limits.sequence)}
+    bounds = LengthLimits(
+        max(limits.sequence, _LEAST),
+        None if limits.batch is None else max(limits.batch, _LEAST),
+        None if limits.source is None else max(limits.source, _LEAST),
+    )
+    longest = bounds.sequence
+    batch = Dim("batch", max=bounds.batch, typical=1)
+    ids = _ids(model, (_EXAMPLE[0], min(_EXAMPLE[1], longest - 1)))
+    tokens = {0: batch, 1: Dim("sequence", max=longest)}
     if encoder is None:
-        first, example = _first_argument(parameters), (_ids(model, _EXAMPLE),)
+        first, example = _first_argument(parameters), (ids,)
         try:
             imported = import_model(model, example, kwargs, None, None, True, {first: tokens})
         except ImportModelError as error:
-            if f"guard sequence != {limits.sequence}." not in error.message:
+            if f"guard sequence != {longest}." not in error.message:
                 raise
-            tokens[1] = Dim("sequence", max=limits.sequence - 1)
+            tokens[1] = Dim("sequence", max=longest - 1)
             shorter = import_model(model, example, kwargs, None, None, True, {first: tokens})
-            imported = _with_last_length(shorter, model, kwargs, limits.sequence, error)
+            imported = _with_last_length(shorter, model, kwargs, longest, error)
     else:
-        source, dims = _encoder_example(model, encoder, limits, batch, encoder_example)
-        kwargs |= {encoder.name: source, _DECODER: _ids(model, _EXAMPLE)}
+        source, dims = _encoder_example(model, encoder, bounds, batch, encoder_example)
+        kwargs |= {encoder.name: source, _DECODER: ids}
         imported = import_model(model, (), kwargs, None, None, True, {encoder.name: dims, _DECODER: tokens})
-    return _with_logits_only(imported)
+    return _with_logits_only(with_limits(imported, limits))
+
+
+def with_limits(imported: Imported, limits: LengthLimits) -> Imported:
+    """Return a model with these bounds of its sizes."""
+    symbols, sizes = module_symbols(imported.module), {}
+    for name, limit in (("sequence", limits.sequence), ("batch", limits.batch), ("source", limits.source)):
+        if limit is not None and name in symbols and symbols[name].high != limit:
+            sizes[name] = size_of(replace(symbols[name], high=limit, typical=min(symbols[name].typical, limit)))
+    return replace(imported, module=specialize(imported.module, sizes))
 
 
 def _with_last_length(
@@ -127,17 +169,17 @@ def _with_last_length(
     A slice of a table or a mask for `length` positions (``mask[:n, :n]``) is the whole there, which torch.export takes
     for a case of its own. Raises `error` if the program computes other results there than the model.
     """
-    sequence = module_symbols(imported.module)["sequence"]
-    module = specialize(imported.module, {"sequence": size_of(replace(sequence, high=length))})
+    longer = with_limits(imported, LengthLimits(length))
     if any(tensor.is_meta for tensor in imported.tensors.values()):
-        return replace(imported, module=module)
+        return longer
+    module = longer.module
     ids = _ids(model, (1, length))
     (name,) = (item.value.name for item in module.main.inputs if item.role == "input")
     found = interpret(specialize(module, {"batch": 1, "sequence": length}), {**imported.tensors, name: ids})
     results = call_model(model, model, (ids,), kwargs)
     if not all(a.shape == b.shape and are_close(a, b) for a, b in zip(found.values(), results, strict=False)):
         raise error
-    return replace(imported, module=module)
+    return longer
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
@@ -174,7 +216,8 @@ def _encoder_example(
     config = model.config
     if example is None and encoder.name == "input_ids":
         most = limits.source or getattr(config, "max_position_embeddings", None) or _LENGTH
-        return _ids(model, _SOURCE_EXAMPLE), {0: batch, 1: Dim("source", max=most)}
+        ids = _ids(model, (_SOURCE_EXAMPLE[0], min(_SOURCE_EXAMPLE[1], most - 1)))
+        return ids, {0: batch, 1: Dim("source", max=most)}
     if example is None:
         channels, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
         if encoder.name != "input_features" or channels is None or positions is None:

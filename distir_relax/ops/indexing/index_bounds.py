@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import Op, Size, TensorType, Value
 from distir_relax.kernels.indices import out_of_range
 from distir_relax.ops.table import (
     FREE,
@@ -30,8 +30,9 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (types[0],)
 
 
+_NAME = "check_indices"
 define(
-    "check_indices",
+    _NAME,
     Semantics(
         infer=_infer,
         torch="indices.checked({0}, {low}, {high}, {user}, {location})",
@@ -53,6 +54,11 @@ define(
 )
 
 
+def checked_range(op: Op) -> tuple[Size, Size] | None:
+    """Return the least index that an op lets pass, and the first that is too large; None if it checks none."""
+    return (op.attrs["low"], op.attrs["high"]) if op.name == _NAME else None  # type: ignore[return-value]
+
+
 def check_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = False) -> Any:
     """Return `ids`, checked as indices of `user` into a dim of `size`; negative ones are valid if `from_end`.
 
@@ -61,7 +67,7 @@ def check_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = F
     data = g.constants.get(ids.name)
     if data is None:
         hint, g.hint = g.hint, f"{ids.name}.checked"
-        ids = g.emit("check_indices", ids, low=-size if from_end else 0, high=size, user=user)
+        ids = g.emit(_NAME, ids, low=-size if from_end else 0, high=size, user=user)
         g.hint = hint
         return ids
     check_constant(g, data.flatten().tolist(), size, user, from_end)
