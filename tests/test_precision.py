@@ -86,6 +86,28 @@ def test_a_folder_keeps_its_precision(folder: Path, tmp_path: Path, dtype: str, 
     assert "for weights of" not in ran.output
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float16")])
+def test_command_says_the_precision_of_a_folder_without_generation(
+    folder: Path, tmp_path: Path, dtype: str, expected: str
+) -> None:
+    loaded(folder, getattr(torch, dtype)).save_pretrained(tmp_path / "stored")
+    command = [
+        "compile",
+        str(tmp_path / "stored"),
+        "--sequence",
+        "5",
+        "--backend",
+        "torch",
+        "-o",
+        str(tmp_path / "a.dist"),
+    ]
+    line = f"precision {expected} for weights of {dtype}; --precision chooses another"
+    assert line in CliRunner().invoke(app, command).output
+    ran = CliRunner().invoke(app, [*command, "--precision", "float32"])
+    assert ran.exit_code == 0
+    assert "for weights of" not in ran.output
+
+
 def test_quantized_weights_of_a_bfloat16_folder_compute_in_float32(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=17, hidden_size=32, intermediate_size=33, num_hidden_layers=1, num_attention_heads=1,

@@ -18,11 +18,12 @@ from distir_relax.compiler.origin import from_files
 from distir_relax.compiler.pass_manager import Observer
 from distir_relax.compiler.training import Training
 from distir_relax.errors import ImportModelError, PlacementError
-from distir_relax.frontends.pretrained import is_pretrained, read_pretrained
+from distir_relax.frontends.pretrained import checkpoint_dtype, is_pretrained, read_pretrained
 from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import parse
 from distir_relax.proof import Proof
 from distir_relax.strategies.strategy import as_strategy
+from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.user_function import find_function
 
 
@@ -118,9 +119,19 @@ def compile_target(
         # As with --generate.
         keywords["strategy"] = "1/1/1/1"
     plan = model.compile(**keywords, observers=observers)
-    if is_pretrained(target.name):
-        plan = replace(plan, imported=from_files(plan.imported, model_files(Path(target.name))))
-    return _save(plan, output, backends, on_written)
+    if not is_pretrained(target.name):
+        return _save(plan, output, backends, on_written)
+    plan = replace(plan, imported=from_files(plan.imported, model_files(Path(target.name))))
+    line = None
+    if target.options.get("precision") is None:
+        loaded = str(model.model.dtype).removeprefix("torch.")
+        names = {dtype: name for name, dtype in PRECISIONS.items()}
+        line = _precision_line(names.get(loaded, loaded), checkpoint_dtype(Path(target.name)))
+    return replace(_save(plan, output, backends, on_written), precision=line)
+
+
+def _precision_line(precision: str | None, stored: str | None) -> str:
+    return f"precision {precision} for weights of {stored}; --precision chooses another"
 
 
 _NAMES = {Model: "a model", Program: "a program", SavedBundle: "a bundle"}
@@ -189,7 +200,7 @@ def _compile_generation(
     plan.save(output, backends, weights=target.generation["weights"] or "refer", on_written=on_written)
     line = None
     if target.options.get("precision") is None:
-        line = f"precision {generation.precision} for weights of {generation.stored}; --precision chooses another"
+        line = _precision_line(generation.precision, generation.stored)
     return Compiled(plan.footprint, plan.proof, line)
 
 
