@@ -110,7 +110,9 @@ def import_language_model(
     except ImportModelError as error:
         if not (bound := re.search(r"(sequence|batch|source) = Dim\('\w+', max=(\d+)\)", error.hint)):
             raise
-        hint = f"the model is limited to this size: give {_OPTIONS[bound[1]]}={bound[2]}"
+        # A size that is special to torch, as the whole of a table is, is none to the model (`_with_last_length`).
+        is_special = f"guard {bound[1]} != {int(bound[2]) + 1}." in error.message
+        hint = f"the model is limited to this size: give {_OPTIONS[bound[1]]}={int(bound[2]) + is_special}"
         raise ImportModelError(error.message, error.where, hint) from None
 
 

@@ -95,6 +95,25 @@ def test_dims_that_are_none(spec: Any, dims: Any, message: str) -> None:
         import_torch(nn.ReLU(), (torch.zeros(4, 6),), dynamic_shapes=_renamed(spec), dims=dims)
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_bounds_of_a_hint_exclude_the_size_that_is_special(layers: int) -> None:
+    model = nn.Sequential(*[nn.Conv1d(4, 4, 3) for _ in range(layers)])
+    least = 2 * layers + 2
+    with pytest.raises(ImportModelError, match=rf"hint: give it these bounds: t = Dim\('t', min={least}\)"):
+        import_torch(model, (torch.zeros(2, 4, 12),), dynamic_shapes={"input": {2: "t"}})
+    import_torch(model, (torch.zeros(2, 4, 12),), dynamic_shapes={"input": {2: dr.Dim("t", min=least)}})
+
+
+def test_bounds_of_a_hint_exclude_the_whole_of_a_table() -> None:
+    class Table(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + torch.ones(9, 9)[: x.shape[0], : x.shape[0]].sum(1)
+
+    with pytest.raises(ImportModelError, match=r"t = Dim\('t', max=8\)"):
+        import_torch(Table(), (torch.zeros(5),), dynamic_shapes={"x": {0: "t"}})
+    import_torch(Table(), (torch.zeros(5),), dynamic_shapes={"x": {0: dr.Dim("t", max=8)}})
+
+
 def test_an_example_of_one_is_no_example_of_any() -> None:
     with pytest.raises(ImportModelError, match="expected at least 2 in dim 0"):
         import_torch(nn.ReLU(), (torch.zeros(1, 6),), dynamic_shapes={"input": {0: "b"}})

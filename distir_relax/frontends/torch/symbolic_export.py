@@ -168,8 +168,38 @@ def specialization_error(error: Exception, decisions: Decisions, symbols: Symbol
             f"remove the comparison or the loop over {symbol} there, or leave {symbol} out of dynamic_shapes",
         )
     fix = re.search(rf"^ *{symbol} = (.+)$", text.partition("Suggested fixes")[2], re.MULTILINE) if symbol else None
-    hint = f"give it these bounds: {symbol} = {fix[1]}" if fix else "name the dims that vary, or give them bounds"
+    hint = (
+        f"give it these bounds: {symbol} = {_without_special(fix[1], symbol, fixed)}"
+        if fix
+        else "name the dims that vary, or give them bounds"
+    )
     return ImportModelError(f"the model does not work for every {symbol or 'size'}: {cause}", where, hint)
+
+
+def _without_special(bounds: str, symbol: str, causes: Sequence[str]) -> str:
+    """Return the bounds that torch suggests, ``Dim('t', min=3, max=9)``, without sizes that its guards exclude.
+
+    Where a size is compared with 1, as ``t - 2`` is, torch suggests a range that begins with it.
+    """
+    guards = [re.search(r"guard ([^.]+) != (-?\d+)\.?$", cause) for cause in causes]
+    excluded = [guard for guard in guards if guard and re.search(rf"\b{re.escape(symbol)}\b", guard[1])]
+
+    def is_special(size: int) -> bool:
+        return any(_value(guard[1], symbol, size) == int(guard[2]) for guard in excluded)
+
+    def next_to(match: re.Match[str]) -> str:
+        size, step = int(match[2]), 1 if match[1] == "min" else -1
+        while size > 1 and is_special(size):
+            size += step
+        return f"{match[1]}={size}"
+
+    return re.sub(r"\b(min|max)=(\d+)", next_to, bounds)
+
+
+def _value(expression: str, symbol: str, size: int) -> int | None:
+    """Return the value of sums and products of a symbol and numbers; None for other expressions."""
+    number = re.sub(rf"\b{re.escape(symbol)}\b", f"({size})", expression)
+    return int(eval(number)) if re.fullmatch(r"[-+*() \d]+", number) else None
 
 
 def _with_names(text: str, sources: Mapping[str, str]) -> str:
