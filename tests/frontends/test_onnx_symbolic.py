@@ -413,3 +413,12 @@ def test_recurrent_layers_at_every_batch(tmp_path: Path) -> None:
         with torch.no_grad():
             expected, _ = module(x)
         torch.testing.assert_close(plan(x)["y"], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["QLinearAdd", "QGemm"])
+def test_unknown_op_has_no_hint_about_sizes(name: str) -> None:
+    made = model([node(name, ["x", "y"], ["z"], domain="com.microsoft")], {"x": ["n", 3], "y": ["n", 3]}, ["z"])
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(UnsupportedOpError, match=f"com.microsoft::{name}") as raised:
+        import_onnx(made)
+    assert "dims=" not in raised.value.hint

@@ -267,7 +267,8 @@ class OnnxGraph:
         """Expand an op without a conversion, or rejected by its conversion, by its ONNX function."""
         function = function_of(node, operands, domain, opsets.get(domain, 1))
         if function is None:
-            names = blamed_symbols(reason, operands)
+            # No size makes an op known.
+            names = blamed_symbols(reason, operands) if reason else []
             raise self._unsupported(node, domain, symbol_hint(reason, names) if names else "", reason)
         scope = dict(zip(function.input, [*operands, *[None] * len(function.input)], strict=False))
         inner_opsets = {item.domain: item.version for item in function.opset_import}
