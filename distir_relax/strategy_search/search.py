@@ -150,7 +150,7 @@ def _read(
     if batch is not None and requested and max(requested) > batch:
         larger = repeat_example(target, source, 2 * max(requested))
         if larger is not None:
-            source = larger.read(options)
+            source = _read_larger(larger, options, batch, 2 * max(requested))
             batch = source.batch
     if batch is None:
         raise DistIRError("the model has no batch that can be split", hint="give an example with several samples")
@@ -160,6 +160,19 @@ def _read(
             hint="give a larger example, or a function with a parameter global_batch",
         )
     return source, requested or (batch,)
+
+
+def _read_larger(target: Model | Training, options: CompileOptions, own: int, samples: int) -> Source:
+    """Import a model whose example was repeated. Raises as the import does, with the larger batch as the cause."""
+    try:
+        return target.read(options)
+    except DistIRError as error:
+        raise DistIRError(
+            f"the model's own example of {own} samples can be imported, one of {samples}, for global_batch "
+            f"{samples // 2}, cannot: {error.message}",
+            error.where,
+            f"let the model take any batch, or search with global_batch up to {own}",
+        ) from error
 
 
 def _with_batch(source: Source, requested: Sequence[int]) -> Source:

@@ -57,6 +57,19 @@ def test_larger_batch_repeats_the_example(make: Callable[[int], Any]) -> None:
     assert sorted(map(repr, found.outcomes)) == sorted(map(repr, expected.outcomes))
 
 
+def test_larger_batch_is_named_where_the_model_cannot_have_it() -> None:
+    class Fixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 5)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x.reshape(4, 3, 2).flatten(1))
+
+    with pytest.raises(DistIRError, match=r"example of 4 samples can be imported, one of 128, for global_batch 64, ca"):
+        dr.search((Fixed().eval(), (torch.randn(4, 6),)), devices=2, profile=MACHINE, global_batch=64, workers=1)
+
+
 def test_executed_batch_is_that_of_the_prediction(tmp_path: Path) -> None:
     for samples in (3, 27):
         outcome = Outcome("3/1/1/1", samples, 1.0, 1, True)
