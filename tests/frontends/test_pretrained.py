@@ -15,8 +15,9 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
+import distir_relax as dr
 from distir_relax.cli import app
-from distir_relax.errors import ImportModelError
+from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.frontends.pretrained import TASKS, is_pretrained, read_pretrained
 
 SIZES = {
@@ -170,6 +171,11 @@ def test_vision_language_models(tmp_path: Path) -> None:
         UserWarning, match="LlavaForConditionalGeneration is compiled for tokens alone, without pixel_val"
     ):
         assert read_pretrained(tmp_path / "llava").inputs.keys() == {"input_ids"}
+    inputs = {"input_ids": torch.tensor([[1, 2, 7, 7, 7, 7, 3]]), "pixel_values": torch.randn(1, 3, 16, 16)}
+    config.image_token_id = 7
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    with pytest.raises(UnsupportedOpError, match="hint: models of text and images are imported for token ids alone"):
+        dr.compile(model, (), {**inputs, "use_cache": False}, mesh=1)
 
 
 def test_folders_of_adapters(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from distir_relax.bundle import drawn_weights
-from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.errors import DistIRError, ImportModelError, UnsupportedOpError
 from distir_relax.frontends.dynamic_shapes import DimSpec, Symbols, find_symbols
 from distir_relax.frontends.fixed_inputs import FixedInputs
 from distir_relax.frontends.imported_model import Flatten, Imported, eliminate_dead_ops
@@ -54,7 +54,7 @@ from distir_relax.frontends.torch.symbolic_export import (
     with_example_sizes,
 )
 from distir_relax.frontends.torch.traceable import traceable_functions
-from distir_relax.frontends.torch.transformers_options import control_flow_hint
+from distir_relax.frontends.torch.transformers_options import control_flow_hint, image_hint
 from distir_relax.ir import Module, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
@@ -116,6 +116,10 @@ def import_torch(
         call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed, autocast)
         try:
             return _read(model, call, check, training, changing)
+        except UnsupportedOpError as error:
+            if hint := image_hint(model, call.signature.leaves):
+                raise UnsupportedOpError(error.message, error.where, hint) from error
+            raise
         except AttributesReplaced as error:
             if not error.is_state:
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -86,3 +86,15 @@ def control_flow_hint(model: torch.nn.Module) -> str:
     if kind.endswith("ForCTC"):
         return "its loss looks at the labels: pass none, and loss=, a function of output.logits with F.ctc_loss"
     return ""
+
+
+def image_hint(model: torch.nn.Module, inputs: Iterable[str]) -> str:
+    """Return what to do about a call with images of a model that takes text, too; empty for another call."""
+    config, names = getattr(model, "config", None), [*inputs]
+    images = [name for name in names if name.startswith(("pixel_values", "image"))]
+    if not images or not ("input_ids" in names or hasattr(config, "vision_config")):
+        return ""
+    return (
+        f"models of text and images are imported for token ids alone: leave out {images[0]}, or compile the vision "
+        "model and the language model by themselves"
+    )
