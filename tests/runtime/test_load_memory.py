@@ -80,6 +80,17 @@ def compile_experts(path: Path) -> tuple[Path, int]:
     return path, (path / "weights.safetensors").stat().st_size
 
 
+def compile_narrow(folder: Path, precision: str) -> tuple[Path, int]:
+    """Return the path of a language model's bundle in a precision, and the bytes of its weights."""
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=1024, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    path = dr.compile_generation(model, precision=precision, max_length=64).plan.save(folder, backends=("torch",))
+    return path, (path / "weights.safetensors").stat().st_size
+
+
 def compile_layers(path: Path, size: int) -> tuple[Path, int]:
     """Return the path of a bundle of 12 layers, and the bytes of its weights."""
     model = torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(12)]).eval()
@@ -105,6 +116,16 @@ def test_weights_are_held_once(tmp_path: Path) -> None:
         for peak, steady in measure(tiny, path)[1:]:
             assert steady < 1.05 * size + 6e6
             assert peak < 1.15 * size + 8e6
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("precision", ["bf16", "int4"])
+def test_narrow_weights_are_held_once(tmp_path: Path, precision: str) -> None:
+    tiny, _ = compile_model(tmp_path / "tiny", 64, 64)
+    path, size = compile_narrow(tmp_path / "narrow.dist", precision)
+    for peak, steady in measure(tiny, path)[1:]:
+        assert steady < 1.05 * size + 6e6
+        assert peak < 1.15 * size + 8e6
 
 
 def test_weights_of_the_tvm_backend_are_held_once(tmp_path: Path) -> None:

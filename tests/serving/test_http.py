@@ -408,11 +408,12 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.mpirun
 def test_the_command(bundle: Path) -> None:
     """It says where it listens, takes a request, and ends cleanly while one is open."""
-    with command(str(bundle)) as process:
+    with command(str(bundle), "--served-model-name", "mine") as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         address = next(line.strip() for line in lines if line.startswith("http://127.0.0.1:"))
         until(lambda: _is_up(address))
+        assert [model["id"] for model in httpx.get(f"{address}/v1/models").json()["data"]] == ["mine"]
         body = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as answer:
             events = answer.iter_lines()
