@@ -22,7 +22,8 @@ float32 is tried once more in float64, with a remark.
 
 The call is the first that runs in eager torch, fewest kinds of inputs first. Models of text and images that run on
 token ids alone, as most vision-language models do (smolvlm, llava_next), are therefore tried **without an image**:
-right says nothing of their images ([What works](limitations.md#limits)).
+right says nothing of their images ([What works](limitations.md#limits)). Models of transformers that return a cache are
+called with `use_cache=False`; without, `torch.export` cannot capture them, and the error says so.
 
 Not counted are families of which no small configuration was found that runs in eager torch (no example), those
 that `torch.export` itself cannot capture (no export), and those whose own results in eager torch are others in

@@ -78,9 +78,13 @@ def _check_size(kind: Any, config: Any) -> None:
 
 def _calls(model: torch.nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     """Calls to try: what the forward function names, fewest kinds of input first."""
-    names = list(inspect.signature(model.forward).parameters)
+    parameters = inspect.signature(model.forward).parameters
+    names = list(parameters)
     common: dict[str, Any] = {}
-    if "use_cache" in names:
+    # A model of text and images passes it to its language model.
+    passes = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    has_cache = any(hasattr(c, "use_cache") for c in (config, getattr(config, "text_config", None)))
+    if "use_cache" in names or (passes and has_cache):
         common["use_cache"] = False
     if "bbox" in names:
         corners = torch.randint(0, 500, (2, _LENGTH, 2))
