@@ -22,7 +22,7 @@ from distir_relax.bundle.manifest import (
 from distir_relax.bundle.provenance import FileDigest, Origin, Provenance, SourceFile
 from distir_relax.bundle.read import check_weights, other_checksums, other_weights, read_bundle, weights_identity
 from distir_relax.bundle.signature import PrivateKey, PublicKey, Signature, create_key
-from distir_relax.bundle.training_manifest import AVERAGED, STEP_COUNT, TrainingManifest
+from distir_relax.bundle.training_manifest import AVERAGED, OWN_STEP, STEP_COUNT, TrainingManifest
 from distir_relax.bundle.verify import VerifiedBundle, sign_bundle, verify_bundle
 from distir_relax.bundle.weight_files import StoredWeights, model_files
 from distir_relax.bundle.weights import OnWritten, TensorWeights, WeightSource, safetensors_header, save_weights
@@ -33,6 +33,7 @@ __all__ = [
     "AVERAGED",
     "BACKENDS",
     "FORMAT",
+    "OWN_STEP",
     "RECORDS_FILE",
     "SEARCH_FILES",
     "STAGE_FILES",

@@ -13,6 +13,8 @@ AVERAGED = ".averaged"
 """Suffix of a weight of a training step that is the average of another one."""
 STEP_COUNT = "optimizer.step"
 """The weight of a training step, an int64 scalar, that counts the steps of its optimizer."""
+OWN_STEP = "step"
+"""The state of a parameter that counts its own updates, an int64 scalar."""
 
 
 @dataclass(frozen=True)

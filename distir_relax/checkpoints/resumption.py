@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import AVERAGED, STEP_COUNT, FileWeights, Manifest, Tensor
+from distir_relax.bundle import AVERAGED, OWN_STEP, STEP_COUNT, FileWeights, Manifest, Tensor
 from distir_relax.checkpoints.folder import Saved
 from distir_relax.checkpoints.position import Position
 from distir_relax.errors import CheckpointError
@@ -160,8 +160,10 @@ def compare(saved: Renamed, manifest: Manifest) -> Resumption:
             f"it is of the program {saved.program!r}; compile with the model, the optimizer and the averaging "
             "that it was trained with, or begin a new run with its weights: step.load_parameters(FOLDER)",
         )  # fmt: skip
-    # One count of steps corrects the bias of all averages: with new ones it begins anew, and the others with it.
-    restarts, added = bool(fresh) and STEP_COUNT in manifest.updates, fresh
+    # One count of steps corrects the bias of all averages: with new ones it begins anew, and the others with it. Some
+    # optimizers count for each parameter.
+    own = all(f"{owners[name]}.{OWN_STEP}" in manifest.updates for name in fresh)
+    restarts, added = STEP_COUNT in manifest.updates and not own, fresh
     if restarts:
         fresh = [name for name in manifest.updates if parameter_of(name, manifest.parameters)] + [STEP_COUNT]
     stored = frozenset(kinds) - set(dropped) - set(fresh)
@@ -254,7 +256,9 @@ def _note(
     if new:
         parts.append(f"the checkpoint does not have {listed(new, 3)}: as compiled")
     if restarts:
-        parts.append(f"the optimizer's state begins anew, as {owners(fresh)} had none")
+        parts.append(
+            f"the optimizer's state begins anew, as {owners(fresh)} had none; with own_steps=True others keep theirs"
+        )
     elif fresh:
         parts.append(f"the optimizer's state of {owners(fresh)} begins anew")
     if dropped:

@@ -28,9 +28,10 @@ class Adafactor(Optimizer):
     Steps are relative to the root mean square of a parameter, or to ``eps[1]`` if that is larger; ``eps[0]``, by
     default that of the dtype, is the least variance. Updates with a root mean square above `d` are scaled down. Without
     `scale_parameter` steps are absolute; without `relative_step` the rate is not bounded by the inverse square root of
-    the step; and `added_eps` is added to squared gradients: these are options of transformers' Adafactor. `lr` may be a
-    `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
-    Raises `DistIRError` for options that are not numbers, for a `beta2_decay` above 0, and for others below 0.
+    the step; and `added_eps` is added to squared gradients: these are options of transformers' Adafactor. With
+    `own_steps` each parameter counts its own updates. `lr` may be a `Schedule`. Parameters that match one of the
+    patterns `no_decay` (``"*.bias"``) have no weight decay. Raises `DistIRError` for options that are not numbers, for
+    a `beta2_decay` above 0, and for others below 0.
     """
 
     lr: LearningRate = 1e-2
@@ -43,6 +44,7 @@ class Adafactor(Optimizer):
     scale_parameter: bool = True
     relative_step: bool = True
     added_eps: float = 0.0
+    own_steps: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.eps, (tuple, list)) or len(self.eps) != 2:
@@ -65,9 +67,10 @@ class Adafactor(Optimizer):
         """Return the averages by rows and by columns, or of a vector's elements."""
         shape, dtype = parameter.shape, parameter.dtype
         if len(shape) < 2:
-            return {"variance": parameter}
+            return {"variance": parameter, **self.own_count}
         return {
-            "row_var": TensorType((*shape[:-1], 1), dtype), "col_var": TensorType((*shape[:-2], 1, shape[-1]), dtype)
+            "row_var": TensorType((*shape[:-1], 1), dtype), "col_var": TensorType((*shape[:-2], 1, shape[-1]), dtype),
+            **self.own_count,
         }  # fmt: skip
 
     @property

@@ -26,9 +26,10 @@ class Adam(Optimizer):
     """The options of `torch.optim.Adam`; `weight_decay` is part of the gradient.
 
     `lr` and the first of the `betas` may be schedules. Parameters that match one of the patterns `no_decay`
-    (``"*.bias"``) have no weight decay. With `amsgrad` steps are divided by the largest average of squares so far
-    (Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, 2018). Raises `DistIRError` for options that are not
-    numbers or below 0, and for betas that are not below 1.
+    (``"*.bias"``) have no weight decay. With `own_steps` each parameter counts its own updates: one that is unfrozen in
+    a resumed run begins with new averages, and the others keep theirs. With `amsgrad` steps are divided by the largest
+    average of squares so far (Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, 2018). Raises `DistIRError`
+    for options that are not numbers or below 0, and for betas that are not below 1.
     """
 
     lr: LearningRate = 1e-3
@@ -38,6 +39,7 @@ class Adam(Optimizer):
     no_decay: str | tuple[str, ...] = ()
     amsgrad: bool = False
     maximize: bool = False
+    own_steps: bool = False
 
     decoupled: ClassVar[bool] = False
 

@@ -28,6 +28,7 @@ class _AdamVariant(Optimizer):
     decoupled_weight_decay: bool = False
     no_decay: str | tuple[str, ...] = ()
     maximize: bool = False
+    own_steps: bool = False
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
@@ -133,7 +134,7 @@ class NAdam(_AdamVariant):
 
     def states(self, parameter: TensorType) -> dict[str, TensorType]:
         """Return the types of both averages, and of the product of all momenta so far, a scalar."""
-        return {**dict.fromkeys(self.keeps, parameter), "mu_product": TensorType((), parameter.dtype)}
+        return {**super(NAdam, self).states(parameter), "mu_product": TensorType((), parameter.dtype)}
 
     def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
         """Emit the rate, the momenta of this step and the next, and the floor of the divisor with its root."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from distir_relax.bundle import STEP_COUNT
+from distir_relax.bundle import OWN_STEP, STEP_COUNT
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, UpdateProgram, Value, live_ops, print_module
 from distir_relax.ops import Builder, Trait, cast, lookup
@@ -155,22 +155,21 @@ class Optimize:
                 outputs.append(Output(GRADIENT_NORM, norm))
             if self.clip_norm is not None:
                 grads = clip_gradients(g, grads, self.clip_norm, norm)
-        numbers: dict[tuple[int, str], Numbers] = {}
+        numbers: dict[tuple[int, str, str], Numbers] = {}
         weights: dict[str, Value] = {}
         for name, parameter in parameters.items():
             optimizer, dtype = update.optimizer.of(name), parameter.tensor.dtype
-            key = id(optimizer), dtype
-            if key not in numbers:
-                g.hint = ""
-                numbered = number if optimizer.counts else None
-                numbers[key] = optimizer.numbers(g, step=numbered, dtype=dtype, **begun.of(optimizer))
             kinds = optimizer.states(parameter.tensor)
             state = {label: g.input(f"{name}.{label}", kind, "state") for label, kind in kinds.items()}
+            key = id(optimizer), dtype, name if optimizer.own_steps else ""
+            counted: dict[str, Value] = {}
+            if key not in numbers:
+                numbers[key], counted = _numbers(g, optimizer, number, state, dtype, begun)
             g.hint = f"{name}{NEW}"
             gradient = g.emit("negative", grads[name]) if optimizer.maximize else grads[name]
             start = len(g.ops)
             present = begun.in_place_of.get(name, parameter)
-            new = _for(optimizer, parameter, present).update(g, present, gradient, state, numbers[key])
+            new = _for(optimizer, parameter, present).update(g, present, gradient, state, numbers[key]) | counted
             old = {**state, "": parameter}
             self._check_new(name, old, new)
             if writing is not None:
@@ -191,7 +190,7 @@ class Optimize:
     @property
     def _counts(self) -> bool:
         """Whether the step needs its number."""
-        needs = self.averaging is not None or any(part.counts for part in self.optimizer.parts)
+        needs = self.averaging is not None or any(part.counts and not part.own_steps for part in self.optimizer.parts)
         return needs or any(update.every > 1 for update in self.optimizer.updates)
 
     def _where(self, name: str) -> str:
@@ -265,6 +264,17 @@ def _in_place_of(module: Module, parameters: Mapping[str, Value], several: bool)
                 names[op.results[0]] = name
                 found |= {name: op.results[0]} if Trait.REPLACES in traits else {}
     return found
+
+
+def _numbers(
+    g: Builder, optimizer: Optimizer, number: Value | None, state: Mapping[str, Value], dtype: str, begun: _Begun
+) -> tuple[Numbers, dict[str, Value]]:
+    """Emit the scalars of an update, and what is new of the state: the number of the parameter's own updates."""
+    g.hint = ""
+    counted = {OWN_STEP: g.emit("add", state[OWN_STEP], g.constant(1, "int64"))} if optimizer.own_steps else {}
+    own = cast(g, counted[OWN_STEP], "float64") if counted else number
+    step = own if optimizer.counts else None
+    return optimizer.numbers(g, step=step, dtype=dtype, **begun.of(optimizer)), counted
 
 
 def _for(optimizer: Optimizer, parameter: Value, present: Value) -> Optimizer:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
 
+from distir_relax.bundle import OWN_STEP
 from distir_relax.errors import DistIRError
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
@@ -24,8 +25,9 @@ class Optimizer(ABC):
 
     Subclasses are frozen dataclasses with torch's options and defaults. `keeps` are the state tensors of each
     parameter, initially zero, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``; `states`
-    gives their types. `counts` is whether the step depends on its number. With `maximize` the loss is maximized:
-    `update` receives the negated gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
+    gives their types. `counts` is whether the step depends on its number: of the run, or with `own_steps` of the
+    parameter's own updates, a state of it, as in torch. With `maximize` the loss is maximized: `update` receives the
+    negated gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
     """
 
     lr: LearningRate
@@ -33,6 +35,7 @@ class Optimizer(ABC):
     momentum: float | Schedule = 0.0
     no_decay: str | tuple[str, ...] = ()
     maximize: bool = False
+    own_steps: bool = False
 
     @property
     @abstractmethod
@@ -41,7 +44,12 @@ class Optimizer(ABC):
 
     def states(self, parameter: TensorType) -> dict[str, TensorType]:
         """Return the types of a parameter's state tensors by name: those that it `keeps` are like itself."""
-        return dict.fromkeys(self.keeps, parameter)
+        return {**dict.fromkeys(self.keeps, parameter), **self.own_count}
+
+    @property
+    def own_count(self) -> dict[str, TensorType]:
+        """Return the type of the number of a parameter's own updates, if it counts them (`own_steps`)."""
+        return {OWN_STEP: TensorType((), "int64")} if self.own_steps else {}
 
     @property
     def parts(self) -> Sequence[Optimizer]:

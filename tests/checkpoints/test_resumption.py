@@ -93,13 +93,24 @@ def test_staged_training_resumes_both_ways(tmp_path: Path) -> None:
     check(step, expected)
 
 
-def test_state_without_a_count_of_steps_continues_beside_new_state(tmp_path: Path) -> None:
-    momentum: dict[str, Any] = {"optimizer": dr.optim.SGD(0.05, momentum=0.9)}
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": (dr.optim.SGD(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
+    "AdamW": (dr.optim.AdamW(0.05, own_steps=True), lambda p: torch.optim.AdamW(p, 0.05)),
+    "NAdam": (dr.optim.NAdam(0.05, own_steps=True), lambda p: torch.optim.NAdam(p, 0.05)),
+    "RAdam": (dr.optim.RAdam(0.05, own_steps=True), lambda p: torch.optim.RAdam(p, 0.05)),
+    "Adafactor": (dr.optim.Adafactor(0.05, own_steps=True), lambda p: torch.optim.Adafactor(p, 0.05)),
+}
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_of_other_parameters_continues_beside_new_state(name: str, tmp_path: Path) -> None:
+    ours, theirs = OPTIMIZERS[name]
     expected = freeze(Staged(), frozen=True)
-    steps = torch.optim.SGD(expected.parameters(), 0.05, momentum=0.9)
-    dr.train(compiled(True, "2/1/1/1", **momentum), data.batches, steps=3, checkpoint=tmp_path)
+    steps = theirs(expected.parameters())
+    dr.train(compiled(True, "2/1/1/1", optimizer=ours), data.batches, steps=3, checkpoint=tmp_path)
     by_torch(expected, steps, 0, 3)
-    step = compiled(False, "1/2/1/1", **momentum)
+    step = compiled(False, "1/2/1/1", optimizer=ours)
     # In evaluation mode the statistics of the norm were those that it began with.
     with pytest.warns(UserWarning, match=r"the optimizer's state of up\.weight begins anew"):
         dr.train(step, data.batches, steps=6, checkpoint=tmp_path, resume="last")

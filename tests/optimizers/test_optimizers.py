@@ -37,6 +37,8 @@ OURS_AND_TORCHS: list[tuple[Any, Callable[..., torch.optim.Optimizer]]] = [
         lambda p: torch.optim.Adam(p, LR, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
     ),
     (dr.optim.AdamW(LR), lambda p: torch.optim.AdamW(p, LR)),
+    (dr.optim.AdamW(LR, own_steps=True), lambda p: torch.optim.AdamW(p, LR)),
+    (dr.optim.RAdam(LR, own_steps=True), lambda p: torch.optim.RAdam(p, LR)),
     (dr.optim.AdamW(LR, weight_decay=0.3), lambda p: torch.optim.AdamW(p, LR, weight_decay=0.3)),
     (dr.optim.SGD(LR, momentum=0.9, maximize=True), lambda p: torch.optim.SGD(p, LR, momentum=0.9, maximize=True)),
     (
@@ -103,8 +105,11 @@ class Several(torch.optim.Optimizer):
 
 
 def assert_same(found: Sequence[dict[str, torch.Tensor]], expected: Sequence[dict[str, torch.Tensor]]) -> None:
-    for mine, theirs in zip(found, expected, strict=True):
-        assert set(mine) - {STEP} == set(theirs)
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True), 1):
+        # Numbers of torch's state are left out.
+        counts = {name for name in mine if name == STEP or name.endswith(".step")}
+        assert all(int(mine[name]) == number for name in counts)
+        assert mine.keys() - counts == theirs.keys()
         for name, value in theirs.items():
             torch.testing.assert_close(
                 mine[name], value, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
@@ -136,6 +141,21 @@ def test_more_steps_are_torch_s(name: str, decoupled: bool) -> None:
         assert {key for key in mine if not key.endswith("mu_product")} - {STEP} == set(other)
         for key, value in other.items():
             torch.testing.assert_close(mine[key], value, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("options", [{}, {"precision": "fp16"}, {"averaging": dr.optim.EMA(0.5)}], ids=str)
+@pytest.mark.parametrize("strategy", ["2/1/1/1,zero=3", "1/3/1/1", "1/1/2/2", "2/1/1/1,zero=1"])
+def test_own_counts_that_begin_together_are_one_count(strategy: str, options: dict[str, Any]) -> None:
+    data, found = batches(3, rows=12, dtype=torch.float32), []
+    for own in (False, True):
+        torch.manual_seed(0)
+        optimizer = dr.optim.AdamW(LR, own_steps=own)
+        model = Perceptron(torch.float32)
+        step = dr.compile_training(model, optimizer=optimizer, example_batch=data[0], strategy=strategy, **options)
+        found.append([step(batch) for batch in data])
+        step.plan.bundle()
+    assert found[0] == found[1]
 
 
 def test_some_parameters_have_no_decay() -> None:
