@@ -100,6 +100,21 @@ def in_place(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (y + first + z @ a) @ b
 
 
+def losses(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x @ a
+    scores, target = y @ b, x[:, :5]
+    parts = (F.mse_loss(scores, target), F.smooth_l1_loss(scores, target), F.huber_loss(scores, target))
+    classes = target.argmax(1)
+    more = (F.cross_entropy(scores, classes), F.nll_loss(scores.log_softmax(1), classes), F.softplus(scores).mean())
+    return sum(parts) + sum(more) + F.binary_cross_entropy_with_logits(scores, target.sigmoid())
+
+
+def reductions(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x @ a
+    wide = (y.cumsum(1) + y.exp() + y.abs().log1p() + y.square().add(1).rsqrt() + y.pow(2)) @ b
+    return wide.var(1) + wide.norm(dim=1) + wide.logsumexp(1) + F.cosine_similarity(wide, x[:, :5]) + wide.prod(1)
+
+
 class WithLoss(nn.Module):
     """A language model's loss of token ids."""
 
@@ -149,6 +164,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "a part in float32": (lambda: Called(part_in_float32), VECTORS),
     "by dtype": (lambda: Called(by_dtype), VECTORS),
     "in place": (lambda: Called(in_place), VECTORS),
+    "losses": (lambda: Called(losses), VECTORS),
+    "reductions": (lambda: Called(reductions), VECTORS),
     "gated recurrence": (lambda: Recurrent(nn.GRU), SEQUENCES[:, :, :8]),
     "plain recurrence": (lambda: Recurrent(nn.RNN), SEQUENCES[:, :, :8]),
     **{
