@@ -208,6 +208,11 @@ def test_the_code_on_other_pages_runs(
     exec(code_blocks(f"docs/{name}.md", "python")[number], _context(name))
 
 
+def test_the_recipe_by_hand_is_the_file_that_runs() -> None:
+    (_, block) = code_blocks("docs/finetune.md", "python")
+    assert (ROOT / "examples" / "finetune_by_hand.py").read_text().endswith(block)
+
+
 def test_the_life_of_a_rank_program_is_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = code_blocks("docs/rank-program.md", "python")

@@ -20,7 +20,7 @@ from distir_relax.frontends.pretrained_language_model import tokenizer_files
 from distir_relax.integrations.adapters import Adapted, adapt, merge
 from distir_relax.integrations.chats import ChatRows, read_chats
 from distir_relax.text import Tokenizer
-from tests.runtime.processes import mpirun
+from tests.runtime.processes import mpirun, python
 from tests.tokenizers_of_tests import of_bytes, of_transformers
 
 WORDS = ("red", "blue", "green", "white", "black")
@@ -262,3 +262,33 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         dr.finetune(tmp_path, data, tmp_path / "other")
     with pytest.raises(RunError, match="no conversation has a token of the assistant among its first 8"):
         dr.finetune(folder, data, tmp_path / "other", dr.FineTuning(length=8))
+
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "finetune_by_hand.py"
+
+
+def test_rows_by_hand_are_those_of_the_command(folder: Path, tmp_path: Path) -> None:
+    definitions, _, _ = SCRIPT.read_text().partition("\nsource, chats")
+    scope: dict[str, Any] = {}
+    exec(definitions, scope)
+    file = write(tmp_path / "chats.jsonl", [chat(1) + chat(2), chat(3)])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = Tokenizer.of(tokenizer_files(tokenizer, transformers.AutoModelForCausalLM.from_pretrained(folder)))
+    assert texts is not None
+    expected = ChatRows(read_chats(file), texts, scope["LENGTH"], padded=True)
+    found = scope["rows"](file, tokenizer)
+    for number in range(2):
+        labels = expected[number]["labels"]
+        assert torch.equal(found[number]["labels"], labels)
+        assert torch.equal(found[number]["input_ids"][labels >= 0], expected[number]["input_ids"][labels >= 0])
+
+
+def test_the_script_writes_a_folder(folder: Path, tmp_path: Path) -> None:
+    files = [write(tmp_path / name, [chat(number) for number in range(9)]) for name in ("chats.jsonl", "held.jsonl")]
+    done = python(SCRIPT, str(folder), *map(str, files), str(tmp_path / "tuned"), "4")
+    assert done.returncode == 0, done.stderr
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "tuned"))
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed
+    assert all("_proj" in name for name in changed)
+    assert replies(tmp_path / "tuned", [1])
