@@ -28,6 +28,7 @@ PRIVATE = {
     "torch.utils._pytree.tree_map": "copies of such arguments with other tensors",
     "torch.utils._pytree.tree_unflatten": "a model's results from named tensors",
     "torch.autograd.function._SingleLevelFunction": "refusal of custom autograd functions while a model is exported",
+    "torch._foreach_lerp_": "teachers whose weights follow those of a student, updated as a list",
     "torch._subclasses.FakeTensor": "recognition of the tensors that torch.export traces with",
     "torch._subclasses.fake_tensor.__name__": "the logger that repeats errors of an op while a model is exported",
     "torch.Tensor._make_wrapper_subclass": "tensors whose data are read when an op needs them",

@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.support.torch_compat import BATCH_NORM, graph_op, replaced, tree_map
+from distir_relax.support.torch_compat import BATCH_NORM, graph_op, private, replaced, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def _forms() -> dict[Any, Callable[..., Any]]:
         torch.Tensor.fill_diagonal_: _fill_diagonal,
         torch.Tensor.data.__get__: torch.Tensor.detach,  # type: ignore[attr-defined]
         torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-        torch._foreach_lerp_: _lerp_all,
+        private("torch._foreach_lerp_"): _lerp_all,
         F.ctc_loss: _ctc_loss,
         F.gaussian_nll_loss: _gaussian_nll_loss,
         F.multi_margin_loss: _multi_margin_loss,
