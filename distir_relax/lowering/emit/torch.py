@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any, NamedTuple
 
 from distir_relax.ir import (
@@ -302,16 +301,19 @@ def _tuple(names: Sequence[str]) -> str:
 
 def _imports(text: str) -> str:
     """Generate the imports of what a program's text uses."""
-    names = sorted(_global_names(compile(text, "<program>", "exec")) & _PROVIDED.keys())
+    names = sorted(_names_in(text) & _PROVIDED.keys())
     modules = sorted({_PROVIDED[name] for name in names})
     lines = [f"from {m} import {', '.join(n for n in names if _PROVIDED[n] == m)}\n" for m in modules]
     return "".join([*lines, "\n"] if lines else [])
 
 
-def _global_names(code: CodeType) -> set[str]:
-    """Return the names of a module's code, of its functions too: of globals, and of attributes, which are no matter."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_global_names, inner))
+def _names_in(text: str) -> set[str]:
+    """Return the names in Python code, but for those of attributes and keywords. Texts and comments have none."""
+    return set(_NAME.findall(_TEXT.sub("", text)))
+
+
+_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#[^\n]*')
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
 
 
 def _task_comment(op: Op) -> str:

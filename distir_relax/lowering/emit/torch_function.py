@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from distir_relax.ir import TASK, Function, Op, PackedType, Value
+from distir_relax.ir import TASK, Function, Op, PackedType, TensorType, Value
 from distir_relax.layout import Symbol, is_symbolic
 from distir_relax.lowering.executable.hoist import SIZED, is_constant, numbers_of, prepared_name
 from distir_relax.lowering.ranked.lasting_values import symbols_in_code
@@ -366,7 +366,8 @@ class TorchFunction:
             return []
         scope = scope or self.scope
         fixed = {*(i.value.name for i in scope.function.inputs if is_constant(i)), *scope.numbers}
-        own = replace(op, attrs=op.own_attrs)
+        plain = (replace(v, type=TensorType(v.tensor.shape, v.tensor.dtype)) for v in op.operands)
+        own = replace(op, attrs=op.own_attrs, operands=tuple(plain))
         self.clocked.append(ClockedOp(own, tuple(v.name in fixed for v in op.operands)))
         return [f"clock({len(self.clocked) - 1})"]
 
