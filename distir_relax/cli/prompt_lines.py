@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class LineOptions:
         own = {name: row[name] for name in names if row.get(name) is not None}
         if own.get("top_k") == -1:  # vLLM's 0
             own["top_k"] = 0
+        Sampling(**own)  # it checks them
         counts = {name: row[name] for name in _COUNTS if row.get(name) is not None}
         if len(counts) > 1 or not all(
             isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts.values()
@@ -53,6 +55,15 @@ class LineOptions:
             self.stop if stop is None else frozenset(stop),
             self.stop_text if texts is None else tuple(texts),
         )
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Let a `RunError` of the context have this place."""
+    try:
+        yield
+    except RunError as error:
+        raise RunError(error.message, where, error.hint) from None
 
 
 def _listed(row: Mapping[str, Any], name: str) -> list[Any] | None:
@@ -82,20 +93,20 @@ def continue_prompts(
     from distir_relax.serving import EngineOptions, start_engine
     from distir_relax.text import StopStrings
 
-    rows = list(_rows(file))
+    rows = []
+    for number, row in _rows(file):
+        with _located(f"{file}:{number}"):
+            rows.append((number, row, options.of(row)))
     read = read_bundle(bundle, weights=weights, require_signature=key)
     with start_engine(read, EngineOptions(), None, device, timeout) as engine:
         requests = []
-        for number, row in rows:
+        for number, row, own in rows:
             prompt = row["messages"] if "messages" in row else row["prompt"]
-            try:
-                own = options.of(row)
+            with _located(f"{file}:{number}"):
                 prompt = as_prompt(prompt) if isinstance(prompt, str) else prompt
                 request = engine.submit(prompt, own.max_new_tokens, own.sampling, own.stop)
                 if request.tokenizer is None and own.stop_text:
                     raise RunError("stop texts are for prompts of text, found tokens", hint="give tokens to stop at")
-            except RunError as error:
-                raise RunError(error.message, f"{file}:{number}", error.hint) from None
             requests.append((row, own, request))
         for row, own, request in requests:
             result: dict[str, Any] = {"tokens": request.result()}
