@@ -29,7 +29,7 @@ from distir_relax.lowering.ranked.request_rows import RowOps, row_ops, rows_of
 from distir_relax.ops import Trait, cached_states, infer, lookup
 
 EACH = ".each_"
-"""What is between the name of a function and the number of one that is called for each request."""
+"""The text between the name of a function and the number of one that is called for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,14 @@ class _Batch:
     made: set[str] = field(default_factory=set)
     """The values that are made for each request: of next states these are kept where they are made."""
     taken: set[str] = field(init=False)
+    numbers: dict[str, Op] = field(init=False)
+    """The ops that give numbers, by their results: each function has those it needs."""
+    roles: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.taken = value_names(self.function)
+        self.numbers = numbers_of(self.function)
+        self.roles = {item.value.name: item.role for item in self.function.inputs}
         for op in self.function.ops:
             for value in op.operands:
                 self.users.setdefault(value.name, set()).add(op.results[0].name)
@@ -94,7 +99,7 @@ class _Batch:
 
     def main(self) -> Function:
         """Return what runs once, with calls of the functions for each."""
-        function, numbers = self.function, numbers_of(self.function)
+        function, numbers = self.function, self.numbers
         inputs = []
         for item in function.inputs:
             of_each = item.value.name in self.states or item.role == SIZED
@@ -150,16 +155,14 @@ class _Batch:
         self.waiting = []
 
     def _call(self, ops: Sequence[Op], results: Sequence[Value]) -> None:
-        numbers = numbers_of(self.function)
         produced = {v.name for op in ops for v in op.results}
         used = dict.fromkeys(v for op in ops for v in op.operands if v.name not in produced)
         used |= dict.fromkeys(v for v in results if v.name not in produced)
-        taken = [v for v in used if v.name not in numbers]
-        roles = {i.value.name: i.role for i in self.function.inputs}
-        inputs = tuple(Input(v, "input" if v.name in self.states else roles.get(v.name, "input")) for v in taken)
+        taken = [v for v in used if v.name not in self.numbers]
+        inputs = tuple(Input(v, "input" if v.name in self.states else self.roles.get(v.name, "input")) for v in taken)
         name = f"{self.function.name}{EACH}{len(self.each)}"
         outputs = tuple(Output(v.name, v) for v in results)
-        self.each.append(Function(name, inputs, tuple(with_numbers(ops, numbers)), outputs))
+        self.each.append(Function(name, inputs, tuple(with_numbers(ops, self.numbers)), outputs))
         given = tuple(self._given(v) for v in taken)
         of_each = tuple(map(_each, results))
         renamed = tuple(v if v.name in produced else replace(v, name=fresh_name(v.name, self.taken)) for v in of_each)
@@ -167,12 +170,12 @@ class _Batch:
         self.parts |= {v.name: new for v, new in zip(results, renamed, strict=True)}
 
     def _given(self, value: Value) -> Value:
-        """Return the operand of a call for each request: one of each, or what is the same for all."""
+        """Return the operand of a call for each request: one of each, or the one value that all share."""
         is_same = value.name not in self.parts and (value.name in self.rows.shared or not rows_of(value.tensor))
         return self.whole[value.name] if is_same else self._part(value)
 
     def _part(self, value: Value) -> Value:
-        """Return a value of each request, of which the rows are taken apart first, if it has the rows of all."""
+        """Return a value of each request: a value with the rows of all is taken apart first."""
         if value.name not in self.parts:
             rows = None if value.name in self.rows.shared else rows_of(value.tensor)
             attrs: dict[str, Attribute] = {} if rows is None else {"axis": rows[0], "size": rows[1]}

@@ -197,8 +197,8 @@ class _Division:
         packing = packing_of(op, [f"{v.name}.packed" for v in weights])
         key = weights, *packing.attrs.items()
         if key not in self.packed:
-            names = [fresh_name(v.name, self.taken) for v in packing.results]
-            self.packed[key] = packing_of(op, names)
+            results = tuple(replace(v, name=fresh_name(v.name, self.taken)) for v in packing.results)
+            self.packed[key] = replace(packing, results=results)
         operands = list(op.operands)
         for number, value in zip(numbers, self.packed[key].results, strict=True):
             operands[number] = value
