@@ -50,7 +50,7 @@ class _OpFlags:
 def _op_flags(op: Op) -> _OpFlags:
     entry = None if op.callee else lookup(op.name, op.location)
     is_wait = entry is not None and Trait.WAIT in entry.traits
-    return _OpFlags("stream" in op.attrs, is_wait, entry is not None and bool(entry.code.in_place))
+    return _OpFlags("stream" in op.attrs, is_wait, entry is not None and entry.updates)
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ class SimulationPlan:
         verify_no_recursion(module)
         names = {str(op.attrs["stream"]) for f in module.functions for op in f.ops if "stream" in op.attrs}
         self.streams = {name: i + 1 for i, name in enumerate(sorted(names))}
-        self.in_place = any(lookup(op.name, op.location).code.in_place for f in module.functions for op in f.ops)
+        self.in_place = any(lookup(op.name, op.location).updates for f in module.functions for op in f.ops)
         self.gradients = WeightGradients(module)
         self._expand()
 

@@ -21,7 +21,7 @@ def weight_copies(module: Module, function: Function) -> dict[str, int]:
     itself if anything else reads it. A program that updates weights packs none.
     """
     weights = {item.value.name for item in function.inputs if item.role in ("parameter", "constant")}
-    updated = {op.operands[0].name for op in function.ops if not op.callee and lookup(op.name).code.in_place}
+    updated = {op.operands[0].name for op in function.ops if not op.callee and lookup(op.name).updates}
     if updated & weights:
         return {}
     forms = _forms(module, function, frozenset(weights), {})

@@ -234,7 +234,7 @@ class Graph:
             if op.callee:
                 continue
             is_annotated = is_annotation(op) and (op.results[0].name in updated or op.operands[0].name in updated)
-            if is_annotated or lookup(op.name, op.location).code.in_place:
+            if is_annotated or lookup(op.name, op.location).updates:
                 updated.add(op.operands[0].name)
                 self._in_place.add((self.op_nodes[function.name, number], 0))
 

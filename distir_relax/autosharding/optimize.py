@@ -63,7 +63,7 @@ def cost_table_of(graph: Graph, profile: Profile, tail: str = "ragged") -> CostT
 
     `tail` is the treatment of short shards: ragged or pad.
     """
-    updates_weights = any(lookup(op.name, op.location).code.in_place for op in graph.inlined.ops)
+    updates_weights = any(lookup(op.name, op.location).updates for op in graph.inlined.ops)
     return CostTable(graph.space.mesh, profile, tail, updates_weights)
 
 

@@ -111,7 +111,7 @@ def _overwritten(function: Function) -> set[str]:
     updated = set()
     for op in function.ops:
         entry = lookup(op.name, op.location)
-        if entry.code.in_place:
+        if entry.updates:
             updated.add(storage[op.operands[0].name])
         for value in op.results:
             storage[value.name] = storage[op.operands[0].name] if entry.shares_storage and op.operands else value.name

@@ -25,7 +25,7 @@ from distir_relax.kernels.recorded_requests import RecordedRequests
 from distir_relax.kernels.recording import Recording
 from distir_relax.kernels.requests import Request, States
 from distir_relax.layout import DeviceMesh
-from distir_relax.ops import is_packable, packing_of, torch_expression, torch_in_place, torch_packing, torch_scope
+from distir_relax.ops import is_packable, packing_of, torch_kernel, torch_packing, torch_scope
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.recorded_communicator import RecordedCommunicator
 from distir_relax.runtime.training.batches import numbers
@@ -139,7 +139,7 @@ def _called(sample: OpSample, variants: Sequence[list[Any]]) -> Callable[..., ob
             variant[1] = eval(code, {**scope, **dict(zip(names, variant, strict=True))})
         code = f"{names[1]}({names[0]})"
     else:
-        code = torch_in_place(op, names) or torch_expression(op, names)
+        code = torch_kernel(op, names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
     run: Callable[..., object] = scope["run"]
     return run

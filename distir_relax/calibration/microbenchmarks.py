@@ -14,7 +14,7 @@ from distir_relax.cost.roofline import OpWork, op_work
 from distir_relax.ir import TensorType
 from distir_relax.kernels.processor import processor_flags
 from distir_relax.kernels.quantized.weights import GROUP
-from distir_relax.ops import infer, lookup
+from distir_relax.ops import Packed, infer, lookup
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class OpSample:
         """Which operands, followed by results, are in no cache, for `op_seconds`."""
         if not self.cold:
             return ()
-        is_in_place = self.weight is None and bool(lookup(self.op).code.in_place)
+        is_in_place = self.weight is None and lookup(self.op).updates
         return (*(self.weight in (None, i) for i in range(len(self.operands))), *(is_in_place for _ in self.results))
 
     @property
@@ -101,7 +101,7 @@ def op_samples(dtype: str, scale: int) -> list[OpSample]:
 def _is_recorded(sample: OpSample) -> bool:
     """Whether a sample is measured in a list of native calls, too: one that Python may take a large part of."""
     entry = lookup(sample.op)
-    has_kernel = entry.code.is_native or (sample.fixed and bool(entry.code.packed))
+    has_kernel = entry.is_native or (sample.fixed and entry.kernel(Packed) is not None)
     is_small = sum(t.bytes for t in sample.results) <= _RECORDED_BYTES and not sample.cold
     return has_kernel and is_small and not sample.attrs.get("masked")
 

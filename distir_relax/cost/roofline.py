@@ -9,7 +9,7 @@ from typing import Any
 
 from distir_relax.cost.profile import Matrix, Profile
 from distir_relax.ir import TensorType
-from distir_relax.ops import OpDef, Trait
+from distir_relax.ops import OpDef, Packed, Trait
 from distir_relax.ops.table.entry import typical_costs
 
 FLOPS_PER_BYTE = 100.0
@@ -79,6 +79,7 @@ def op_work(
     tensors = (*operands, *results)
     moved = _moved_bytes(entry, operands, attrs, results)
     cold_bytes = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
+    is_packed = fixed and entry.kernel(Packed) is not None
     return OpWork(
         entry.name,
         # A choice between two tensors begins with a mask.
@@ -87,11 +88,11 @@ def op_work(
         cost.product(operands, attrs, results) if cost.product else None,
         (cost.cpu_product or cost.product)(operands, attrs, results) if cost.product else None,
         operands[1].dtype if cost.product and len(operands) > 1 else "",
-        fixed and bool(entry.code.packed),
+        is_packed,
         moved,
         moved * cold_bytes / sum(t.bytes for t in tensors) if cold_bytes else 0.0,
         share,
-        native=recorded and (entry.code.is_native or (fixed and bool(entry.code.packed))),
+        native=recorded and (entry.is_native or is_packed),
     )
 
 
@@ -181,7 +182,7 @@ def error_kind(profile: Profile, entry: OpDef) -> str:
     own = (*profile.ops.values(), *profile.products.values())
     if entry.cost.product and not any(entry.name in names for names in own):
         return "products"
-    return "elementwise" if Trait.POINTWISE in entry.traits or entry.code.in_place else "rows"
+    return "elementwise" if Trait.POINTWISE in entry.traits or entry.updates else "rows"
 
 
 def host_seconds(profile: Profile, work: OpWork) -> float:

@@ -16,7 +16,7 @@ def assemble_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> t
     Updated weights and state stay on their devices, and have no record. Raises `DistIRError` for an output whose shards
     interleave a symbolic number of parts.
     """
-    updated = {op.results[0].name for op in sharded.ops if not op.callee and lookup(op.name).code.in_place}
+    updated = {op.results[0].name for op in sharded.ops if not op.callee and lookup(op.name).updates}
     records = []
     for sharded_output, placed_output in zip(sharded.outputs, placed.outputs, strict=True):
         if sharded_output.value.name not in updated:

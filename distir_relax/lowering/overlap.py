@@ -71,7 +71,7 @@ def _updating_functions(module: Module) -> frozenset[str]:
 
 
 def _is_update(op: Op) -> bool:
-    return not op.callee and bool(lookup(op.name, op.location).code.in_place)
+    return not op.callee and lookup(op.name, op.location).updates
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from distir_relax.ir import (
-    CachedState,
-    Function,
-    Module,
-    Op,
-    RepeatedMicrobatches,
-    Value,
-    producers,
-)
+from distir_relax.ir import CachedState, Function, Module, Op, RepeatedMicrobatches, Value, producers
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.placement_builder import PlacementBuilder
 from distir_relax.ops import Trait, lookup
@@ -96,7 +88,7 @@ class _StagePlacement:
 
     def _choose(self, op: Op, placed: Sequence[Value]) -> int:
         """Return the place of an op with operands at several places: that of the one it updates, or of the largest."""
-        if not op.callee and lookup(op.name, op.location).code.in_place:
+        if not op.callee and lookup(op.name, op.location).updates:
             placed = [v for v in placed if v is op.operands[0]] or placed
         return min((-v.placed.local(0).bytes, self.place[v.name]) for v in placed)[1]
 

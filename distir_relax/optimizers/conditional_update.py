@@ -26,7 +26,7 @@ class ConditionalUpdate:
         del self._g.ops[start:]
         for op in ops:
             first = op.operands[0] if op.operands else None
-            if first in old and lookup(op.name).code.in_place:
+            if first in old and lookup(op.name).updates:
                 assert first is not None, "an op in place has an operand"
                 # An op of one operand that does not change its type may share its storage.
                 copied = self._g.emit("multiply", first, self._g.constant(1, first.tensor.dtype))

@@ -207,7 +207,7 @@ class Optimize:
                         self._where(name),
                         "compute a copy of the old value before the op that updates it",
                     )
-            if lookup(op.name).code.in_place:
+            if lookup(op.name).updates:
                 updated[op.operands[0]] = op.name
 
     def _check_new(self, name: str, old: Mapping[str, Value], new: Mapping[str, Value]) -> None:
@@ -303,7 +303,7 @@ def _write_back(g: Builder, old: Value, new: Value, writing: ConditionalUpdate |
     if writing is not None:
         return writing.assign(old, new)
     producer = next((op for op in reversed(g.ops) if new in op.results), None)
-    if producer is not None and lookup(producer.name).code.in_place and producer.operands[0] == old:
+    if producer is not None and lookup(producer.name).updates and producer.operands[0] == old:
         return new
     result: Value = g.emit("assign", old, new)
     return result

@@ -151,7 +151,7 @@ def _op_results(function: Function) -> Iterator[tuple[str, DTensorType]]:
     for op in function.ops:
         entry = lookup(op.name, op.location)
         is_reshard = Trait.REDISTRIBUTION in entry.traits
-        for value in op.results if not entry.code.in_place else ():
+        for value in op.results if not entry.updates else ():
             # A reduced partial sum has the value's name; its operand has the suffix ".partial".
             reduced = is_reshard and op.operands[0].name.startswith(f"{value.name}.partial")
             if isinstance(value.type, DTensorType) and (reduced or not (is_reshard or ".partial" in value.name)):

@@ -420,7 +420,7 @@ def _with_layout(value: Value, placements: Placed) -> Value:
 
 def _updates(op: Op, value: Value) -> bool:
     """Return whether an op updates a value in place."""
-    return not op.callee and bool(lookup(op.name, op.location).code.in_place) and op.operands[0] == value
+    return not op.callee and lookup(op.name, op.location).updates and op.operands[0] == value
 
 
 def _is_interleaved(placement: Placement) -> bool:

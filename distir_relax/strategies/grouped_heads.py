@@ -174,7 +174,7 @@ class AttentionFinder:
             if is_of_heads and atom.kind != PARALLEL:
                 return False
         has_heads = [[bool(self._dims(owner, v)) for v in group] for group in (op.operands, op.results)]
-        return any(has_heads[0]) and all(has_heads[1]) and not lookup(op.name, op.location).code.in_place
+        return any(has_heads[0]) and all(has_heads[1]) and not lookup(op.name, op.location).updates
 
     def _dims(self, owner: Slot, value: Value) -> list[tuple[int, int]]:
         """Return the dims of a value with heads, and the slot of the heads in each."""

@@ -240,7 +240,7 @@ class _StageOps:
 
 def _updates_in_place(op: Op) -> bool:
     """Return whether an op updates a persistent value: the entry does it once."""
-    return not op.callee and bool(lookup(op.name, op.location).code.in_place)
+    return not op.callee and lookup(op.name, op.location).updates
 
 
 def _within_updates(module: Module, body: Sequence[int]) -> set[int]:

@@ -18,7 +18,7 @@ from distir_relax.ir import Attribute, Function, Module, Op, parse, print_module
 from distir_relax.layout import assuming
 from distir_relax.lowering.emit.torch import print_torch, to_executable
 from distir_relax.lowering.executable.check_memory import check_memory
-from distir_relax.ops import check, lookup
+from distir_relax.ops import Overwriting, check, lookup
 from distir_relax.runtime.backends.torch import load_text, prepare_weights
 from distir_relax.runtime.transports.threads import ThreadWorld
 
@@ -119,7 +119,7 @@ def _mistake(function: Function, number: int, kind: str, generator: random.Rando
     added: dict[str, Attribute] = {}
     if kind == "into":
         fits = [n for n, v in enumerate(op.operands) if op.results and v.type == op.results[0].type]
-        if not fits or op.callee or not lookup(op.name, op.location).code.reusing:
+        if not fits or op.callee or lookup(op.name, op.location).kernel(Overwriting) is None:
             return None
         added = {"into": generator.choice(fits)}
     elif kind == "last":

@@ -11,7 +11,7 @@ from distir_relax.kernels.recorded_ops import recorded
 from distir_relax.kernels.recording import Recording
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.torch import to_torch
-from distir_relax.ops import lookup
+from distir_relax.ops import Trait, lookup
 from distir_relax.runtime.backends.torch import load_text, prepare_weights
 from distir_relax.runtime.recorded_communicator import RecordedCommunicator
 from distir_relax.runtime.transports.threads import ThreadWorld
@@ -42,7 +42,7 @@ def check(sample: Sample, weights_from: int) -> None:
         with recorded(step):
             outputs = loaded.main(RecordedCommunicator(comm, step), weights, *mine)
         found = [[x.clone() for x in tree_leaves(outputs)]]
-        if lookup(op.name).code.native and step.native_calls + step.python_calls:
+        if Trait.NATIVE in lookup(op.name).traits and step.native_calls + step.python_calls:
             is_plain = len({v.tensor for v in op.operands}) == 1 and op.operands[0].tensor.dtype in STORED
             assert not (is_plain and step.python_calls), (op.name, op.operands)
         for values in given[1:]:

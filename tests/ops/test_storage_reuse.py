@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ import torch.nn.functional as F
 from samples import SAMPLES, draw
 
 from distir_relax.ir import Function, Op, TensorType, Value, parse
-from distir_relax.ops import Trait, entries, evaluate, infer, lookup, reused_operands, torch_reusing
+from distir_relax.ops import Overwriting, Trait, entries, evaluate, infer, lookup, reused_operands, torch_kernel
 
-REUSING = [entry.name for entry in entries() if entry.code.reusing]
+REUSING = [entry.name for entry in entries() if entry.kernel(Overwriting) is not None]
 CASES = [(name, i) for name, samples in SAMPLES.items() for i in range(len(samples))]
 
 
@@ -34,12 +35,14 @@ def test_the_ops_of_arithmetic_can_reuse_operands() -> None:
 def test_the_result_in_an_operand_is_the_result(name: str, number: int) -> None:
     op, operands = instance(name, number)
     expected = evaluate(op, operands)[0]
-    allowed = lookup(name).code.reusable
+    kernel = lookup(name).kernel(Overwriting)
+    assert kernel is not None
+    allowed = kernel.operands
     for i, value in enumerate(op.operands):
         if value.type == op.results[0].type and (allowed is None or i in allowed):
             given = [x.clone() for x in operands]
             names = [f"x{n}" for n in range(len(given))]
-            code = torch_reusing(op, names, i)
+            code = torch_kernel(replace(op, attrs={**op.attrs, "into": i}), names)
             found = eval(code, {"torch": torch, "F": F, **dict(zip(names, given, strict=True))})
             assert found.data_ptr() == given[i].data_ptr(), code
             torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

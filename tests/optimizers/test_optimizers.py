@@ -234,7 +234,7 @@ def test_updates_are_in_place_and_have_no_place_in_the_model() -> None:
     for output in updates:
         op = made[output.value.name]
         assert op.operands[0].name == output.name.removesuffix(".new")
-        assert lookup(op.name).code.in_place
+        assert lookup(op.name).updates
         assert op.location == ""
         states.remove(op.operands[0].name)
     assert not states

@@ -80,7 +80,7 @@ def to_bundle(
         )
     _check_states(ranked, layouts, dict(outputs))
     updates: Mapping[str, str] = {}
-    if any(lookup(op.name).code.in_place for function in sharded.functions for op in function.ops):
+    if any(lookup(op.name).updates for function in sharded.functions for op in function.ops):
         inlined = inline(sharded).main
         _check_updates(inlined)
         _check_state(inlined)
@@ -287,7 +287,7 @@ def _check_updates(main: Function) -> None:
         for value in op.operands:
             if storage[value.name] in updated:
                 raise VerificationError(f"{op.name} uses {value} after {updated[storage[value.name]]}", op.location)
-        if entry.code.in_place:
+        if entry.updates:
             updated[storage[op.operands[0].name]] = f"{op.name} has updated it in place"
         for value in op.results:
             storage[value.name] = (
@@ -304,7 +304,7 @@ def _check_state(main: Function) -> None:
         if Trait.REDISTRIBUTION in lookup(op.name).traits and op.operands[0].name in state
     }
     for op in main.ops:
-        if lookup(op.name).code.in_place and op.operands[0].name in copies:
+        if lookup(op.name).updates and op.operands[0].name in copies:
             source, updated = copies[op.operands[0].name], op.results[0].dtensor
             role = state[source.name]
             raise PlacementError(
@@ -321,7 +321,7 @@ def _updates(main: Function) -> dict[str, str]:
     updated_weight = {
         op.results[0].name: op.operands[0].name
         for op in main.ops
-        if lookup(op.name).code.in_place and op.operands[0].name in parameters
+        if lookup(op.name).updates and op.operands[0].name in parameters
     }
     return {updated_weight[o.value.name]: o.name for o in main.outputs if o.value.name in updated_weight}
 

@@ -8,19 +8,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from distir_relax.ir import TASK, Function, Op, PackedType, TensorType, Value
+from distir_relax.ir import TASK, Function, Op, TensorType, Value
 from distir_relax.layout import Symbol, is_symbolic
 from distir_relax.lowering.executable.hoist import SIZED, is_constant, numbers_of, prepared_name
 from distir_relax.lowering.ranked.lasting_values import symbols_in_code
-from distir_relax.ops import (
-    Trait,
-    lookup,
-    torch_buffered,
-    torch_expression,
-    torch_in_place,
-    torch_packing,
-    torch_reusing,
-)
+from distir_relax.ops import Trait, lookup, torch_appending, torch_kernel, torch_packing
 
 # CPython packs more arguments into a tuple, which keeps them alive until the function returns: pass a list instead.
 _MAX_ARGUMENTS = 30
@@ -85,21 +77,10 @@ class Scope:
             self.numbers[name] = text if is_atom else f"({text})"
         self.ops = [op for op in self.function.ops if not op.results or op.results[0].name not in self.numbers]
 
-    def op_lines(self, op: Op, buffered: bool = False) -> list[str]:
-        """Return the lines of an op that is not a call; with a buffer as operand 0, if it is `buffered`."""
-        operands, into = self.operands(op), op.attrs.get("into")
-        op = replace(op, attrs=op.own_attrs) if op.memory else op
-        packed = [number for number, v in enumerate(op.operands) if isinstance(v.type, PackedType)]
-        if buffered:
-            code = torch_buffered(op, operands)
-        elif packed:
-            others = [code for number, code in enumerate(operands) if number not in packed]
-            code = f"{operands[packed[0]]}({', '.join(others)})"
-        elif isinstance(into, int):
-            code = torch_reusing(op, operands, into)
-        else:
-            code = torch_in_place(op, operands) or torch_expression(op, operands)
-        return [self.line(op, code)]
+    def op_lines(self, op: Op, appends: bool = False) -> list[str]:
+        """Return the lines of an op that is not a call; with a buffer as operand 0, if it `appends`."""
+        operands = self.operands(op)
+        return [self.line(op, torch_appending(op, operands) if appends else torch_kernel(op, operands))]
 
     def operands(self, op: Op) -> list[str]:
         """Return the expressions of the operands of an op that is not a call."""

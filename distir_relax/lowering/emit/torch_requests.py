@@ -14,7 +14,7 @@ from distir_relax.lowering.emit.torch_function import Scope, TorchFunction, mask
 from distir_relax.lowering.executable.batch_requests import EACH, is_for_each
 from distir_relax.lowering.ranked.one_sequence import SIZES
 from distir_relax.lowering.ranked.request_rows import ROWS, rows_of
-from distir_relax.ops import Trait, cached_states, lookup, torch_cached
+from distir_relax.ops import Appending, ForRequests, Trait, growing_states, lookup, torch_for_requests
 
 
 @dataclass(slots=True)
@@ -72,8 +72,9 @@ class RequestsFunction:
             if is_for_each(op):
                 regions.append(self._region(op))
                 lines.append(self._call(op))
-            elif cached_states(op):
-                lines += [scope.line(op, torch_cached(op, self._cached(op)), op.results[:1]), *emitted.clock_lines(op)]
+            elif growing_states(op):
+                code = torch_for_requests(op, self._of_requests(op))
+                lines += [scope.line(op, code, op.results[:1]), *emitted.clock_lines(op)]
             else:
                 lines += [*scope.op_lines(op), *emitted.clock_lines(op)]
             dead = [op.operands[number] for number in op.attrs.get("last", ())]  # type: ignore[union-attr,index]
@@ -89,7 +90,7 @@ class RequestsFunction:
             + f"def main({', '.join(['comm', 'weights', 'requests', *inputs])}):\n"
             + ("" if emitted.clocked is None else "    clock(-1)\n")
             + "    sizes = rows(requests)\n"
-            + ("    attending = attention.RequestsAttention(requests)\n" if self._cached_ops() else "")
+            + ("    attending = attention.RequestsAttention(requests)\n" if self._attending_ops() else "")
             + "".join(f"    {name} = sum(sizes[{json.dumps(name)}])\n" for name in ROWS if name in symbols)
             + "".join(f"    {line}\n" for line in lines)
             + f"    return ({', '.join(outputs)}{',' * (len(outputs) == 1)})\n"
@@ -106,14 +107,14 @@ class RequestsFunction:
 
     def _load_kernels(self) -> str:
         """Generate the function that loads the kernels for caches; empty if there are none."""
-        codes = [(lookup(op.name, op.location).code.cached_kernel, op) for op in self._cached_ops()]
+        kernels = ((lookup(op.name, op.location).kernel(ForRequests), op) for op in self._attending_ops())
         lines = dict.fromkeys(
-            f"    {write([v.tensor for v in op.operands], op.attrs)}\n" for write, op in codes if write
+            f"    {kernel.load([v.tensor for v in op.operands], op.attrs)}\n" for kernel, op in kernels if kernel
         )
         return f"def load_kernels():\n{''.join(lines)}\n\n" if lines else ""
 
-    def _cached_ops(self) -> list[Op]:
-        return [op for op in self.emitted.function.ops if cached_states(op)]
+    def _attending_ops(self) -> list[Op]:
+        return [op for op in self.emitted.function.ops if growing_states(op)]
 
     def _masks(self) -> list[int]:
         """Return which sized values may be None if all their elements are true."""
@@ -122,9 +123,9 @@ class RequestsFunction:
     def _outputs(self) -> list[Output]:
         return [output for output in self.emitted.function.outputs if output.name not in self.states.values()]
 
-    def _cached(self, op: Op) -> list[str]:
+    def _of_requests(self, op: Op) -> list[str]:
         """Return the operands of an op that takes the states of all requests, which it finds by name."""
-        states, sized = cached_states(op), [value.name for value in self.emitted.sized]
+        states, sized = growing_states(op), [value.name for value in self.emitted.sized]
         return [
             "" if n in states else str(sized.index(v.name)) if v.name in sized else self.emitted.scope.use(v)
             for n, v in enumerate(op.operands)
@@ -189,7 +190,7 @@ class RequestsFunction:
         found: dict[str, Op] = {}
         for op in function.ops:
             state = op.operands[0].name if op.operands else ""
-            if state in self.growing and lookup(op.name, op.location).code.buffered:
+            if state in self.growing and lookup(op.name, op.location).kernel(Appending) is not None:
                 reads = [v for other in function.ops for v in other.operands if v.name == state]
                 if stores.get(state) == op.results[0] and op.attrs["axis"] == self.growing[state] and len(reads) == 1:
                     found[state] = op

@@ -26,7 +26,7 @@ from distir_relax.ir import (
 )
 from distir_relax.lowering.executable.hoist import SIZED, SIZES, is_constant, numbers_of, with_numbers
 from distir_relax.lowering.ranked.request_rows import RowOps, row_ops, rows_of
-from distir_relax.ops import Trait, cached_states, infer, lookup
+from distir_relax.ops import Trait, growing_states, infer, lookup
 
 EACH = ".each_"
 """The text between the name of a function and the number of one that is called for each request."""
@@ -114,15 +114,15 @@ class _Batch:
         return Function(function.name, tuple(inputs), tuple(with_numbers(self.ops, numbers)), outputs)
 
     def _add(self, op: Op) -> None:
-        is_cached = bool(cached_states(op))
-        runs_once = is_cached or op.results[0].name in self.rows.once
+        attends = bool(growing_states(op))
+        runs_once = attends or op.results[0].name in self.rows.once
         # All ranks communicate in one order only if such an op is alone in its function.
         is_alone = not runs_once and Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
         produced = {v.name for other in self.waiting for v in other.results}
         if is_alone or (runs_once and any(v.name in produced for v in op.operands)):
             self._flush()
-        if is_cached:
-            self._add_cached(op)
+        if attends:
+            self._add_attending(op)
         elif runs_once:
             self.ops.append(replace(op, operands=tuple(map(self._whole, op.operands))))
             self.whole |= {v.name: v for v in op.results}
@@ -131,9 +131,9 @@ class _Batch:
             if is_alone:
                 self._flush()
 
-    def _add_cached(self, op: Op) -> None:
+    def _add_attending(self, op: Op) -> None:
         """Add an op that runs for all requests in one call, with their states, which it extends."""
-        states = cached_states(op)
+        states = growing_states(op)
         operands = (self._whole(v) if n < states[0] else self._part(v) for n, v in enumerate(op.operands))
         results = (op.results[0], *map(_each, op.results[1:]))
         self.ops.append(replace(op, operands=tuple(operands), results=results))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PackedType, Value
 from distir_relax.lowering.executable.hoist import PREPARE, numbers_of
-from distir_relax.ops import Trait, lookup
+from distir_relax.ops import Overwriting, Packed, Trait, lookup
 
 
 def check_memory(module: Module) -> None:
@@ -93,7 +93,7 @@ class _Memory:
     def _write(self, op: Op, numbers: set[str]) -> None:
         """Note that the elements of an operand are gone, if the result takes their place."""
         if (into := op.attrs.get("into")) is None:
-            if not op.callee and lookup(op.name, op.location).code.in_place:
+            if not op.callee and lookup(op.name, op.location).updates:
                 self._overwrite(op, self.storage[op.operands[0].name])
             return
         where = op.location or f"@{self.function.name}"
@@ -101,7 +101,8 @@ class _Memory:
             raise VerificationError(f"{op.name} has no operand {into!r} to write into", where)
         operand, result = op.operands[into], op.results[0]
         storage = self.storage[operand.name]
-        if not lookup(op.name, op.location).code.reusing or operand.type != result.type or operand.name in numbers:
+        overwriting = lookup(op.name, op.location).kernel(Overwriting)
+        if overwriting is None or operand.type != result.type or operand.name in numbers:
             raise VerificationError(f"{op.name} cannot write {result} into {operand}", where)
         if storage in self.held:
             raise VerificationError(f"{op.name} overwrites {operand}, which others may read", where)
@@ -154,5 +155,5 @@ def _check_constants(function: Function, functions: Mapping[str, Function]) -> N
 
 
 def _packed(op: Op) -> range:
-    code = lookup(op.name, op.location).code
-    return range(1, len(op.operands) - code.unpacked) if code.packed else range(0)
+    kernel = lookup(op.name, op.location).kernel(Packed)
+    return range(0) if kernel is None else range(1, len(op.operands) - kernel.others)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from distir_relax.ir import Attribute, Function, Module, Op, Value, count_uses, producers
 from distir_relax.layout import is_symbolic, symbols_within
 from distir_relax.lowering.ranked.request_rows import rows_of
-from distir_relax.ops import Trait, lookup
+from distir_relax.ops import Appending, Trait, lookup
 
 if TYPE_CHECKING:
     from distir_relax.kernels.attention import View
@@ -62,14 +62,14 @@ def _attending(function: Function, states: Mapping[str, str]) -> Function:
     replaced: set[str] = set()
     attending: dict[str, Op] = {}
     for op in function.ops:
-        form = "" if op.callee else lookup(op.name, op.location).code.of_states
-        if not form or op.attrs["causal"] or rows_of(op.operands[0].tensor) != (2, "new"):
+        form = None if op.callee else lookup(op.name, op.location).incremental
+        if form is None or not form.of_states or op.attrs["causal"] or rows_of(op.operands[0].tensor) != (2, "new"):
             continue
         caches = [_cache(_chain(value, made_by, uses)) for value in op.operands[1:3]]
         found = [cache for cache in caches if cache and cache.state.name in states and uses[cache.state.name] == 1]
         kept = [cache for cache in found if outputs.get(cache.whole.name) == states[cache.state.name]]
         if len(kept) == len(caches):
-            attending[op.results[0].name] = _of_states(op, form, kept)
+            attending[op.results[0].name] = _of_states(op, form.of_states, kept)
             replaced |= {v.name for cache in kept for link in cache.chain for v in link.results}
     ops = [attending.get(op.results[0].name, op) if op.results else op for op in function.ops]
     left = [op for op in ops if not op.results or op.results[0].name not in replaced]
@@ -90,7 +90,7 @@ def _chain(value: Value, made_by: Mapping[str, Op], uses: Mapping[str, int]) -> 
     while (op := made_by.get(value.name)) is not None and not op.callee:
         entry = lookup(op.name, op.location)
         chain.insert(0, op)
-        if entry.code.buffered:
+        if entry.kernel(Appending) is not None:
             # The next value of the state is an output too.
             return chain if uses[value.name] == 2 else []
         if uses[value.name] > 1 or len(op.operands) != 1 or Trait.MOVES not in entry.traits:

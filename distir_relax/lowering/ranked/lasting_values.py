@@ -36,7 +36,7 @@ def _mutated_in(module: Module, function: Function, of_callees: Mapping[str, Col
             inputs = (i.value.name for i in module.function(op.callee).inputs)
             pairs = zip(inputs, op.operands, strict=True)
             mutated.update(operand.name for name, operand in pairs if name in of_callees[op.callee])
-        elif lookup(op.name).code.in_place:
+        elif lookup(op.name).updates:
             mutated.add(op.operands[0].name)
     # If the updated value is a padded weight, the weight gets its new value too.
     for op in reversed(function.ops):

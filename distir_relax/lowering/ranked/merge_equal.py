@@ -41,4 +41,4 @@ def _has_effects(op: Op) -> bool:
     if op.callee:
         return True
     entry = lookup(op.name, op.location)
-    return Trait.ON_COMMUNICATOR in entry.traits or bool(entry.code.in_place)
+    return Trait.ON_COMMUNICATOR in entry.traits or entry.updates

@@ -17,7 +17,6 @@ from distir_relax.layout import DTYPES, Collective, total
 from distir_relax.ops.communication import serialized
 from distir_relax.ops.table import (
     Attrs,
-    Code,
     Cost,
     Positions,
     Semantics,
@@ -108,7 +107,7 @@ def _resplit(parts: Sequence[Positions], attrs: Attrs) -> list[Positions]:
     return [concatenated(received, attrs["dim"]) for received in zip(*pieces, strict=True)]
 
 
-def _define_startable(name: str, semantics: Semantics, cost: Cost, code: Code | None = None) -> None:
+def _define_startable(name: str, semantics: Semantics, cost: Cost, traits: Sequence[Trait] = ()) -> None:
     """Define a collective, and the op that starts it; their methods of the communicator take the same arguments."""
     assert isinstance(semantics.torch, str)
     start = f"start_{name}"
@@ -116,8 +115,7 @@ def _define_startable(name: str, semantics: Semantics, cost: Cost, code: Code | 
         name,
         replace(semantics, started=start),
         cost=cost,
-        code=code or Code(),
-        traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+        traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, *traits},
     )
     define(
         start,
@@ -138,7 +136,7 @@ _define_startable(
         serialized=serialized.all_reduce,
     ),
     Cost(workspace=_reduce_workspace, cpu_workspace=_cpu_reduce_workspace, collective=Collective.ALL_REDUCE),
-    Code(native=True),
+    [Trait.NATIVE],
 )
 _define_startable(
     "all_gather",

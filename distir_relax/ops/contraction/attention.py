@@ -29,6 +29,7 @@ from distir_relax.ops.table import (
     Rule,
     Semantics,
     Split,
+    Trait,
     Types,
     aten,
     broadcast_shape,
@@ -142,12 +143,11 @@ define(
     code=Code(
         relax=relax_attention,
         unrepeated=(1, 2),
-        native=True,
-        of_states="nn.attention_of_states",
         none_if_true=(3,),
     ),
     gradient=Gradient(all=attention_gradient),
-    incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal),
+    incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal, of_states="nn.attention_of_states"),
+    traits={Trait.NATIVE},
 )
 
 

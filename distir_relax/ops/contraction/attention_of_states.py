@@ -13,7 +13,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.contraction.attention import attention_products, infer_attention, load_kernel, relax_attention
-from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
+from distir_relax.ops.table import Attrs, Code, Cost, ForRequests, Rule, Semantics, Split, Types, define, parse_rule
 
 _STATES = (3, 4)
 """The operands that are states."""
@@ -66,13 +66,13 @@ def _relax(attrs: Attrs) -> str:
     return f"attention_of_states(lambda k, v: {attention}, ({{1}}, {{2}}), ({{3}}, {{4}}), {{views}})"
 
 
-def _cached(attrs: Attrs) -> str:
+def _for_requests(attrs: Attrs) -> str:
     masks = "{5}" if attrs["masked"] else "None"
     repeats = f", {attrs['repeats']}" if attrs.get("repeats") else ""
     return f"attending.attend({{0}}, {{1}}, {{2}}, {masks}, {{scale}}, {{caches}}{repeats})"
 
 
-def _kernel(types: Types, attrs: Attrs) -> str:
+def _load(types: Types, attrs: Attrs) -> str:
     _, viewed = _all_and_viewed(types, attrs)
     return load_kernel([types[0], *viewed], attrs)
 
@@ -95,11 +95,6 @@ define(
     Semantics(infer=_infer, torch=_torch),
     Split(_rule),
     cost=Cost(flops=_flops, moved=_moved, product=_product),
-    code=Code(
-        relax=_relax,
-        cached=_cached,
-        cached_states=_STATES,
-        cached_kernel=_kernel,
-        none_if_true=(5,),
-    ),
+    code=Code(relax=_relax, none_if_true=(5,)),
+    kernels=[ForRequests(_for_requests, _STATES, _load)],
 )

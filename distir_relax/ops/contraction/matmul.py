@@ -14,6 +14,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     OnnxOperands,
+    Packed,
     QuantizedForm,
     Rule,
     Semantics,
@@ -82,11 +83,8 @@ define(
     Semantics(infer=_infer_matmul, torch="products.matmul({0}, {1})", linear=(operands(0), operands(1))),
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(
-        packed=_of_two_dims("pack_linear({1}.t(), rows={rows})"),
-        joined="joined_matmul",
-        relax="R.matmul({0}, {1})",
-    ),
+    code=Code(joined="joined_matmul", relax="R.matmul({0}, {1})"),
+    kernels=[Packed(_of_two_dims("pack_linear({1}.t(), rows={rows})"))],
     gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _second_gradient),
     quantized=QuantizedForm(
         1, _quantized_product, is_transposed=True, applies=lambda op: len(op.operands[1].tensor.shape) == 2
@@ -106,11 +104,8 @@ define(
     Semantics(infer=_infer_linear, torch="products.linear({0}, {1})", linear=(operands(0), operands(1))),
     Split("... k, n k -> ... n"),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(
-        packed="pack_linear({1}, rows={rows})",
-        joined="joined_linear",
-        relax="R.matmul({0}, R.permute_dims({1}))",
-    ),
+    code=Code(joined="joined_linear", relax="R.matmul({0}, R.permute_dims({1}))"),
+    kernels=[Packed("pack_linear({1}, rows={rows})")],
     gradient=gradient_of(
         lambda b: (
             b.emit("matmul", b.grad, b.x(1))
@@ -181,9 +176,9 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
         patterns=("add(linear(0, 1), 2)",),
-        packed="pack_linear({1}, {2}, rows={rows})",
         joined="joined_linear_bias",
     ),
+    kernels=[Packed("pack_linear({1}, {2}, rows={rows})")],
 )
 define(
     "matmul_bias",
@@ -193,9 +188,9 @@ define(
     code=Code(
         relax="R.add(R.matmul({0}, {1}), {2})",
         patterns=("add(matmul(0, 1), 2)",),
-        packed=_of_two_dims("pack_linear({1}.t(), {2}, rows={rows})"),
         joined="joined_matmul_bias",
     ),
+    kernels=[Packed(_of_two_dims("pack_linear({1}.t(), {2}, rows={rows})"))],
 )
 
 
@@ -238,10 +233,8 @@ def _define_joined(name: str, one: str, weight: str, infer: Any) -> None:
         Semantics(infer=infer_joined, torch=f"tuple({one} for w in {each})"),
         Split(rule),
         cost=Cost(flops=lambda types, attrs, results: 2.0 * math.prod(product(types, attrs, results)), product=product),
-        code=Code(
-            relax=f"joined_products({name.startswith('linear')}, {step}, {{*}})",
-            packed=f"pack_joined([{{weights}}], {transposed=}, {biased=}, rows={{rows}})",
-        ),
+        code=Code(relax=f"joined_products({name.startswith('linear')}, {step}, {{*}})"),
+        kernels=[Packed(f"pack_joined([{{weights}}], {transposed=}, {biased=}, rows={{rows}})")],
     )
 
 

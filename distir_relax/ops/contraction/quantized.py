@@ -14,6 +14,7 @@ from distir_relax.ops.table import (
     Attrs,
     Code,
     Cost,
+    Packed,
     Rule,
     Semantics,
     Split,
@@ -97,11 +98,8 @@ define(
     Semantics(infer=infer_product, torch="quantized.product({*})", linear=(operands(0),)),
     Split(_product_rule),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(
-        packed="pack_quantized({weights}, dtype=torch.{dtype}, rows={rows})",
-        joined="joined_quantized_linear",
-        relax="quantized.product({*})",
-    ),
+    code=Code(joined="joined_quantized_linear", relax="quantized.product({*})"),
+    kernels=[Packed("pack_quantized({weights}, dtype=torch.{dtype}, rows={rows})")],
     traits={Trait.ZERO_IF_EMPTY},
 )
 
@@ -132,10 +130,8 @@ define(
     Semantics(infer=_infer_joined, torch="quantized.products({*})"),
     Split(_joined_rule),
     cost=Cost(flops=_flops, product=_product),
-    code=Code(
-        packed="pack_joined_quantized([{weights}], dtype=torch.{dtype}, rows={rows})",
-        relax="quantized.products({*})",
-    ),
+    code=Code(relax="quantized.products({*})"),
+    kernels=[Packed("pack_joined_quantized([{weights}], dtype=torch.{dtype}, rows={rows})")],
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from distir_relax.ir import TensorType
 from distir_relax.ops.contraction.grouped import PRODUCT_COST, Check, check_bounds, check_ids, split_rows
 from distir_relax.ops.contraction.quantized import infer_product, parse_product, weight_text
-from distir_relax.ops.table import Attrs, Code, Routing, Rule, Semantics, Split, Trait, Types, define, operands
+from distir_relax.ops.table import Attrs, Code, Packed, Routing, Rule, Semantics, Split, Trait, Types, define, operands
 from distir_relax.ops.table.entry import Infer, RuleOf
 
 
@@ -43,11 +43,8 @@ define(
     Semantics(infer=_infer(check_bounds), torch="quantized.grouped_product({*})", linear=(operands(0),)),
     Split(_rule("group"), expand={"row": split_rows("quantized_grouped_matmul")}, positional=frozenset({"row"})),
     cost=PRODUCT_COST,
-    code=Code(
-        packed="pack_quantized_experts({weights}, dtype=torch.{dtype}, is_sorted=True)",
-        unpacked=2,
-        relax="quantized.grouped_product({*})",
-    ),
+    code=Code(relax="quantized.grouped_product({*})"),
+    kernels=[Packed("pack_quantized_experts({weights}, dtype=torch.{dtype}, is_sorted=True)", others=2)],
     traits={Trait.ZERO_IF_EMPTY},
 )
 define(
@@ -60,10 +57,7 @@ define(
     ),
     Split(_rule("row"), routing=Routing.WITHIN),
     cost=PRODUCT_COST,
-    code=Code(
-        packed="pack_quantized_experts({weights}, dtype=torch.{dtype}, is_sorted=False)",
-        unpacked=2,
-        relax="quantized.routed_product({*})",
-    ),
+    code=Code(relax="quantized.routed_product({*})"),
+    kernels=[Packed("pack_quantized_experts({weights}, dtype=torch.{dtype}, is_sorted=False)", others=2)],
     traits={Trait.ZERO_IF_EMPTY},
 )

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.elementwise.pointwise import infer_common, pointwise_rule
-from distir_relax.ops.table import (
-    Attrs,
-    Code,
-    Cost,
-    Semantics,
-    Split,
-    Trait,
-    Types,
-    define,
-    flops_per_result,
-    operands,
-)
+from distir_relax.ops.table import Attrs, Code, Cost, Semantics, Split, Trait, Types, define, flops_per_result, operands
 
 
 def _infer_equal(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -30,8 +19,8 @@ def _define_gated(name: str, activation: str, torch: str, relax: str, flops: flo
         Semantics(infer=_infer_equal, torch=torch, linear=(operands(1),)),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops + 1.0)),
-        code=Code(relax=f"R.multiply({relax}, {{1}})", native=True, patterns=(f"multiply({activation}(0), 1)",)),
-        traits={Trait.POINTWISE},
+        code=Code(relax=f"R.multiply({relax}, {{1}})", patterns=(f"multiply({activation}(0), 1)",)),
+        traits={Trait.POINTWISE, Trait.NATIVE},
     )
 
 

@@ -14,6 +14,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     ElementOf,
+    Overwriting,
     Rule,
     Semantics,
     Split,
@@ -68,7 +69,7 @@ def define_unary(
     """Define an op of one operand, by default with its type, and with `flops` operations per element.
 
     With `steps` it is piecewise constant. `sizes` computes an element that is a size. `element` is as in `Semantics`,
-    and `native` as in `Code`.
+    and `native` whether it has `Trait.NATIVE`.
     """
     define(
         name,
@@ -81,9 +82,10 @@ def define_unary(
         ),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops)),
-        code=Code(relax=relax, patterns=patterns, native=native, reusing=_reusing(torch, infer)),
+        code=Code(relax=relax, patterns=patterns),
         gradient=NO_GRADIENT if steps else gradient_of(gradient) if gradient else None,
-        traits={Trait.POINTWISE},
+        traits={Trait.POINTWISE, *([Trait.NATIVE] if native else [])},
+        kernels=_overwriting(torch, infer),
     )
 
 
@@ -105,21 +107,18 @@ def define_binary(
     """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 
     With `steps` it is piecewise constant. Its torch code accepts Python numbers if it is an operator, unless `numbers`
-    is false. `sizes` computes an element from two sizes. `element` is as in `Semantics`, and `native` as in `Code`.
+    is false. `sizes` computes an element from two sizes. `element` is as in `Semantics`, and `native` whether it has
+    `Trait.NATIVE`.
     """
     is_operator = not torch.startswith("torch.")
     define(
         name,
         Semantics(infer=infer, torch=torch, linear=linear, sizes=sizes and pointwise_sizes(sizes), element=element),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
-        code=Code(
-            relax=relax,
-            numbers=operands(0, 1) if numbers and is_operator else operands(),
-            native=native,
-            reusing=_reusing(torch, infer),
-        ),
+        code=Code(relax=relax, numbers=operands(0, 1) if numbers and is_operator else operands()),
         gradient=NO_GRADIENT if steps else gradient_of(*gradients) if gradients else None,
-        traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
+        traits={*(Trait.POINTWISE, *([Trait.COMMUTATIVE] if commutative else []), *([Trait.NATIVE] if native else []))},
+        kernels=_overwriting(torch, infer),
     )
 
 
@@ -132,14 +131,14 @@ _WITH_OUT = {
 }
 
 
-def _reusing(torch: str, infer: Infer) -> str:
-    """Return `Code.reusing` of an op by its torch expression; empty if torch does not write it to given memory."""
+def _overwriting(torch: str, infer: Infer) -> list[Overwriting]:
+    """Return the kernel of an op by its torch expression; none if torch does not write it to given memory."""
     if infer is not infer_common:
-        return ""
+        return []
     if torch in _WITH_OUT:
-        return _WITH_OUT[torch]
+        return [Overwriting(_WITH_OUT[torch])]
     call = re.fullmatch(r"(torch\.\w+)\(\{0\}(, \{1\})?\)", torch)
-    return f"{torch[:-1]}, out={{out}})" if call else ""
+    return [Overwriting(f"{torch[:-1]}, out={{out}})")] if call else []
 
 
 def aten_binary(name: str, *spellings: str, floating: bool = False) -> None:

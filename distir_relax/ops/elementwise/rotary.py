@@ -52,9 +52,8 @@ define(
     cost=Cost(flops=flops_per_result(3.0)),
     code=Code(
         relax="positions.rotary({0}, {1}, {2})",
-        native=True,
         patterns=(f"add(multiply(0, 1), multiply(concat(negative({_SECOND}), {_FIRST}, axis=axis), 2))",),
         fused_attrs=_rotary_attrs,
     ),
-    traits={Trait.KEEPS_ORDER},
+    traits={Trait.KEEPS_ORDER, Trait.NATIVE},
 )  # fmt: skip

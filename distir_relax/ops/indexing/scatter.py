@@ -26,6 +26,7 @@ from distir_relax.ops.table import (
     Gradient,
     OnnxOperands,
     Order,
+    Overwriting,
     Rule,
     Semantics,
     Split,
@@ -167,11 +168,8 @@ define(
         order=Order(writes=lambda attrs: attrs["reduction"] == "update"),
     ),
     cost=Cost(flops=lambda types, attrs, results: float(types[2].elements)),
-    code=Code(
-        relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})",
-        reusing=lambda attrs: _torch_scatter(attrs, in_place=True),
-        reusable=operands(0),
-    ),
+    code=Code(relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})"),
+    kernels=[Overwriting(lambda attrs: _torch_scatter(attrs, in_place=True), operands(0))],
     gradient=Gradient(all=_scatter_gradient),
 )
 

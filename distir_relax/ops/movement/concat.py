@@ -12,6 +12,7 @@ from distir_relax.ops.movement.reshape import squeeze, unsqueeze
 from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
     FREE,
+    Appending,
     Attrs,
     Backward,
     Builder,
@@ -147,7 +148,8 @@ define(
     Semantics(infer=_infer_concat, torch="sequence.append({0}, {1}, {axis})"),
     Split(_concat_rule),
     cost=Cost(flops=no_flops, moved=lambda types, attrs, results: 2.0 * types[1].bytes),
-    code=Code(relax="R.concat([{0}, {1}], {axis})", buffered="sequence.extend({0}, {length}, {1}, {axis})"),
+    code=Code(relax="R.concat([{0}, {1}], {axis})"),
+    kernels=[Appending("sequence.extend({0}, {length}, {1}, {axis})")],
     traits={Trait.MOVES},
 )
 

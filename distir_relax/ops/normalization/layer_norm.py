@@ -18,6 +18,7 @@ from distir_relax.ops.table import (
     Rule,
     Semantics,
     Split,
+    Trait,
     Types,
     aten,
     define,
@@ -61,6 +62,7 @@ def _define_norm(name: str, torch: str, code: Code, gradient: Gradient) -> None:
         cost=Cost(flops=flops_per_result(8.0)),
         code=code,
         gradient=gradient,
+        traits={Trait.NATIVE},
     )
 
 
@@ -71,7 +73,6 @@ _define_norm(
     "F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})",
     Code(
         relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})",
-        native=True,
     ),
     Gradient(all=layer_norm_gradient),
 )
@@ -80,7 +81,6 @@ _define_norm(
     "norms.rms_norm({0}, {1}, {epsilon})",
     Code(
         relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})",
-        native=True,
         patterns=(
             f"multiply({_NORMAL.format(x='0')}, 1)",
             # Of narrow floats, as in Gemma: the weight is wide too.
@@ -96,7 +96,6 @@ _define_norm(
     "norms.rms_norm({0}, {1}, {epsilon}, rounded=True)",
     Code(
         relax="norms.rms_norm_rounded({0}, {1}, {axes}, {epsilon})",
-        native=True,
         patterns=(f"multiply(astype({_NORMAL.format(x=_WIDE)}, dtype=dtype), 1)",),
         fused_attrs=_norm_attrs,
     ),

@@ -14,6 +14,7 @@ from distir_relax.ops.table import (
     Attrs,
     Code,
     Cost,
+    InPlace,
     Semantics,
     Split,
     Trait,
@@ -23,7 +24,8 @@ from distir_relax.ops.table import (
     operands,
     same_types,
 )
-from distir_relax.ops.table.entry import Expression, Sets, Work
+from distir_relax.ops.table.entry import Sets, Work
+from distir_relax.ops.table.kernel import Expression
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -51,7 +53,8 @@ def _define(
         Semantics(infer=_infer, torch=torch, linear=linear, attributes=dict(attributes)),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops), workspace=workspace, weight_gradient=gradient),
-        code=Code(relax=relax, in_place=in_place),
+        code=Code(relax=relax),
+        kernels=[InPlace(in_place)] if in_place else [],
         traits={Trait.POINTWISE},
     )
 
@@ -71,7 +74,8 @@ define(
     "assign",
     Semantics(infer=same_types, torch="{1}"),
     Split(pointwise_rule),
-    code=Code(relax="{1}", in_place="{0}.copy_({1})"),
+    code=Code(relax="{1}"),
+    kernels=[InPlace("{0}.copy_({1})")],
     traits={Trait.POINTWISE},
 )
 
@@ -88,7 +92,8 @@ define(
     "assign_where",
     Semantics(infer=_infer_where, torch="torch.where({2}, {1}, {0})"),
     Split(pointwise_rule),
-    code=Code(relax="R.where({2}, {1}, {0})", in_place="torch.where({2}, {1}, {0}, out={0})"),
+    code=Code(relax="R.where({2}, {1}, {0})"),
+    kernels=[InPlace("torch.where({2}, {1}, {0}, out={0})")],
     traits={Trait.POINTWISE},
 )
 

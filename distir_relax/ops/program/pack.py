@@ -1,6 +1,6 @@
 """Weights in the layout of a kernel, which `lowering.Hoist` puts into programs: ``pack(w, b) {of="linear_bias", …}``.
 
-The code is that of the op `of`, which takes them (`Code.packed`): for results of a `dtype` that have so many `rows`.
+The code is that of the op `of`, which takes them (`Packed`), for results of a `dtype` with a number of `rows`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
 `Semantics`  types, reference expression, linearity, partial evaluation, collective semantics
 `Split`      parallel execution: factor rule, windows, ops that replace it on devices, attributes of shards
 `Cost`       cost of execution: flops, bytes, workspace
-`Code`       backend code: Relax, packed weights, fused and in-place forms
+`Code`       backend code: Relax, fused forms, layouts in memory
 `Gradient`   the ops of its backward step
 `IncrementalForm`  its state between calls, where a program continues a sequence
+`Kernel`     other code for operands that are packed, overwritten, or of several requests
 `Trait`      further properties that passes distinguish ops by
 ===========  ==========================================================================================
 
@@ -26,19 +27,16 @@ from distir_relax.layout import Collective, generic_value, is_symbolic, typical_
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.incremental import IncrementalForm
 from distir_relax.ops.table.index_expression import ElementOf
+from distir_relax.ops.table.kernel import AnyKernel, Appending, Attrs, Expression, ForRequests, InPlace, K, Types
 from distir_relax.ops.table.positions import Moved
 from distir_relax.ops.table.quantized import QuantizedForm
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 from distir_relax.ops.table.size_array import Sizes
 from distir_relax.ops.table.windows import SampledWindow
 
-Types = Sequence[TensorType]
-Attrs = Mapping[str, Any]
-
 Infer = Callable[[Types, Attrs], tuple[TensorType, ...]]
 Sets = tuple[frozenset[int], ...]
 Linear = Sets | Callable[[int, Attrs], Sets]
-Expression = str | Callable[[Attrs], str]
 PartialEval = Callable[[Sequence[Any], Attrs], tuple[Any, ...] | None]
 CollectiveSemantics = Callable[[Sequence[Any], Attrs], list[Any]]
 RuleOf = Callable[[Types, Attrs, Types], Rule]
@@ -111,6 +109,8 @@ class Trait(Enum):
     """Only moves elements: those of its results are elements of its operands, some repeated or left out."""
     FOREIGN = "foreign"
     """Runs code that the program's text contains or names, not the compiler's."""
+    NATIVE = "native"
+    """A recorded step (`kernels.recording`) runs it by a native kernel, where its operands are small."""
     ZERO_IF_EMPTY = "zero if empty"
     """Its result is zero if an operand has no elements, a case that its implementations may reject."""
 
@@ -326,13 +326,6 @@ class Code:
     op of the same name called with the operands, and the attributes as keywords."""
     numbers: frozenset[int] = frozenset()
     """The operands for which the torch expression accepts a Python number as well as a tensor."""
-    packed: str | Callable[[Types], str] = ""
-    """The torch expression that packs the operands between the first and the last `unpacked`, if they are constant
-    weights: over ``{1}``, … or ``{weights}`` for all, ``{rows}``, the rows of the op's first result, and ``{dtype}``,
-    its dtype. It is run once, when the program is loaded, with `distir_relax.kernels.packing` and `quantized` in scope,
-    and gives a function of the other operands. If it depends on the types of the weights, it is a function of them."""
-    unpacked: int = 0
-    """The number of last operands that are no weights, such as the groups of rows."""
     patterns: tuple[str, ...] = ()
     """The ops that a fused op replaces in a rank's program: ``add(linear(0, 1), 2)``, where integers are operands, or
     one of several spellings (`distir_relax.ops.table.patterns`)."""
@@ -342,13 +335,6 @@ class Code:
     joined: str = ""
     """The op that computes several instances with the same operand 0 at once: its operands are those of all of them,
     operand 0 once, and its results theirs."""
-    in_place: Expression = ""
-    """The torch expression that writes the result into operand 0, which is dead afterwards, and returns it."""
-    reusing: Expression = ""
-    """The torch expression that writes the result into the memory of an operand of its type, ``{out}``, and returns it.
-    The operand is dead afterwards (`distir_relax.ops.table.storage_reuse`)."""
-    reusable: frozenset[int] | None = None
-    """The operands that `reusing` can overwrite; by default all."""
     strides: Strides | None = None
     """For a view, the strides of a result, or None for a copy."""
     unrepeated: tuple[int, ...] = ()
@@ -356,29 +342,8 @@ class Code:
     with `repeats` too, if not all elements are repeated equally often."""
     repeats: Callable[[Attrs], tuple[int, tuple[int, ...]]] | None = None
     """For an op that repeats each element of a dim: the dim, and how often it repeats each."""
-    buffered: Expression = ""
-    """The torch expression where operand 0 is the beginning of a buffer, which is ``{0}`` instead: it has the first
-    ``{length}`` elements along attribute `axis`, and room for the others of the result."""
-    cached: Expression = ""
-    """The torch expression for all requests of a step of an op with growing states, the operands `cached_states`. Those
-    before them have the rows of all requests, and those after them are lists with the value of each; ``{caches}`` has
-    the arguments of a `kernels.attention.Cache` for each state, its name and its attribute ``views``. `attending` is a
-    `kernels.attention.RequestsAttention`."""
-    cached_states: tuple[int, ...] = ()
-    of_states: str = ""
-    """The op that appends to growing states itself, where operands 1 and 2 are views of them (`AttendStates`)."""
-    cached_kernel: Callable[[Types, Attrs], str] | None = None
-    """From the types of operands, and the attributes, the expression that loads the kernel of `cached`, which may have
-    to be compiled."""
-    native: bool = False
-    """Whether a recorded step (`kernels.recording`) runs the op by a native kernel, where its operands are small."""
     none_if_true: tuple[int, ...] = ()
     """The boolean operands for which the torch expression takes None as well, if all elements are true."""
-
-    @property
-    def is_native(self) -> bool:
-        """Whether a recorded step runs the op by a native kernel, whatever its operands are."""
-        return self.native or bool(self.cached or self.buffered)
 
 
 PLAIN_CODE = Code()
@@ -434,6 +399,12 @@ class OpDef:
     """How it takes a quantized weight, if it can."""
     traits: frozenset[Trait] = frozenset()
     """Further properties."""
+    kernels: tuple[AnyKernel, ...] = ()
+    """The ways to run it besides the reference expression."""
+
+    def kernel(self, kind: type[K]) -> K | None:
+        """Return its kernel of a kind; None without one."""
+        return next((kernel for kernel in self.kernels if isinstance(kernel, kind)), None)
 
     @property
     def computes(self) -> bool:
@@ -443,7 +414,18 @@ class OpDef:
     @cached_property
     def shares_storage(self) -> bool:
         """Whether the result shares the storage of operand 0."""
-        return Trait.VIEW in self.traits or bool(self.code.in_place)
+        return Trait.VIEW in self.traits or self.updates
+
+    @cached_property
+    def is_native(self) -> bool:
+        """Whether a recorded step runs it by a native kernel, where its operands are small (`Trait.NATIVE`)."""
+        of_states = (ForRequests, Appending)
+        return Trait.NATIVE in self.traits or any(isinstance(kernel, of_states) for kernel in self.kernels)
+
+    @cached_property
+    def updates(self) -> bool:
+        """Whether the result takes the place of operand 0, in whose memory it is."""
+        return self.kernel(InPlace) is not None
 
     @cached_property
     def keeps_order(self) -> bool:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Attribute, Op, Value
+from distir_relax.ir import Attribute, Op, PackedType, Value
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
-from distir_relax.ops.table.entry import Expression, Trait, Types
+from distir_relax.ops.table.entry import Trait
+from distir_relax.ops.table.kernel import (
+    Appending,
+    Expression,
+    ForRequests,
+    InPlace,
+    Kernel,
+    Overwriting,
+    Packed,
+    Types,
+)
 from distir_relax.ops.table.table import lookup
 from distir_relax.support import shown
 
@@ -34,26 +45,33 @@ def torch_expression(op: Op, operands: Sequence[str]) -> str:
     return f"({zeros} if {empty} else {_fill(entry.semantics.torch, op.attrs, operands, op.location)})"
 
 
-def torch_in_place(op: Op, operands: Sequence[str]) -> str:
-    """Return the torch code that computes `op` in place of operand 0 and returns it; "" if it has no such form."""
-    return _fill(lookup(op.name, op.location).code.in_place, op.attrs, operands, op.location)
-
-
-def torch_reusing(op: Op, operands: Sequence[str], number: int) -> str:
-    """Return the torch code that computes `op` in the memory of operand `number` (`Code.reusing`) and returns it."""
-    form = _template(lookup(op.name, op.location).code.reusing, op.attrs).replace("{out}", operands[number])
-    return _fill(form, op.attrs, operands, op.location)
+def torch_kernel(op: Op, operands: Sequence[str]) -> str:
+    """Return the torch code of an op of the executable stage, by the kernel that its operands and memory need."""
+    entry, into = lookup(op.name, op.location), op.attrs.get("into")
+    op = replace(op, attrs=op.own_attrs) if op.memory else op
+    packed = [number for number, v in enumerate(op.operands) if isinstance(v.type, PackedType)]
+    if packed:
+        others = [code for number, code in enumerate(operands) if number not in packed]
+        return f"{operands[packed[0]]}({', '.join(others)})"
+    if isinstance(into, int):
+        overwriting = entry.kernel(Overwriting)
+        assert overwriting is not None, "checked by check_memory"
+        form = _template(overwriting.torch, op.attrs).replace("{out}", operands[into])
+        return _fill(form, op.attrs, operands, op.location)
+    if (in_place := entry.kernel(InPlace)) is not None:
+        return _fill(in_place.torch, op.attrs, operands, op.location)
+    return torch_expression(op, operands)
 
 
 def torch_packing(op: Op, weights: Sequence[str]) -> str:
-    """Return the torch code of an op ``pack``: that of the op whose weights it packs (`Code.packed`)."""
+    """Return the torch code of an op ``pack``: that of the op whose weights it packs (`Packed`)."""
     name, rows, dtype = (op.attrs[key] for key in ("of", "rows", "dtype"))
-    form = _packed_form(str(name), [v.tensor for v in op.operands], op.location)
+    form = _packing(str(name), [v.tensor for v in op.operands], op.location)
     return form.format("", *weights, weights=", ".join(weights), rows=rows, dtype=dtype)
 
 
 def packing_of(op: Op, names: Sequence[str]) -> Op:
-    """Return the op ``pack`` of the weights of a local op (`Code.packed`), whose results have these `names`."""
+    """Return the op ``pack`` of the weights of a local op (`Packed`), whose results have these `names`."""
     weights = tuple(op.operands[number] for number in packed_operands(op))
     result = op.results[0].tensor.typical
     rows = result.elements // result.shape[-1] if result.elements else 0
@@ -63,40 +81,43 @@ def packing_of(op: Op, names: Sequence[str]) -> Op:
 
 
 def packed_operands(op: Op) -> range:
-    """Return the operands that the packed form of an op (`Code.packed`) has, by number."""
-    return range(1, len(op.operands) - lookup(op.name, op.location).code.unpacked)
+    """Return the operands that the packed form of an op (`Packed`) has, by number; none if it has no such form."""
+    kernel = lookup(op.name, op.location).kernel(Packed)
+    return range(0) if kernel is None else kernel.weights(op)
 
 
 def is_packable(op: Op) -> bool:
     """Return whether an op has a form with packed weights, if those are constant."""
-    return bool(_packed_form(op.name, [op.operands[number].type for number in packed_operands(op)], op.location))  # type: ignore[misc]
+    return bool(_packing(op.name, [op.operands[number].type for number in packed_operands(op)], op.location))  # type: ignore[misc]
 
 
-def _packed_form(name: str, weights: Types, location: str) -> str:
-    form = lookup(name, location).code.packed
-    return form(weights) if callable(form) else form
+def _packing(name: str, weights: Types, location: str) -> str:
+    kernel = lookup(name, location).kernel(Packed)
+    return "" if kernel is None else kernel.packing(weights)
 
 
-def torch_buffered(op: Op, operands: Sequence[str]) -> str:
-    """Return the torch code of `op` with a buffer as operand 0; "" if it has no such form."""
-    form, axis = lookup(op.name, op.location).code.buffered, op.attrs.get("axis")
-    if not form or not isinstance(axis, int):
-        return ""
-    return _fill(form, {**op.attrs, "length": op.operands[0].tensor.shape[axis]}, operands, op.location)
+def torch_appending(op: Op, operands: Sequence[str]) -> str:
+    """Return the torch code of `op`, which has the kernel `Appending`, with a buffer as operand 0."""
+    kernel, axis = lookup(op.name, op.location).kernel(Appending), op.attrs["axis"]
+    assert kernel is not None
+    assert isinstance(axis, int)
+    return _fill(kernel.torch, {**op.attrs, "length": op.operands[0].tensor.shape[axis]}, operands, op.location)
 
 
-def cached_states(op: Op) -> tuple[int, ...]:
-    """Return the operands of an op that are growing states, which it extends, by number (`Code.cached_states`)."""
-    return () if op.callee else lookup(op.name, op.location).code.cached_states
+def growing_states(op: Op) -> tuple[int, ...]:
+    """Return the operands of an op that are growing states, which it extends, by number (`ForRequests`)."""
+    kernel = None if op.callee else lookup(op.name, op.location).kernel(ForRequests)
+    return () if kernel is None else kernel.states
 
 
-def torch_cached(op: Op, operands: Sequence[str]) -> str:
-    """Return the torch code of `op`, which has `Code.cached_states`, for all requests of a step."""
-    code = lookup(op.name, op.location).code
-    states = [op.operands[number].name for number in code.cached_states]
+def torch_for_requests(op: Op, operands: Sequence[str]) -> str:
+    """Return the torch code of `op`, which has the kernel `ForRequests`, for all requests of a step."""
+    kernel = lookup(op.name, op.location).kernel(ForRequests)
+    assert kernel is not None
+    states = [op.operands[number].name for number in kernel.states]
     views: Any = op.attrs["views"]
     caches = tuple((state, *view) for state, view in zip(states, views, strict=True))
-    return _fill(code.cached, {**op.attrs, "caches": caches}, operands, op.location)
+    return _fill(kernel.torch, {**op.attrs, "caches": caches}, operands, op.location)
 
 
 def is_zero(op: Op) -> bool:
@@ -136,10 +157,12 @@ def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None
     """Raise ValueError, KeyError or an error of the entry unless op `name` has an expression for these attributes."""
     entry = lookup(name)
     # A rank's program also sets the schedule step and the distance to another rank.
-    for template in (entry.semantics.torch, entry.code.in_place):
-        _fill(template, {"step": 0, "distance": 0, **attrs}, ["x"] * operands)
-    for template in (entry.code.reusing, entry.code.buffered, entry.code.cached):
-        _template(template, attrs)
+    _fill(entry.semantics.torch, {"step": 0, "distance": 0, **attrs}, ["x"] * operands)
+    for kernel in entry.kernels:
+        if isinstance(kernel, InPlace):
+            _fill(kernel.torch, {"step": 0, "distance": 0, **attrs}, ["x"] * operands)
+        elif isinstance(kernel, Kernel):
+            _template(kernel.torch, attrs)
 
 
 def torch_scope() -> dict[str, Any]:

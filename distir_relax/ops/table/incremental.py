@@ -59,6 +59,8 @@ class IncrementalForm:
     """Emits the new positions of the result; of an op with several results, all of them."""
     carries: bool = False
     """Whether it has a state."""
+    of_states: str = ""
+    """The op that appends to growing states itself, where operands 1 and 2 are views of them (`AttendStates`)."""
     is_windowed: bool = False
     """Whether a position of the result reads a window of positions, at a constant distance, of one operand.
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.table.builder import Builder
-from distir_relax.ops.table.entry import Attrs
 from distir_relax.ops.table.helpers import axis_of, broadcast_to, cast, reshape_to
+from distir_relax.ops.table.kernel import Attrs
 
 _BOUNDS = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "int16": (-32768.0, 32767.0)}
 

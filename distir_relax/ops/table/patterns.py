@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from distir_relax.ir import Attribute, Op, Value
-from distir_relax.ops.table.entry import Attrs, Trait
+from distir_relax.ops.table.entry import Trait
+from distir_relax.ops.table.kernel import Attrs
 from distir_relax.ops.table.table import TABLE, Table, lookup
 
 

@@ -8,11 +8,12 @@ from distir_relax.ir import Function, Op, PerRank, PlacedType, TensorType, Value
 from distir_relax.layout import Collective
 from distir_relax.ops.table.entry import OpDef, Trait
 from distir_relax.ops.table.helpers import contiguous
+from distir_relax.ops.table.kernel import Overwriting
 from distir_relax.ops.table.table import lookup
 
 
 def reused_operands(function: Function, kept: Collection[str] = (), reordered: Collection[str] = ()) -> dict[str, int]:
-    """Return the operand that each op overwrites, by the name of the op's result (`Code.reusing`).
+    """Return the operand that each op overwrites, by the name of the op's result (`Overwriting`).
 
     Of a function of the distributed, the ranked or the executable stage. `kept` values are not overwritten, nor are
     inputs, which a caller may need, and what other ranks get, which they may read later. Inputs that are `reordered`
@@ -35,13 +36,13 @@ def reused_operands(function: Function, kept: Collection[str] = (), reordered: C
         if op.callee:
             continue
         entry = lookup(op.name, op.location)
-        if entry.code.reusing:
+        if (kernel := entry.kernel(Overwriting)) is not None:
             names = [storage[value.name] for value in op.operands]
             free = (
                 i
                 for i, name in enumerate(names)
                 if last[name] == number
-                and _fits(op, i, entry, new.get(name))
+                and _fits(op, i, kernel, new.get(name))
                 and _is_alone(op, i, entry, names)
                 and (_decides_order(op, i) or {op.operands[0].name, op.operands[i].name} <= plain)
             )
@@ -103,13 +104,13 @@ def _shares_storage(op: Op) -> bool:
     return entry.shares_storage or entry.is_identity(op.operands, op.results)
 
 
-def _fits(op: Op, number: int, entry: OpDef, elements: int | tuple[int, ...] | None) -> bool:
+def _fits(op: Op, number: int, kernel: Overwriting, elements: int | tuple[int, ...] | None) -> bool:
     """Return whether an operand in a storage of so many elements has room for the result, element by element.
 
     A view with another number is a part of the storage, or repeats some of it.
     """
-    operand, reusable = op.operands[number], entry.code.reusable
-    if reusable is not None and number not in reusable:
+    operand = op.operands[number]
+    if kernel.operands is not None and number not in kernel.operands:
         return False
     return elements is not None and operand.type == op.results[0].type and _elements(operand) == elements
 

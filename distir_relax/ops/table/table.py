@@ -26,6 +26,7 @@ from distir_relax.ops.table.entry import (
     Trait,
 )
 from distir_relax.ops.table.incremental import IncrementalForm
+from distir_relax.ops.table.kernel import AnyKernel
 from distir_relax.ops.table.onnx_operands import OnnxOperands
 from distir_relax.ops.table.quantized import QuantizedForm
 
@@ -63,6 +64,7 @@ class Table:
         incremental: IncrementalForm | None = None,
         quantized: QuantizedForm | None = None,
         traits: Collection[Trait] = (),
+        kernels: Sequence[AnyKernel] = (),
     ) -> OpDef:
         """Define an op: its result types and torch code, its factor rule, and further facets of `OpDef` if needed.
 
@@ -86,7 +88,8 @@ class Table:
         """
         if name in self._ops:
             raise ValueError(f"op {name!r} is defined twice")
-        entry = OpDef(name, semantics, split, cost, code, gradient, incremental, quantized, frozenset(traits))
+        facets = (semantics, split, cost, code, gradient, incremental, quantized)
+        entry = OpDef(name, *facets, frozenset(traits), tuple(kernels))
         return self._enter(entry)
 
     def replace(self, entry: OpDef) -> OpDef:

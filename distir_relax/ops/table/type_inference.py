@@ -6,7 +6,7 @@ import math
 
 from distir_relax.ir import TensorType
 from distir_relax.layout import DTYPES
-from distir_relax.ops.table.entry import Attrs, Types
+from distir_relax.ops.table.kernel import Attrs, Types
 
 
 def broadcast_shape(types: Types) -> tuple[int, ...]:

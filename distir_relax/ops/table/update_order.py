@@ -27,7 +27,7 @@ def update_after_reads(ops: Sequence[Op]) -> tuple[Op, ...]:
         number
         for number, op in enumerate(ops)
         if not op.callee
-        and lookup(op.name, op.location).code.in_place
+        and lookup(op.name, op.location).updates
         and last_read[storage.get(op.operands[0].name, op.operands[0].name)] > number
         and not any(v.name in used for v in op.results)
     }
