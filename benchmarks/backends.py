@@ -54,19 +54,17 @@ def run_rank(path: Path, times: int, out: Path) -> None:
 
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.join import joined_world
-    from distir_relax.runtime.rank_session import RankSession
+    from distir_relax.runtime.session import Session
 
     torch.set_num_threads(1)
     with joined_world(600) as world:
-        assert world is not None
         bundle = read_bundle(path, verify_weights=False)
         ids = torch.randint(0, 40_000, bundle.manifest.inputs[0].shape, generator=torch.Generator().manual_seed(1))
         sessions, loads = {}, {}
         for backend in BACKENDS:
-            sessions[backend] = RankSession(world, bundle, backend, verified=True)
-            sessions[backend].communicator._barrier()
+            world.exchange(0)
             start = time.perf_counter()
-            sessions[backend].load()
+            sessions[backend] = Session(bundle, backend, world=world, verified=True)
             loads[backend] = time.perf_counter() - start
         inputs = {bundle.manifest.inputs[0].name: ids}
         first = {backend: session(inputs) for backend, session in sessions.items()}

@@ -42,7 +42,7 @@ from distir_relax.ops import Trait, evaluate, lookup
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.started_collectives import Started
 from distir_relax.runtime.transports.threads import RankThreads, ThreadCommunicator, ThreadWorld
 from distir_relax.runtime.transports.torch_distributed import TorchCommunicator
@@ -226,11 +226,9 @@ def _run_rank(folder: Path, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     if options.bandwidth:
         _slow_down(options.latency, options.bandwidth)
-    sessions = {mode: RankSession(world, read_bundle(folder / mode)) for mode in SIZES}
+    sessions = {mode: Session(read_bundle(folder / mode), world=world) for mode in SIZES}
     inputs = torch.load(folder / "inputs.pt")
     seconds: dict[str, list[float]] = {mode: [] for mode in SIZES}
-    for session in sessions.values():
-        session.load()
     for number in range(WARM_UP + options.pairs):
         for mode in (SIZES, reversed(SIZES))[number % 2]:
             sessions[mode](inputs, outputs=())

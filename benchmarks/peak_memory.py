@@ -27,7 +27,7 @@ from distir_relax.frontends.torch.loss_module import call_arguments
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
 from distir_relax.runtime.machine import limit_threads
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import numbers
 from distir_relax.support.units import size
 
@@ -96,11 +96,9 @@ def _write(program: Program, folder: Path) -> list[int]:
 
 def _rank(folders: list[Path]) -> None:
     with joined_world() as world:
-        assert world is not None, "mpirun starts this"
         limit_threads(world.local_size)
         for folder in folders:
-            session = RankSession(world, read_bundle(folder / "program.dist"))
-            session.load()
+            session = Session(read_bundle(folder / "program.dist"), world=world)
             inputs, outputs = torch.load(folder / "inputs.pt")
             if outputs:
                 inputs |= numbers(session.bundle.manifest, 0)

@@ -77,16 +77,14 @@ def run_ours(path: Path) -> None:
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.machine import limit_threads, retain_freed_memory
-    from distir_relax.runtime.rank_session import RankSession
+    from distir_relax.runtime.session import Session
     from distir_relax.runtime.training.batches import numbers, training_of
 
     with joined_world() as world:
-        assert world is not None
         limit_threads(2)
         retain_freed_memory()
         bundle = read_bundle(path)
-        session, name = RankSession(world, bundle), training_of(bundle.manifest).loss
-        session.load()
+        session, name = Session(bundle, world=world), training_of(bundle.manifest).loss
         x, targets = batch()
         if path.stem == "alone":
             x, targets = x[: ROWS // MICROBATCHES], targets[: ROWS // MICROBATCHES]

@@ -30,7 +30,7 @@ from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 
 WIDTH, HIDDEN, ROWS = 1024, 4096, 510
 EVEN = dr.load_profile("cpu-local")
@@ -136,15 +136,13 @@ def spin() -> None:
 def run_rank(folder: Path, steps: int, rounds: int) -> None:
     """One rank of the launch, on its core."""
     with joined_world() as world:
-        assert world is not None, "mpirun starts this"
         os.sched_setaffinity(0, {world.rank})
         limit_threads(world.size)
         torch.set_num_threads(1)
         times: dict[str, list[float]] = {}
         for _ in range(rounds):
             for path in sorted(folder.glob("*.dist")):
-                session = RankSession(world, read_bundle(path))
-                session.load()
+                session = Session(read_bundle(path), world=world)
                 times.setdefault(path.stem, []).extend(time_steps(world, session, steps))
         if world.rank == 0:
             medians = {name: statistics.median(seconds) for name, seconds in times.items()}

@@ -256,7 +256,7 @@ def test_a_saved_bundle_continues_sequences(tmp_path: Path) -> None:
     session = Session(bundle)
     program = LanguageProgram.of(bundle.manifest)
     assert program.max_length == LENGTH
-    steps = [*generated_tokens(program.by_session(session, GREEDY), ids, 8, ())]
+    steps = [*generated_tokens(program.feed(session, GREEDY), ids, 8, ())]
     assert torch.equal(torch.stack(steps, 1), of_transformers("llama", ids, 8))
     with pytest.raises(
         RunError, match="expected to continue the sequence of the last call, past = 12, batch = 2, found"

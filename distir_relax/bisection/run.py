@@ -14,22 +14,24 @@ from distir_relax.bisection.reference import Reference, ReferenceValue
 from distir_relax.bisection.result import Bisection, WrongValue
 from distir_relax.bisection.rounding import DEFAULT_TOLERANCE
 from distir_relax.bisection.search import DEFAULT_MEMORY, Expect, Findings, Search, layouts_of
-from distir_relax.bisection.subject import LaunchSubject, Subject, ThreadSubject
-from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.bisection.subject import Subject
+from distir_relax.bundle import Bundle, BundleFile, read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import print_op
 from distir_relax.layout import assuming
-from distir_relax.runtime.launched import ending_launch, load_rank
+from distir_relax.runtime.backends import Load
+from distir_relax.runtime.launched import RankOptions, ending_launch, open_session
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
+from distir_relax.runtime.world import ALONE, World
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from distir_relax.runtime.arrays import Array
-    from distir_relax.runtime.world import World
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def bisect(
     other = None if against is None else _read(against, None, False, require_signature)
     options = BisectOptions(other, against_backend, tolerance, exact, top, memory, timeout)
     check_options(subject_bundle, options)
-    return run_bisection(ThreadSubject(subject_bundle, backend, device, arrays, timeout), arrays, options)
+    return run_bisection(_on_threads(subject_bundle, backend, device, arrays, timeout), arrays, options)
 
 
 def check_options(bundle: Bundle, options: BisectOptions) -> None:
@@ -102,18 +104,17 @@ def check_options(bundle: Bundle, options: BisectOptions) -> None:
         raise DistIRError("expected a tolerance and a memory above 0")
 
 
-def bisect_rank(
-    world: World, path: Path, inputs: Path, backend: str, device: str, options: BisectOptions,
-    weights: Path | None = None, trust_code: bool = False, require_signature: Path | None = None,
-) -> Bisection | None:  # fmt: skip
-    """Bisect a bundle as one rank of a launch; return the result on rank 0, None elsewhere.
+def bisect_file(
+    file: BundleFile, inputs: Path, options: BisectOptions, ranks: RankOptions, world: World = ALONE
+) -> Bisection | None:
+    """Bisect a bundle as one rank of a launch, or alone; return the result on rank 0, None elsewhere.
 
     Rank 0 collects the recorded values and computes the model. A `DistIRError` that all ranks have is raised; that of
     one rank is printed and ends the launch.
     """
 
     def read(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]]:
-        if options.against is not None or options.against_backend is not None:
+        if not world.is_alone and (options.against is not None or options.against_backend is not None):
             raise DistIRError(
                 "ranks of a launch are compared with the model, found --against",
                 hint="leave out mpirun: the ranks are threads then",
@@ -124,11 +125,15 @@ def bisect_rank(
         return arrays
 
     with ending_launch(world):
-        session, arrays = load_rank(
-            world, path, backend, device, read, weights=weights, trust_code=trust_code,
-            require_signature=require_signature,
-        )  # fmt: skip
-        subject = LaunchSubject(session, world, backend, arrays)
+        session, arrays = open_session(world, file, ranks, read)
+
+        def open_with(load: Load | None) -> Session:
+            if load is None:
+                return session
+            where = (ranks.backend, ranks.device, ranks.timeout)
+            return Session(session.bundle, *where, load=load, world=world, verified=True)
+
+        subject = Subject(session.bundle, ranks.backend, open_with, arrays, world)
         if world.rank != 0:
             subject.serve()
             return None
@@ -243,7 +248,7 @@ def _other(
         return None
     bundle = options.against or search.subject.bundle
     backend = options.against_backend or search.subject.backend
-    subject = ThreadSubject(bundle, backend, "cpu", inputs, options.timeout)
+    subject = _on_threads(bundle, backend, "cpu", inputs, options.timeout)
     prepared = prepare(bundle, inputs)
     other = replace(search, subject=subject, layouts=layouts_of(bundle, prepared), prepared=prepared, runs=0)
 
@@ -260,6 +265,10 @@ def _other(
         return expect
 
     return expected_of
+
+
+def _on_threads(bundle: Bundle, backend: str, device: str, inputs: Mapping[str, Array], timeout: float) -> Subject:
+    return Subject(bundle, backend, lambda load: Session(bundle, backend, device, timeout, load=load), inputs)
 
 
 def _against(options: BisectOptions) -> str:

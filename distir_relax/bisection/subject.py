@@ -1,9 +1,8 @@
-"""Runs of a plan's ranks that record inner values: ranks as threads of this process, or as processes of a launch."""
+"""Runs of a plan's ranks that record inner values."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,8 @@ from distir_relax.bundle import Bundle
 from distir_relax.runtime.arrays import dtype_name, torch_dtype
 from distir_relax.runtime.backends import Load
 from distir_relax.runtime.communicator import Communicator
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 if TYPE_CHECKING:
     import torch
@@ -33,59 +31,32 @@ class Run:
     taps: Recorded
 
 
-class Subject(ABC):
-    """A bundle on a backend, with one choice of inputs. Each run starts from the bundle's weights."""
+class Subject:
+    """A bundle on a backend, with one choice of inputs. Each run starts from the bundle's weights.
 
-    def __init__(self, bundle: Bundle, backend: str, device: str, inputs: Mapping[str, Array]) -> None:
-        self.bundle, self.backend, self.device = bundle, backend, device
-        self._inputs = inputs
+    `open` returns a session that loads its programs by another loader, or as `distir run` does. In a launch, whose
+    `world` it is, the first rank gets the outputs and all recorded values; the others `serve` it.
+    """
 
-    @abstractmethod
+    def __init__(
+        self, bundle: Bundle, backend: str, open: Callable[[Load | None], Session], inputs: Mapping[str, Array],
+        world: World = ALONE,
+    ) -> None:  # fmt: skip
+        self.bundle, self.backend = bundle, backend
+        self._open, self._inputs, self._world = open, inputs, world
+
     def run(self, wanted: Wanted | None = None) -> Run:
         """Run once, and record the `wanted` values; without these, exactly as `distir run` does.
 
         Values that the programs do not compute by themselves, such as fused ones, are left out. Raises what a session
         raises.
         """
-
-    def close(self) -> None:
-        """End the runs."""
-        # Ranks that are threads have nothing to release.
-        return
-
-
-class ThreadSubject(Subject):
-    """Ranks as threads. A rank that waits longer than `timeout` seconds for others is an error."""
-
-    def __init__(
-        self, bundle: Bundle, backend: str, device: str, inputs: Mapping[str, Array], timeout: float
-    ) -> None:  # fmt: skip
-        super().__init__(bundle, backend, device, inputs)
-        self._timeout = timeout
-
-    def run(self, wanted: Wanted | None = None) -> Run:
-        """See `Subject.run`."""
-        recorded: Recorded = {}
-        load = None if wanted is None else tapped(self.backend, wanted, recorded)
-        session = Session(self.bundle, self.backend, self.device, self._timeout, load=load)
-        return Run(session(self._inputs), recorded)
-
-
-class LaunchSubject(Subject):
-    """Ranks as processes, seen from rank 0, which gets the outputs and all recorded values; the others `serve` it."""
-
-    def __init__(self, session: RankSession, world: World, backend: str, inputs: Mapping[str, Array]) -> None:
-        super().__init__(session.bundle, backend, session.communicator.device, inputs)
-        self._world, self._session = world, session
-
-    def run(self, wanted: Wanted | None = None) -> Run:
-        """See `Subject.run`."""
         plain = None if wanted is None else {str(rank): sorted(names) for rank, names in wanted.items()}
         self._world.exchange([True, plain], "the next run")
         return self._run(wanted)
 
     def close(self) -> None:
-        """See `Subject.close`: release the other ranks."""
+        """End the runs: release the other ranks."""
         self._world.exchange([False, None], "the next run")
 
     def serve(self) -> None:
@@ -98,14 +69,11 @@ class LaunchSubject(Subject):
 
     def _run(self, wanted: Wanted | None) -> Run:
         recorded: Recorded = {}
-        session = self._session if wanted is None else self._recording(tapped(self.backend, wanted, recorded))
+        session = self._open(None if wanted is None else tapped(self.backend, wanted, recorded))
         outputs = session(self._inputs)
-        return Run(outputs, {} if wanted is None else _gathered(session.communicator, self._world, recorded))
-
-    def _recording(self, load: Load) -> RankSession:
-        session = RankSession(self._world, self.bundle, self.backend, self.device, verified=True, load=load)
-        session.load()
-        return session
+        if wanted is not None and not self._world.is_alone:
+            recorded = _gathered(session.communicator, self._world, recorded)
+        return Run(outputs, recorded)
 
 
 def _gathered(comm: Communicator, world: World, recorded: Recorded) -> Recorded:

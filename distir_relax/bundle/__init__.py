@@ -20,7 +20,15 @@ from distir_relax.bundle.manifest import (
     local_shape,
 )
 from distir_relax.bundle.provenance import FileDigest, Origin, Provenance, SourceFile
-from distir_relax.bundle.read import check_weights, other_checksums, other_weights, read_bundle, weights_identity
+from distir_relax.bundle.read import (
+    BundleFile,
+    check_weights,
+    file_of,
+    other_checksums,
+    other_weights,
+    read_bundle,
+    weights_identity,
+)
 from distir_relax.bundle.signature import PrivateKey, PublicKey, Signature, create_key
 from distir_relax.bundle.training_manifest import AVERAGED, OWN_STEP, STEP_COUNT, TrainingManifest
 from distir_relax.bundle.verify import VerifiedBundle, sign_bundle, verify_bundle
@@ -39,6 +47,7 @@ __all__ = [
     "STAGE_FILES",
     "STEP_COUNT",
     "Bundle",
+    "BundleFile",
     "CallManifest",
     "Division",
     "Encoder",
@@ -67,6 +76,7 @@ __all__ = [
     "check_weights",
     "create_key",
     "drawn_weights",
+    "file_of",
     "local_bytes",
     "local_intervals",
     "local_shape",

@@ -59,6 +59,20 @@ def read_bundle(
     return bundle
 
 
+@dataclass(frozen=True)
+class BundleFile:
+    """A saved bundle: the arguments of `read_bundle`."""
+
+    path: str | Path
+    weights: str | Path | None = None
+    trust_code: bool = False
+    require_signature: str | Path | None = None
+
+    def read(self, verify_weights: bool = True) -> Bundle:
+        """Read the bundle. Raises as `read_bundle` does."""
+        return read_bundle(self.path, verify_weights, self.weights, self.trust_code, self.require_signature)
+
+
 def read_contents(path: str | Path, manifest: bytes) -> Bundle:
     """Read a bundle as `read_bundle` does, from the bytes of its manifest that `read_manifest` has returned.
 
@@ -145,6 +159,13 @@ def other_weights(bundle: Bundle) -> str | None:
     """Return the absolute path of the weights that take the place of a bundle's own, if any."""
     path = bundle.weights.path if isinstance(bundle.weights, StoredWeights) else None
     return None if path is None else str(path.absolute())
+
+
+def file_of(bundle: Bundle) -> BundleFile:
+    """Return what another process reads for a bundle that was read from a folder, by absolute names alone."""
+    assert bundle.path is not None, "a bundle in memory is in no file"
+    key = None if bundle.key is None else str(bundle.key)
+    return BundleFile(str(bundle.path.absolute()), other_weights(bundle), bundle.trusted, key)
 
 
 def _parse_manifest(content: bytes, file: Path) -> Manifest:

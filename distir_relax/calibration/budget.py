@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Budget:
     Ranks of a launch decide together, by the clock of rank 0.
     """
 
-    def __init__(self, seconds: float, world: World | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, world: World = ALONE, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._world = world
         self._end = clock() + seconds if seconds else math.inf
@@ -52,7 +52,7 @@ class Budget:
 
     def _agreed(self, seconds: float) -> float:
         """Return the value of rank 0."""
-        if self._world is None or self._world.size == 1:
+        if self._world.size == 1:
             return seconds
         # JSON has no infinity.
         agreed = self._world.exchange(None if math.isinf(seconds) else seconds)[0]

@@ -17,13 +17,7 @@ from distir_relax.calibration.microbenchmarks import QUANTIZED, dtypes_of, op_sa
 from distir_relax.calibration.other_work import warn_of_other_work
 from distir_relax.calibration.program_overhead import fit_programs
 from distir_relax.calibration.programs import ProgramSample, programs, write_programs
-from distir_relax.calibration.residuals import (
-    Residuals,
-    collective_residuals,
-    fit_uncertainty,
-    merged,
-    op_residuals,
-)
+from distir_relax.calibration.residuals import Residuals, collective_residuals, fit_uncertainty, merged, op_residuals
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.calibration.step_overhead import fit_steps, step_samples, write_step_samples
 from distir_relax.calibration.unlike_ranks import unlike_ranks
@@ -33,7 +27,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 PASSES = 7
 """Maximum number of measurement passes; a machine's speed varies over time."""
@@ -139,24 +133,24 @@ def _launch_measurement(
     options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
     options += ["--crowded"] if crowded else []
     if ranks == 1:
-        measure(file, device, passes, folder, None, seconds)
+        measure(file, device, passes, folder, ALONE, seconds)
     elif launch(ranks, ["measure", str(file), str(folder), *options]) != 0:
         raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
     return Measurements.of(json.loads(file.read_text()))
 
 
 def measure(
-    output: Path, device: str, passes: int, folder: Path, world: World | None, seconds: float = 0.0,
+    output: Path, device: str, passes: int, folder: Path, world: World, seconds: float = 0.0,
     crowded: bool = False,
 ) -> None:  # fmt: skip
     """Run the microbenchmarks, and the programs in `folder`, as one rank of a launch, or alone; rank 0 writes the times
     to `output` as JSON. At least one pass, and up to `passes` within `seconds` (0: all of them). Ranks that are
     `crowded` have no cores of their own: only collectives over all of them are measured."""
     budget = Budget(seconds, world)
-    limit_threads(world.local_size if world else 1)
+    limit_threads(world.local_size)
     retain_freed_memory()
     measurements = merge_passes(budget.passes(passes, lambda: measure_pass(device, folder, world, budget, crowded)))
-    if world is None or world.rank == 0:
+    if world.rank == 0:
         output.write_text(json.dumps(measurements.plain()))
 
 

@@ -26,8 +26,8 @@ from distir_relax.kernels.recording import Recording
 from distir_relax.kernels.requests import Request, States
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import is_packable, packing_of, torch_kernel, torch_packing, torch_scope
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.recorded_communicator import RecordedCommunicator
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import numbers
 from distir_relax.runtime.world import World
 
@@ -195,15 +195,12 @@ def _op(sample: OpSample, names: Sequence[str]) -> Op:
     return Op(sample.op, values, results, sample.attrs)
 
 
-def time_ops(
-    samples: Sequence[OpSample], device: str, world: World | None, limit: float = math.inf
-) -> list[list[float]]:
+def time_ops(samples: Sequence[OpSample], device: str, world: World, limit: float = math.inf) -> list[list[float]]:
     """Return the seconds of each op, measured several times, on this rank. Collective: all ranks call this together.
 
     `limit` is the maximum time of an op in seconds.
     """
-    wait = (lambda: None) if world is None else (lambda: _barrier(world))
-    return [time_op(sample, device, wait, limit) for sample in samples]
+    return [time_op(sample, device, lambda: _barrier(world), limit) for sample in samples]
 
 
 def time_reads(cache: float, wait: Callable[[], object]) -> list[tuple[float, list[float]]]:
@@ -295,7 +292,7 @@ def _recorded_all_reduces(comm: Communicator, elements: int) -> Recording:
     return step
 
 
-def time_steps(world: World, session: RankSession, steps: int, limit: float = math.inf) -> list[float]:
+def time_steps(world: World, session: Session, steps: int, limit: float = math.inf) -> list[float]:
     """Return the seconds of steps on random inputs, each as on the slowest rank. All ranks call this together.
 
     Runs `steps` steps, or as many as fit in `limit` seconds, at least one.

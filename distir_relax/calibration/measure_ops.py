@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle
 from distir_relax.calibration.limits import Limits, measure_limits
@@ -18,36 +18,33 @@ from distir_relax.kernels.clock import take_marks, wait_with
 from distir_relax.lowering.emit.torch import to_torch_clocked
 from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.machine import rank_device
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.requests import RankRequests, Slot
 from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.session import Session
-from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.runtime.verification import read_stage
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 if TYPE_CHECKING:
     from distir_relax.lowering.emit.torch_function import ClockedOp
-    from distir_relax.runtime.communicator import Communicator
 
 _WARM_UP = 3
 _TOKEN = 1
 
 
 def measure_op_times(
-    bundle: Bundle, world: World | None = None, device: str = "cpu", steps: int = 20, tokens: int = 128,
+    bundle: Bundle, world: World = ALONE, device: str = "cpu", steps: int = 20, tokens: int = 128,
     requests: int = 1,
 ) -> OpTimes:  # fmt: skip
     """Run `steps` steps of a bundle; return the times of this rank's ops, and the limits of its device.
 
     A program that generates text reads prompts of so many `tokens` for some `requests`, and then makes a token for each
-    in a step. Without a `world` the bundle is of one rank. All ranks of a launch call this together.
+    in a step. Without a launch the bundle is of one rank. All ranks of a launch call this together.
 
     Raises `RunError` for a bundle of several ranks without a launch, and as sessions do.
     """
-    if world is None and bundle.manifest.mesh.size > 1:
+    if world.is_alone and bundle.manifest.mesh.size > 1:
         raise RunError(f"expected a launch of {bundle.manifest.mesh.size} ranks, or a bundle of one")
-    own = rank_device(device, 0 if world is None else world.local_rank)
+    own = rank_device(device, world.local_rank)
     if own != "cpu":
         wait_with(partial(synchronize, own))
     before = measure_limits(own)
@@ -63,10 +60,10 @@ def measure_op_times(
 _Rows = list[Callable[[Limits], StepTimes]]
 
 
-def _run_steps(bundle: Bundle, world: World | None, device: str, steps: int) -> _Rows:
+def _run_steps(bundle: Bundle, world: World, device: str, steps: int) -> _Rows:
     """Time the steps of a program that keeps nothing between them."""
     manifest = bundle.manifest
-    program = manifest.program_of(0 if world is None else world.rank)
+    program = manifest.program_of(world.rank)
     text, ops = to_torch_clocked(read_stage(bundle, "ranked"), program.name, manifest.name)
     path = f"programs/{program.name}.py"
     programs = tuple(replace(p, torch=path) if p == program else p for p in manifest.programs)
@@ -75,20 +72,16 @@ def _run_steps(bundle: Bundle, world: World | None, device: str, steps: int) -> 
     )
     sizes = {symbol.name: symbol.typical for symbol in manifest.symbols}
     inputs = random_inputs(CallShapes(manifest).at(sizes).manifest)
-    session: Any = Session(timed, device=device) if world is None else RankSession(world, timed, device=device)
+    session = Session(timed, device=device, world=world)
     marks = [_marks(partial(session, inputs, outputs=())) for _ in range(_WARM_UP + steps)][_WARM_UP:]
     what = ", ".join(["a step", *(f"{name} = {size}" for name, size in sizes.items())])
     return [partial(step_times, what, ops, marks, lambda op: (sizes, 1))]
 
 
-def _run_requests(bundle: Bundle, world: World | None, device: str, steps: int, tokens: int, requests: int) -> _Rows:
+def _run_requests(bundle: Bundle, world: World, device: str, steps: int, tokens: int, requests: int) -> _Rows:
     """Time the steps that read prompts, and those that make a token for each request."""
-    manifest, ops = bundle.manifest, list["ClockedOp"]()
-    comm: Communicator = (
-        ThreadWorld(manifest.mesh).communicator(0, device)
-        if world is None
-        else world.communicator(manifest.mesh, device)
-    )
+    ops = list["ClockedOp"]()
+    comm = Session(bundle, device=device, world=world, loads=False).communicator
     entry = read_stage(bundle, "ranked").ranks[comm.rank]
     ranks = RankRequests(bundle, emit_request_programs(bundle, [entry], {entry: ops}), comm)
     turns, length = range(_WARM_UP + steps), tokens + _WARM_UP + steps + 1

@@ -16,20 +16,14 @@ from statistics import median, median_low
 from typing import Any
 
 from distir_relax.calibration.budget import Budget
-from distir_relax.calibration.measure import (
-    CollectiveSample,
-    time_collectives,
-    time_ops,
-    time_ranks,
-    time_reads,
-)
+from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops, time_ranks, time_reads
 from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.calibration.step_overhead import time_step_samples
 from distir_relax.cost.roofline import cache_of
 from distir_relax.kernels.processor import instruction_sets, processor_field, processor_flags
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 # The shares of a collective and of a program in the time of a pass, relative to an op; and the approximate number of
 # collectives.
@@ -130,7 +124,7 @@ class Measurements:
 
 
 def measure_pass(
-    device: str, programs: Path, world: World | None, budget: Budget | None = None, crowded: bool = False
+    device: str, programs: Path, world: World, budget: Budget | None = None, crowded: bool = False
 ) -> Measurements:
     """Measure everything once, as one rank of a launch or alone. All ranks call this together; rank 0 has the result.
 
@@ -146,17 +140,17 @@ def measure_pass(
         count = len(cold) + sum(len(op_samples(d, scale)) for d in dtypes) + _COLLECTIVE * _COLLECTIVES
         unit = budget.share(count + _PROGRAM * len([*programs.glob("*.dist")]))
     alone: Times = []
-    launch = world if world is not None and world.size > 1 else None
+    launch = world if world.size > 1 else None
     if launch:
         if launch.rank == 0:
             samples = op_samples("float32", scale)
-            alone = time_ops([samples[i] for i in cold], device, None, unit)
+            alone = time_ops([samples[i] for i in cold], device, ALONE, unit)
         launch.exchange(0)
     collectives = time_collectives(launch, device, scale, _COLLECTIVE * unit) if launch else []
     machine = device_machine(device)
     reads = time_reads(machine.cache, lambda: None if launch is None else launch.exchange(0)) if device == "cpu" else []
     return Measurements(
-        ranks=world.size if world else 1,
+        ranks=world.size,
         device=device,
         scale=scale,
         machine=machine,
@@ -173,8 +167,7 @@ def measure_pass(
     )
 
 
-def _measure_crowded(device: str, world: World | None, budget: Budget | None) -> Measurements:
-    assert world is not None, "several ranks are a launch"
+def _measure_crowded(device: str, world: World, budget: Budget | None) -> Measurements:
     scale, machine = scale_of(device), device_machine(device)
     limit = math.inf if budget is None else budget.share(_COLLECTIVES)
     found = time_collectives(world, device, scale, limit, parts=False)
@@ -222,10 +215,10 @@ def cold_samples(scale: int) -> list[int]:
     return [i for i, sample in enumerate(op_samples("float32", scale)) if sample.cold]
 
 
-def _over_ranks(times: Times, world: World | None) -> Times:
+def _over_ranks(times: Times, world: World) -> Times:
     """Return the lower median over ranks of each time, as of the reference of `unlike_ranks`; ranks measure at the same
     moment."""
-    if world is None or world.size == 1:
+    if world.size == 1:
         return times
     return [[median_low(at) for at in zip(*column, strict=True)] for column in zip(*world.exchange(times), strict=True)]
 

@@ -6,29 +6,30 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import local_bytes
+from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 
 if TYPE_CHECKING:
     import torch
 
 
-def step_peak(session: RankSession, inputs: Mapping[str, torch.Tensor], outputs: Collection[str] | None = None) -> int:
+def step_peak(session: Session, inputs: Mapping[str, torch.Tensor], outputs: Collection[str] | None = None) -> int:
     """Return the bytes of this rank's weights, state and inputs plus the peak of a step's allocations.
 
     All ranks call this together, with the same global `inputs`; `outputs` are gathered as in a call of the session.
     """
     manifest, comm = session.bundle.manifest, session.communicator
-    call = session.calls.of(inputs)
+    call = CallShapes(manifest).of(inputs)
     local = local_inputs(call.manifest, in_parts(call.manifest, inputs), comm.rank, comm.device)
     resident = sum(local_bytes(tensor, manifest.mesh, comm.rank) for tensor in manifest.weights)
     resident += sum(t.numel() * t.element_size() for t in local)
-    session.run_local(call, local, outputs)
 
     def run() -> None:
-        session.run_local(call, local, outputs)
+        session.run_local(call, lambda rank, device: local, outputs)
 
+    run()
     return resident + (host_peak(run) if comm.device == "cpu" else _device_peak(run, comm.device))
 
 

@@ -26,7 +26,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
 from distir_relax.optimizers import SGD, AdamW
 from distir_relax.runtime.backends import load_program
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.strategies.strategy import Strategy
 
@@ -87,9 +87,7 @@ def write_programs(folder: Path, dtype: str, scale: int, ranks: int) -> None:
         write_bundle(sample.bundle, folder / f"{dtype}-{number:03}.dist")
 
 
-def time_programs(
-    folder: Path, dtype: str, device: str, world: World | None, limit: float = math.inf
-) -> list[list[float]]:
+def time_programs(folder: Path, dtype: str, device: str, world: World, limit: float = math.inf) -> list[list[float]]:
     """Return the seconds of steps of each program; ranks of a launch run single-device programs at the same time.
 
     All ranks call this together, with the same `limit`, the seconds for the steps of a program.
@@ -100,20 +98,18 @@ def time_programs(
         if bundle.manifest.mesh.size == 1:
             times.append(_time_alone(bundle, device, world, limit))
         else:
-            assert world is not None
-            times.append(time_steps(world, RankSession(world, bundle, device=device), _STEPS, limit))
+            times.append(time_steps(world, Session(bundle, device=device, world=world), _STEPS, limit))
     return times
 
 
-def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) -> list[float]:
+def _time_alone(bundle: Bundle, device: str, world: World, limit: float) -> list[float]:
     import torch
 
     comm = ThreadWorld(bundle.manifest.mesh).communicator(0, device)
     program = load_program("torch", bundle, 0, comm, device)
     tensors = random_inputs(bundle.manifest)
     inputs = [tensors[entry.name].to(device) for entry in bundle.manifest.inputs]
-    if world is not None:
-        world.exchange(0)
+    world.exchange(0)
 
     def run(times: int) -> list[float]:
         seconds = []

@@ -22,9 +22,9 @@ from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Profile
 from distir_relax.lowering.request_steps import Chunk, RequestSteps, StepProgram
 from distir_relax.runtime.machine import rank_device
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.requests import RankRequests, Slot
 from distir_relax.runtime.requests.request_program import emit_request_programs
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.world import World
 from distir_relax.strategies.strategy import Strategy
 
@@ -54,7 +54,7 @@ def write_step_samples(folder: Path, ranks: int) -> None:
 def time_step_samples(folder: Path, world: World, limit: float = math.inf) -> list[list[float]]:
     """Return the seconds of steps of each program, as on the slowest rank. All ranks call this together, with the same
     `limit`, the seconds for the steps of a program."""
-    session = RankSession(world, read_bundle(folder / _CALL, verify_weights=False))
+    session = Session(read_bundle(folder / _CALL, verify_weights=False), world=world)
     generation = read_bundle(folder / _GENERATION, verify_weights=False)
     return [
         time_steps(world, session, _STEPS, limit),

@@ -24,7 +24,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.world import World
 
 # Seconds of a pass of the calibration, of which an idle machine needs about 20: a busy one measures less often.
@@ -126,7 +126,7 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
         if step is not None:
             seconds = time_requests(world, bundle, device, options["steps"], *step)
         else:
-            session = RankSession(world, bundle, device=device)
+            session = Session(bundle, device=device, world=world)
             if options["peaks"]:
                 # Before calls are recorded: a recorded step's memory is taken once.
                 inputs, updated = random_inputs(bundle.manifest), set(bundle.manifest.updates.values())

@@ -56,12 +56,12 @@ def exit_all(world: World, error: DistIRError) -> NoReturn:
 
 
 @contextmanager
-def printed_once(world: World | None) -> Iterator[None]:
+def printed_once(world: World) -> Iterator[None]:
     """Let the first rank alone print an error that all ranks of a launch raise in the block (`exit_all`)."""
     try:
         yield
     except DistIRError as error:
-        if world is None:
+        if world.is_alone:
             raise
         exit_all(world, error)
 

@@ -23,7 +23,7 @@ from distir_relax.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from distir_relax.bisection import Bisection
+    pass
 
 
 @app.command()
@@ -57,37 +57,23 @@ def bisect(
     The ranks are threads of this process, or, under mpirun or torchrun, processes. Exits with 1 if a value is wrong.
     Compared with a bundle in another precision, no value is wrong: the ops are ranked by the error that they add.
     """
-    from distir_relax.bisection import bisect as bisect_threads
-    from distir_relax.bisection.run import BisectOptions, bisect_rank
-    from distir_relax.bundle import read_bundle
+    from distir_relax.bisection.run import BisectOptions, bisect_file
+    from distir_relax.bundle import BundleFile, read_bundle
     from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.launched import RankOptions
 
     other = None if against_backend is None else against_backend.value
     limit = int(memory * 1e9)
     with joined_world(timeout) as world:
-        result: Bisection | None
-        if world is None:
-            result = bisect_threads(
-                bundle, input, backend.value, device.value, against=against, against_backend=other, top=top,
-                tolerance=tolerance, exact=float64, memory=limit, timeout=timeout, weights=weights,
-                trust_code=trust_code, require_signature=require_signature,
-            )  # fmt: skip
-        else:
-            with printed_once(world):
-                compared = (
-                    None
-                    if against is None
-                    else read_bundle(against, verify_weights=False, require_signature=require_signature)
-                )
-                options = BisectOptions(compared, other, tolerance, float64, top, limit, timeout)
-                result = bisect_rank(
-                    world, bundle, input, backend.value, device.value, options, weights, trust_code, require_signature
-                )
+        with printed_once(world):
+            compared = None if against is None else read_bundle(against, require_signature=require_signature)
+            options = BisectOptions(compared, other, tolerance, float64, top, limit, timeout)
+            file = BundleFile(bundle, weights, trust_code, require_signature)
+            ranks = RankOptions(backend.value, device.value, timeout)
+            result = bisect_file(file, input, options, ranks, world)
         if result is not None:
             typer.echo(json_.dumps(result.as_json()) if json else repr(result))
-        is_right = result is None or result.is_right
-        if world is not None:
-            is_right = all(world.exchange(is_right, "the result"))
-            world.close()
+        is_right = all(world.exchange(result is None or result.is_right, "the result"))
+        world.close()
     if not is_right:
         raise typer.Exit(1)

@@ -55,10 +55,10 @@ def finetune(
     options = FineTuning(epochs, batch, length, rank, lr, strategy, precision, evaluation, seed, pack)
     task = Task(model, data, output, options, resume)
 
-    def prepare(world: World | None) -> None:
+    def prepare(world: World) -> None:
         with printed_once(world):
             task.prepare(world)
-        if world is None or world.rank == 0:
+        if world.rank == 0:
             typer.echo(task.summary, err=True)
 
     with joined_world(timeout, prepare) as world:
@@ -69,11 +69,10 @@ def finetune(
             print_resume_hint(output / CHECKPOINTS)
             raise
         if ended.signal:
-            if world is None or world.rank == 0:
+            if world.rank == 0:
                 print_resume_hint(output / CHECKPOINTS, ended.step, ended.reason)
-        elif world is None or world.rank == 0:
+        elif world.rank == 0:
             typer.echo(f"{ended.step} steps, the last with a loss of {ended.loss:.4g}; wrote {output}, for distir chat")
-        if world is not None:
-            world.close()
+        world.close()
     if ended.signal:
         raise typer.Exit(128 + ended.signal)

@@ -95,8 +95,11 @@ def generate(
     As one rank under mpirun or torchrun, otherwise with all ranks as threads of this process. The prompts of --prompts
     are continued together, by the engine of distir serve.
     """
-    from distir_relax.runtime.generate_once import GenerateOptions, generate_rank, generate_threads
+    from distir_relax.bundle import BundleFile
+    from distir_relax.runtime.generate_once import GenerateOptions
+    from distir_relax.runtime.generate_once import generate as run
     from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.launched import RankOptions
 
     sampling = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "min_p": min_p,
@@ -109,7 +112,7 @@ def generate(
                 raise RunError(f"expected --prompts alone, found {given[0]}")
             if backend is not Backend.torch:
                 raise RunError(f"--prompts runs on the torch backend, found --backend {backend.value}")
-            if world is not None:
+            if not world.is_alone:
                 raise RunError("--prompts is for one process", hint="give it without mpirun and torchrun")
             ends = None if stop is None else frozenset(_ids(stop, "--stop"))
             if system is not None and not chat:
@@ -120,7 +123,7 @@ def generate(
             )  # fmt: skip
             typer.echo(summary, err=True)
             return
-        is_first = world is None or world.rank == 0
+        is_first = world.rank == 0
 
         def show(piece: str) -> None:
             if is_first:
@@ -128,12 +131,13 @@ def generate(
 
         with printed_once(world):
             options = GenerateOptions(
-                bundle, _prompt(prompt, chat, system, tokens), max_new_tokens,
-                sampling, None if stop is None else frozenset(_ids(stop, "--stop")),
+                BundleFile(bundle, weights, require_signature=require_signature),
+                _prompt(prompt, chat, system, tokens), max_new_tokens, sampling,
+                None if stop is None else frozenset(_ids(stop, "--stop")),
                 tuple(stop_text or ()), None if decoder_prompt is None else _ids(decoder_prompt, "--decoder-prompt"),
-                backend.value, device.value, timeout, weights, require_signature,
+                RankOptions(backend.value, device.value, timeout),
             )  # fmt: skip
-            done = generate_threads(options, show) if world is None else generate_rank(world, options, show)
+            done = run(options, show, world)
         if is_first:
             times = ""
             if done.tokens:
@@ -142,8 +146,7 @@ def generate(
             typer.echo()
             made, ranks = count(done.tokens, "token"), count(done.ranks, "rank")
             typer.echo(f"{made} on {ranks} ({done.transport}), {backend.value}{times}", err=True)
-        if world is not None:
-            world.close()
+        world.close()
 
 
 def _prompt(

@@ -42,18 +42,17 @@ def roofline(
             size = read.manifest.mesh.size
             if rank >= size:
                 raise DistIRError(f"expected a rank less than {size}, found {rank}", str(bundle))
-            if world is not None:
+            if not world.is_alone:
                 check_size(read.manifest.mesh, world.size)
-        if world is None and size > 1:
+        if world.is_alone and size > 1:
             given = {"device": device.value, "steps": steps, "tokens": tokens, "requests": requests, "rank": rank}
             options = [text for name, value in given.items() for text in (f"--{name}", str(value))]
             options += ["--most", str(most), *(["--json"] if json else [])]
             options += [] if require_signature is None else ["--require-signature", str(require_signature)]
             raise typer.Exit(launch(size, ["roofline", str(bundle), *options]))
-        limit_threads(1 if world is None else world.local_size)
+        limit_threads(world.local_size)
         retain_freed_memory()
         times = measure_op_times(read, world, device.value, steps, tokens, requests)
-        if world is None or world.rank == rank:
+        if world.rank == rank:
             typer.echo(json_.dumps(op_times_json(times)) if json else op_times_text(times, most))
-        if world is not None:
-            world.close()
+        world.close()

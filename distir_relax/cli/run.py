@@ -33,6 +33,7 @@ from distir_relax.cli.options import (
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax.bundle import BundleFile
     from distir_relax.runtime.report import RunReport
 
 
@@ -56,30 +57,26 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
-    from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
+    from distir_relax.bundle import BundleFile
+    from distir_relax.runtime.execute import RunOptions
+    from distir_relax.runtime.execute import run as execute
     from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.launched import RankOptions
 
-    options = RunOptions(
-        bundle, input, output, backend.value, device.value, timeout, repeat, report, weights, trust_code,
-        require_signature,
-    )  # fmt: skip
+    file = BundleFile(bundle, weights, trust_code, require_signature)
+    options = RunOptions(file, input, output, RankOptions(backend.value, device.value, timeout), repeat, report)
     with joined_world(timeout) as world:
-        # All ranks report an unusable --trace before anything runs.
-        if world is None:
-            draw = _trace_writer(bundle, backend, profile, trace, json, trust_code, require_signature)
-            result: RunReport | None = run_threads(options)
-        else:
-            with printed_once(world):
-                draw = _trace_writer(bundle, backend, profile, trace, json, trust_code, require_signature)
-                result = run_rank(world, options)
+        with printed_once(world):
+            # All ranks report an unusable --trace before anything runs.
+            draw = _trace_writer(file, backend, profile, trace, json)
+            result = execute(options, world)
         if result is not None:
             if json:
                 typer.echo(json_.dumps({**result.to_json(), "output": None if output is None else str(output)}))
             else:
                 _print_summary(result, output, report is not None)
             draw(result)
-        if world is not None:
-            world.close()
+        world.close()
 
 
 @app.command()
@@ -106,7 +103,7 @@ def launch(
 
     All hosts need the bundle, the key, this Python and the working directory under the same paths.
     """
-    from distir_relax.bundle import read_bundle
+    from distir_relax.bundle import BundleFile
     from distir_relax.runtime.hosts import read_hosts
     from distir_relax.runtime.launch import launch as start
     from distir_relax.runtime.launch import launch_with_torchrun
@@ -115,7 +112,7 @@ def launch(
 
     check_alone()
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    mesh = read_bundle(bundle, False, weights, trust_code, require_signature).manifest.mesh
+    mesh = BundleFile(bundle, weights, trust_code, require_signature).read(verify_weights=False).manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
     files = {"--input": input, "--output": output, "--report": report, "--weights": weights}
@@ -173,19 +170,18 @@ def _print_summary(report: RunReport, output: Path | None, table: bool) -> None:
 
 
 def _trace_writer(
-    bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool, trust_code: bool, key: Path | None
+    file: BundleFile, backend: Backend, profile: str, path: Path | None, quiet: bool
 ) -> Callable[[RunReport], None]:
     """Return a listener that draws the tasks of a run's last step below the predicted ones; a no-op without `path`.
 
-    With `quiet` it prints to stderr. The bundle must have a signature by `key`, if one is given.
+    With `quiet` it prints to stderr.
     """
     if path is None:
         return lambda report: None
-    if trust_code:
+    if file.trust_code:
         raise DistIRError("--trace predicts the program that was compiled", hint="remove --trace or --trust-code")
     if backend is not Backend.torch:
         raise DistIRError("only the torch backend records task times", hint="remove --trace or --backend")
-    from distir_relax.bundle import read_bundle
     from distir_relax.calibration.machine_check import warn_of_mismatch
     from distir_relax.compiler.simulate import simulate
     from distir_relax.cost.profile import load_profile
@@ -193,12 +189,12 @@ def _trace_writer(
     from distir_relax.runtime.inputs import check_writable
 
     check_writable(path)
-    devices = read_bundle(bundle, verify_weights=False, require_signature=key).manifest.mesh.size
+    devices = file.read(verify_weights=False).manifest.mesh.size
     machine = load_profile(profile)
     warn_of_mismatch(machine)
-    predicted = predicted_rows(simulate(bundle, profile=machine.with_devices(devices)))
+    predicted = predicted_rows(simulate(file.path, profile=machine.with_devices(devices)))
     if not predicted:
-        raise DistIRError("the program is not a pipeline: it has no tasks to draw", str(bundle), "remove --trace")
+        raise DistIRError("the program is not a pipeline: it has no tasks to draw", str(file.path), "remove --trace")
 
     def draw(report: RunReport) -> None:
         measured = [Row(f"rank {rank}", tasks) for rank, tasks in enumerate(report.tasks)]

@@ -53,8 +53,8 @@ class SignalRecorder:
     If ranks are threads, SIGINT and a second signal end the process at once.
     """
 
-    def __init__(self, world: World | None) -> None:
-        self._alone = world is None
+    def __init__(self, world: World) -> None:
+        self._alone = world.is_alone
         self._number = 0
         self._before: dict[int, Any] = {}
 

@@ -287,8 +287,7 @@ def measure(
 
     with joined_world() as world:
         run_benchmarks(output, device.value, passes, programs, world, seconds, crowded)
-        if world is not None:
-            world.close()
+        world.close()
 
 
 @app.command()
@@ -344,6 +343,5 @@ def time_bundles(request: Path, answer: Path) -> None:
     from distir_relax.runtime.join import joined_world
 
     with joined_world() as world:
-        assert world is not None, "distir validate starts this with mpirun"
         run_all(request, answer, world)
         world.close()

@@ -117,15 +117,17 @@ def train(
 
     FUNCTION receives `start`, the number of the first step, and `seed`, if it has parameters of these names.
     """
+    from distir_relax.bundle import BundleFile
     from distir_relax.cli.training_data import UserCallbacks, load_data, load_evaluation
     from distir_relax.runtime.handshake import agreed
     from distir_relax.runtime.join import joined_world
-    from distir_relax.runtime.launched import ending_launch
+    from distir_relax.runtime.launched import RankOptions, ending_launch
     from distir_relax.runtime.launcher_detection import detect
     from distir_relax.runtime.training.callbacks import Progress, TimeLimit, logger
     from distir_relax.runtime.training.epoch_order import arrange
     from distir_relax.runtime.training.options import TrainOptions
-    from distir_relax.runtime.training.train import Run, train_rank, train_threads
+    from distir_relax.runtime.training.train import Run
+    from distir_relax.runtime.training.train import train as run_training
 
     def build(first: bool) -> tuple[TrainOptions, list[Callback]]:
         which = resume.value if resume else ""
@@ -136,37 +138,36 @@ def train(
         timed = [] if max_time is None else [TimeLimit(max_time)]
         return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first), *timed]
 
+    where = (backend.value, device.value, timeout)
+
     def build_run() -> Run:
-        options, observers = build(world is None or world.rank == 0)
+        options, observers = build(world.rank == 0)
         observers += map(UserCallbacks, callbacks or [])
         limits = [_limit(text, name) for text, name in (
             (limit_batches, "--limit-batches"), (limit_evaluation_batches, "--limit-evaluation-batches")
         )]  # fmt: skip
         of_epochs = lambda found: arrange(found, limits[0], in_order, grouped_by)  # noqa: E731
         evaluated = None if evaluation is None else load_evaluation(evaluation, lambda found: arrange(found, limits[1]))
-        where = (backend.value, device.value, timeout, received_signal, averaged, require_signature)
-        return Run(bundle, load_data(data, of_epochs), options, observers, evaluated, *where)
+        file, ranks = BundleFile(bundle, require_signature=require_signature), RankOptions(*where)
+        return Run(
+            file, load_data(data, of_epochs), options, observers, evaluated, ranks, received_signal, averaged
+        )  # fmt: skip
 
     if n is not None and detect() is None:
         build(first=True)  # reports errors once, without mpirun's own output around them
         _launch(n, bundle, arguments_of(context), checkpoint, require_signature)
     with joined_world(timeout) as world, SignalRecorder(world) as received_signal:
         try:
-            if world is None:
-                run = build_run()
-                ended = train_threads(run)
-            else:
-                with printed_once(world):
-                    with ending_launch(world), agreed(world):
-                        run = build_run()
-                    ended = train_rank(world, run)
+            with printed_once(world):
+                with ending_launch(world), agreed(world):
+                    run = build_run()
+                ended = run_training(run, world)
         except Interrupted:
             print_resume_hint(checkpoint)
             raise
-        if world is None or world.rank == 0:
+        if world.rank == 0:
             _print_summary(run, ended)
-        if world is not None:
-            world.close()
+        world.close()
     if ended.signal:
         raise typer.Exit(128 + ended.signal)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distir_relax.bundle import BundleFile
 from distir_relax.checkpoints import read_parameters
 from distir_relax.compiler.training import compile_training
 from distir_relax.errors import RunError
@@ -29,10 +30,10 @@ from distir_relax.integrations.chats import ChatRows, read_chats
 from distir_relax.optimizers import AdamW
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.join import joined_world
-from distir_relax.runtime.launched import ending_launch
+from distir_relax.runtime.launched import RankOptions, ending_launch
 from distir_relax.runtime.training.data_sources import open_data, open_evaluation
 from distir_relax.runtime.training.options import EPOCH, TrainOptions
-from distir_relax.runtime.training.train import Run, train_rank, train_threads
+from distir_relax.runtime.training.train import Run, train
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.support.learning_rate import Linear
 from distir_relax.text import Tokenizer
@@ -95,7 +96,7 @@ def finetune(
     """
     task = Task(Path(model), Path(data), Path(output), options or FineTuning(), resume)
     with joined_world(timeout, task.prepare) as world:
-        if world is None or world.rank == 0:
+        if world.rank == 0:
             show(task.summary)
         return task.train(world, callbacks, timeout=timeout)
 
@@ -132,37 +133,33 @@ class Task:
             f"{rows.chats} conversations of up to {rows.length} tokens{packed}{cut}; {self.steps} steps of {self.batch}"
         )
 
-    def prepare(self, world: World | None) -> None:
+    def prepare(self, world: World) -> None:
         """Read the data, and compile the step on the first rank; the others wait for it.
 
         Raises a `DistIRError` of any rank on all of them.
         """
-        if world is None:
-            self._read()
-            self._compile()
-            return
         with ending_launch(world), agreed(world):
             self._read()
             if world.rank == 0:
                 self._compile()
 
     def train(
-        self, world: World | None, callbacks: Sequence[Callback], stop: Callable[[], int] = lambda: 0,
+        self, world: World, callbacks: Sequence[Callback], stop: Callable[[], int] = lambda: 0,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Ended:  # fmt: skip
         """Train as this rank, and write the result on the first one, unless a signal has ended the run."""
         options, evaluated = self.options, self._evaluated
         run = Run(
-            self.target / _STEP, lambda manifest, seed, start: open_data(self.rows, manifest, seed, start),
+            BundleFile(self.target / _STEP), lambda manifest, seed, start: open_data(self.rows, manifest, seed, start),
             TrainOptions(
                 0, self.target / CHECKPOINTS, EPOCH, 1, "auto" if self.resume else "", options.seed,
                 evaluate_every=EPOCH, epochs=options.epochs,
             ),
             callbacks, None if evaluated is None else lambda manifest: open_evaluation(evaluated, manifest),
-            timeout=timeout, stop=stop,
+            RankOptions(timeout=timeout), stop,
         )  # fmt: skip
-        ended = train_threads(run) if world is None else train_rank(world, run)
-        if (world is None or world.rank == 0) and not ended.signal:
+        ended = train(run, world)
+        if world.rank == 0 and not ended.signal:
             self._write()
         return ended
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.bundle import Bundle, BundleFile
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import atomic_file, check_writable, write_npz
-from distir_relax.runtime.launched import ending_launch, load_rank
+from distir_relax.runtime.launched import RankOptions, ending_launch, open_session
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.report import RunReport, make_report
 from distir_relax.runtime.sequence_calls import SequenceCalls
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +30,12 @@ if TYPE_CHECKING:
 class RunOptions:
     """Options of `distir run`: files to read and write, and how to run."""
 
-    bundle: Path
+    bundle: BundleFile
     input: Path | None = None
     output: Path | None = None
-    backend: str = "torch"
-    device: str = "cpu"
-    timeout: float = DEFAULT_TIMEOUT
+    ranks: RankOptions = field(default_factory=RankOptions)
     repeat: int = 1
     report: Path | None = None
-    weights: Path | None = None
-    trust_code: bool = False
-    require_signature: Path | None = None
 
 
 def run_bundle(
@@ -55,52 +49,25 @@ def run_bundle(
     return Session(bundle, backend, device, timeout)(inputs)
 
 
-def run_threads(options: RunOptions) -> RunReport:
-    """Run `distir run` with ranks as threads. Raises DistIRError; the output is written completely or not at all."""
-    bundle = read_bundle(
-        options.bundle, weights=options.weights, trust_code=options.trust_code,
-        require_signature=options.require_signature,
-    )  # fmt: skip
-    inputs = _prepare(options, bundle)
-    session = Session(bundle, options.backend, options.device, options.timeout)
-    outputs, seconds = _timed_runs(session, inputs, options.repeat)
-    traffic = [comm.traffic for comm in session.communicators]
-    tasks = [comm.progress.tasks for comm in session.communicators]
-    report = make_report(bundle.manifest, options.backend, "threads", seconds, traffic, tasks)
-    _write(options, outputs, report)
-    return report
+def run(options: RunOptions, world: World = ALONE) -> RunReport | None:
+    """Run `distir run` as one rank of a launch, or alone; return the report on rank 0, None elsewhere.
 
-
-def run_rank(world: World, options: RunOptions) -> RunReport | None:
-    """Run `distir run` as one rank of a launch; return the report on rank 0, None elsewhere.
-
-    A `DistIRError` in reading the bundle and the inputs is raised on all ranks alike (`load_rank`). A later error of
-    one rank is printed and ends the launch (`ending_launch`).
+    The output is written completely or not at all. A `DistIRError` in reading the bundle and the inputs is raised on
+    all ranks alike (`open_session`). A later error of one rank is printed and ends the launch (`ending_launch`).
     """
     with ending_launch(world):
-        session, inputs = load_rank(
-            world,
-            options.bundle,
-            options.backend,
-            options.device,
-            lambda bundle: _prepare(options, bundle),
-            weights=options.weights,
-            trust_code=options.trust_code,
-            require_signature=options.require_signature,
-        )
-        manifest = session.bundle.manifest
+        session, inputs = open_session(world, options.bundle, options.ranks, lambda bundle: _prepare(options, bundle))
         outputs, seconds = _timed_runs(session, inputs, options.repeat)
-        traffic = session.communicator.traffic
-        everyone: list[Any] = world.exchange(
-            [seconds, traffic.calls, traffic.bytes, session.communicator.progress.tasks]
-        )
+        of_ranks = [[c.traffic.calls, c.traffic.bytes, c.progress.tasks] for c in session.communicators]
+        everyone: list[Any] = world.exchange([seconds, of_ranks])
+        rows = [row for _, of_process in everyone for row in of_process]
         report = make_report(
-            manifest,
-            options.backend,
+            session.bundle.manifest,
+            options.ranks.backend,
             world.kind,
-            [max(times) for times in zip(*(theirs[0] for theirs in everyone), strict=True)],
-            [Traffic(calls, sent) for _, calls, sent, _ in everyone],
-            [tasks for *_, tasks in everyone],
+            [max(times) for times in zip(*(theirs for theirs, _ in everyone), strict=True)],
+            [Traffic(calls, sent) for calls, sent, _ in rows],
+            [tasks for *_, tasks in rows],
         )
         with agreed(world):
             if world.rank == 0:
@@ -120,7 +87,7 @@ def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
 
 
 def _timed_runs(
-    session: Session | RankSession, inputs: Mapping[str, Array], repeat: int
+    session: Session, inputs: Mapping[str, Array], repeat: int
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Run `repeat` times, with one more run as warm-up if there are several; return the last outputs and the times."""
     seconds = []

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.bundle import Bundle, BundleFile
 from distir_relax.runtime.generation.prompt import Prompt
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results
 from distir_relax.runtime.generation.sampling import Sampling
 from distir_relax.runtime.generation.token_loop import Continue, LanguageProgram, generated_tokens
-from distir_relax.runtime.launched import ending_launch, load_rank
+from distir_relax.runtime.launched import RankOptions, ending_launch, open_session
 from distir_relax.runtime.requests.sequence_program import load_sequence_programs
-from distir_relax.runtime.session import Session
-from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 from distir_relax.text import Message
 
 if TYPE_CHECKING:
@@ -32,18 +29,14 @@ class GenerateOptions:
     `count` and values of `sampling` that are None are the model's own.
     """
 
-    bundle: Path
+    bundle: BundleFile
     prompt: str | Sequence[Message] | Sequence[int]
     count: int | None
     sampling: Mapping[str, Any]
     stop: frozenset[int] | None = None
     stop_text: tuple[str, ...] = ()
     decoder_prompt: tuple[int, ...] | None = None
-    backend: str = "torch"
-    device: str = "cpu"
-    timeout: float = DEFAULT_TIMEOUT
-    weights: Path | None = None
-    require_signature: Path | None = None
+    ranks: RankOptions = field(default_factory=RankOptions)
 
 
 @dataclass(frozen=True)
@@ -57,19 +50,10 @@ class Generated:
     transport: str
 
 
-def generate_threads(options: GenerateOptions, show: Callable[[str], None]) -> Generated:
-    """Generate with ranks as threads; `show` gets each piece of the text, or the tokens. Raises DistIRError."""
-    bundle = read_bundle(options.bundle, weights=options.weights, require_signature=options.require_signature)
-    program, prompt, count, sampling = _prepare(options, bundle)
-    session = Session(bundle, options.backend, options.device, options.timeout, load_sequence_programs)
-    feed = program.by_session(session, sampling, encoder=prompt.encoder)
-    return _shown(count, feed, prompt, show, bundle.manifest.mesh.size, "threads")
+def generate(options: GenerateOptions, show: Callable[[str], None], world: World = ALONE) -> Generated:
+    """Generate as one rank of a launch, or alone; `show` gets each piece of the text, or the tokens, on all ranks.
 
-
-def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], None]) -> Generated:
-    """Generate as one rank of a launch; `show` gets each piece, on all ranks.
-
-    Errors are raised on all ranks alike, or end the launch, as by `run_rank`.
+    Errors are raised on all ranks alike, or end the launch, as by `execute.run`.
     """
     with ending_launch(world):
         prepared: list[_Prepared] = []
@@ -79,14 +63,10 @@ def generate_rank(world: World, options: GenerateOptions, show: Callable[[str], 
             program, prompt, *_ = prepared[0]
             return {name: x.numpy() for name, x in program.inputs(prompt.ids, 0, prompt.encoder).items()}
 
-        session, _ = load_rank(
-            world, options.bundle, options.backend, options.device, check, weights=options.weights,
-            load_sequences=load_sequence_programs, require_signature=options.require_signature,
-        )  # fmt: skip
+        session, _ = open_session(world, options.bundle, options.ranks, check, load_sequence_programs)
         ((program, prompt, count, sampling),) = prepared
-        # The first rank chooses for all: its draws count.
-        feed = program.by_rank(session, world, sampling, prompt.encoder)
-        return _shown(count, feed, prompt, show, world.size, world.kind)
+        feed = program.feed(session, sampling, encoder=prompt.encoder, world=world)
+        return _shown(count, feed, prompt, show, session.bundle.manifest.mesh.size, world.kind)
 
 
 _Prepared: TypeAlias = tuple[LanguageProgram, Prompt, int, Sampling]

@@ -26,7 +26,13 @@ class Agreed(Exception):
 
 @contextmanager
 def agreed(world: World) -> Iterator[None]:
-    """Raise a DistIRError of any rank inside the block, as `Agreed`, on every rank after it."""
+    """Raise a DistIRError of any rank inside the block, as `Agreed`, on every rank after it.
+
+    In a process that was started alone it is raised as it is.
+    """
+    if world.is_alone:
+        yield
+        return
     mine = None
     try:
         yield

@@ -17,7 +17,7 @@ from distir_relax.runtime.local_ranks import mark_rendezvous, rank_in
 from distir_relax.runtime.lost_ranks import LostRanks
 from distir_relax.runtime.stall_detection import StallDetector
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
-from distir_relax.runtime.world import World, check_size
+from distir_relax.runtime.world import ALONE, World, check_size
 
 
 def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
@@ -43,17 +43,17 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
 @contextmanager
 def joined_world(
-    timeout: float = DEFAULT_TIMEOUT, prepare: Callable[[World | None], None] = lambda world: None
-) -> Iterator[World | None]:
-    """`join_world` with monitoring of the ranks while the block runs.
+    timeout: float = DEFAULT_TIMEOUT, prepare: Callable[[World], None] = lambda world: None
+) -> Iterator[World]:
+    """The launch that this process is a rank of, whose ranks are monitored while the block runs; else `ALONE`.
 
     A rank that waits longer than `timeout` seconds ends the launch (`StallDetector`). `LostRanks` reports killed ranks.
-    `prepare` is called before it, with the launch or None; ranks may wait for each other there as long as it takes.
+    `prepare` is called before it; ranks may wait for each other there as long as it takes.
     """
     world = join_world(timeout)
     if world is None:
-        prepare(None)
-        yield None
+        prepare(ALONE)
+        yield ALONE
         return
     with LostRanks(world):
         prepare(world)

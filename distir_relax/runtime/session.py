@@ -1,39 +1,45 @@
-"""Sessions in one process: a bundle loaded once and run repeatedly, ranks as threads."""
+"""Sessions: a bundle loaded once and run repeatedly, in one process or on the ranks of a launch."""
 
 from __future__ import annotations
 
-import atexit
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.bundle import Bundle, TensorWeights, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.runtime.backends import Load, LoadSequences, RankProgram, find_backend
-from distir_relax.runtime.error_messages import name_rank
+from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import local_inputs
-from distir_relax.runtime.machine import rank_device, release_freed_memory
+from distir_relax.runtime.machine import release_freed_memory
 from distir_relax.runtime.microbatch_io import joined, parts_of
+from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.program_text import report_trusted
+from distir_relax.runtime.ranks import LaunchedRank, Ranks, ThreadRanks
 from distir_relax.runtime.sequence_calls import PreparedCall, SequenceCalls
 from distir_relax.runtime.sequence_states import SequenceStates
-from distir_relax.runtime.state import checked_source, copy_state, joined_state, save_pieces, write_state
+from distir_relax.runtime.state import changing, checked_source, copy_state, save_pieces, write_state, write_tensor
 from distir_relax.runtime.step import run_step
-from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 from distir_relax.runtime.verification import verify_programs
-from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog, describe, stall_error
+from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
+from distir_relax.runtime.world import ALONE, World
 
 if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.arrays import Array
+    from distir_relax.runtime.call_shapes import Call
+    from distir_relax.runtime.communicator import Communicator
 
-# Seconds that ranks have to return after their run has failed, and after the user has interrupted it.
-_GRACE = 5.0
-_GRACE_INTERRUPTED = 1.0
+Local: TypeAlias = "Callable[[int, str], list[torch.Tensor]]"
+"""Returns the shards of a rank, in the order of the manifest's inputs, on a device."""
+
 _MANY_WEIGHTS = 1 << 22
+_LEFT = "a rank did not return from the previous run"
 _TORN = "its last run failed and left its state between two steps"
 
 
@@ -42,15 +48,20 @@ class SessionClosed(RunError):
 
 
 class Session:
-    """All ranks of `bundle` as threads of this process; weights are loaded on construction.
+    """The ranks of `bundle` in this process; weights are loaded on construction.
+
+    Without a launch these are all ranks, as threads; in a launch, whose `world` it is, the rank that this process is.
+    Every rank of a launch creates and calls sessions alike, with the same arguments. What they return for the whole
+    program is on the first rank, and nothing on the others.
 
     `session(inputs)` maps names of inputs to global arrays, and returns global torch tensors on the CPU by output name,
     which the caller owns. Calls are exclusive: a call from another thread waits for the previous one. If a rank raises,
     the others are released and the first error is raised again here, with the rank's number.
-    Raises RunError when a rank waits longer than `timeout` seconds (0: never) for others.
+    Raises RunError when a rank waits longer than `timeout` seconds (0: never) for others; in a launch it is ended.
 
     `load_sequences` may load other programs for the torch backend: `requests.sequence_program`. `load` loads the
-    programs in place of the backend, of a bundle that another session has verified.
+    programs in place of the backend, of a bundle that another session has verified. Programs of files are verified,
+    unless they are `verified` already. Unless it `loads`, it has communicators, and no programs.
 
     After a failed or interrupted call the session stays usable if possible. It is `closed` when a rank has not
     returned, or when the program updates state, which may then be inconsistent: calls then raise `SessionClosed`.
@@ -58,25 +69,22 @@ class Session:
 
     def __init__(
         self, bundle: Bundle, backend: str = "torch", device: str = "cpu", timeout: float = DEFAULT_TIMEOUT,
-        load_sequences: LoadSequences | None = None, load: Load | None = None,
+        load_sequences: LoadSequences | None = None, load: Load | None = None, world: World = ALONE,
+        verified: bool = False, loads: bool = True,
     ) -> None:  # fmt: skip
-        # Files may have been modified.
-        if bundle.path is not None and load is None:
-            verify_programs(bundle)
-        if load is None:
-            report_trusted(bundle)
-        self.bundle = bundle
+        self.bundle, self.world = bundle, world
         self.seconds = 0.0
+        """The time of the last call, on the slowest rank of this process, without slicing and gathering."""
         self._closed = ""
         self._timeout = timeout
-        self._load_sequences = load_sequences
-        self._load_program = load or find_backend(backend)
-        self._world = ThreadWorld(bundle.manifest.mesh)
-        ranks = range(bundle.manifest.mesh.size)
-        self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
-        self._programs = self._load(backend, bundle)
-        self._encoders = [] if bundle.encoder is None else self._load(backend, bundle.encoder)
-        self._running: Sequence[RankProgram] = self._programs
+        find_backend(backend)
+        mesh = bundle.manifest.mesh
+        self._ranks: Ranks = ThreadRanks(mesh, device) if world.is_alone else LaunchedRank(world, mesh, device)
+        self.communicators = self._ranks.communicators
+        self._programs: list[RankProgram] = []
+        self._encoders: list[RankProgram] = []
+        if loads:
+            self._load(backend, load_sequences, load, verified)
         self._calls = SequenceCalls(bundle)
         self._states = SequenceStates({comm.rank: comm.device for comm in self.communicators})
         self._exclusive = threading.Lock()
@@ -87,6 +95,16 @@ class Session:
         # During a call `_closed` holds the reason that an interrupt would leave.
         return "" if self._exclusive.locked() else self._closed
 
+    @property
+    def communicator(self) -> Communicator:
+        """That of the first rank of this process."""
+        return self.communicators[0]
+
+    @property
+    def programs(self) -> Sequence[RankProgram]:
+        """The programs of the ranks."""
+        return self._programs
+
     def __call__(
         self, inputs: Mapping[str, Array], timeout: float | None = None, outputs: Collection[str] | None = None,
         past: int = 0,
@@ -95,171 +113,178 @@ class Session:
 
         Other outputs are not gathered. A program that continues a sequence continues that of the last call after its
         first `past` positions, which must be all of them; without any it starts another one, and takes the input of the
-        encoder, if there is one. `seconds` is then the time of the slowest rank's program, without slicing and
-        gathering.
+        encoder, if there is one. `seconds` is then the time of the program, with that of the encoder.
         """
-        most = self._timeout if timeout is None else timeout
         with self._exclusive:
             self._check_open()
             encoding, prepared = self._calls.of(inputs, past)
-            manifest = prepared.call.manifest
-            parts = parts_of(manifest, outputs)
+            parts = parts_of(prepared.call.manifest, outputs)
             if encoding is not None:
-                self._run(self._encoders, encoding, most, (), True)
+                self._run(self._encoders, encoding.call, _local(encoding), timeout, (), encodes=True)
             encoder_seconds = self.seconds if encoding is not None else 0.0
-            self._states.start(prepared.call)
-            results = self._run(self._programs, prepared, most, parts)
+            results = self._run(self._programs, prepared.call, _local(prepared), timeout, parts)
             self.seconds += encoder_seconds
-            return joined(manifest, results)
+            return results
+
+    def run_local(
+        self, call: Call, local: Local, outputs: Collection[str] | None = None, timeout: float | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Run once on the shards of the inputs of a call; see `__call__`."""
+        with self._exclusive:
+            self._check_open()
+            return self._run(self._programs, call, local, timeout, parts_of(call.manifest, outputs))
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on the CPU; the caller owns them."""
+        tensors: dict[str, torch.Tensor] = {}
+
+        def collect(comm: Communicator, program: RankProgram) -> None:
+            for tensor in changing(self.bundle.manifest):
+                result = collect_output(comm, tensor, program.state.get(tensor.name))
+                if result is not None:
+                    # The gather does not copy a tensor that only one rank has.
+                    tensors[tensor.name] = result.clone()
+
         with self._exclusive:
             self._check_open()
-            return joined_state(self.bundle.manifest, self._programs)
+            self._on_ranks(collect)
+        return tensors
 
     def load_state(self, state: Mapping[str, Array] | WeightSource) -> None:
         """Overwrite all weights that the program updates, from global arrays by name or a source of shards.
 
-        Reopens a session whose last run failed. Raises RunError for arrays that are missing, unknown, or of another
-        shape or dtype, before anything is changed.
+        In a launch every rank passes all of them. Reopens a session whose last run failed. Raises RunError for arrays
+        that are missing, unknown, or of another shape or dtype, before anything is changed.
         """
         with self._exclusive:
             if self._closed != _TORN:
                 self._check_open()
             source = checked_source(self.bundle.manifest, state)
             self._closed = _TORN
-            for rank, program in enumerate(self._programs):
-                write_state(self.bundle.manifest, program, rank, source)
+            for comm, program in self._pairs():
+                write_state(self.bundle.manifest, program, comm.rank, source)
             self._closed = ""
 
     def replace_state(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the weights called `names`, of those that the program updates, from global tensors."""
-        self.load_state({**self.state(), **{name: tensors[name] for name in names}})
+        """Overwrite the weights called `names`, of those that the program updates, from global tensors of rank 0."""
+        import torch
+
+        manifest = self.bundle.manifest
+
+        def replace(comm: Communicator, program: RankProgram) -> None:
+            for tensor in changing(manifest):
+                if tensor.name not in names:
+                    continue
+                whole = torch.zeros(tensor.shape, dtype=torch_dtype(tensor.dtype), device=comm.device)
+                if comm.rank == 0:
+                    whole.copy_(tensors[tensor.name])
+                # Of the ranks of each group, one has the tensor, and the others zeros.
+                for axis in comm.mesh.axes:
+                    whole = comm.all_reduce(whole, axis, "sum")
+                write_tensor(manifest, program, comm.rank, tensor, TensorWeights({tensor.name: whole}))
+
+        with self._exclusive:
+            self._check_open()
+            self._on_ranks(replace)
 
     def copy_state(self, other: Session, suffix: str = "") -> None:
         """Copy the weights that this program updates from those of another one; see `state.copy_state`."""
         with self._exclusive:
             self._check_open()
-            for rank, (mine, theirs) in enumerate(zip(self._programs, other.programs, strict=True)):
-                copy_state(self.bundle, mine, rank, other.bundle.manifest, theirs, suffix)
-
-    @property
-    def programs(self) -> Sequence[RankProgram]:
-        """The programs of the ranks."""
-        return self._programs
+            for (comm, program), source in zip(self._pairs(), other.programs, strict=True):
+                copy_state(self.bundle, program, comm.rank, other.bundle.manifest, source, suffix)
 
     def save_pieces(self, file: StateFile) -> None:
-        """Write the shards of all ranks into a file of the global tensors that the program updates."""
+        """Write the shards of the ranks of this process into a file of the global tensors that the program updates."""
         with self._exclusive:
             self._check_open()
-            for rank, program in enumerate(self._programs):
-                save_pieces(self.bundle.manifest, program, rank, file)
+            for comm, program in self._pairs():
+                save_pieces(self.bundle.manifest, program, comm.rank, file)
 
-    def _load(self, backend: str, bundle: Bundle) -> list[RankProgram]:
-        programs: list[RankProgram] = []
-        if backend == "torch" and self._load_sequences is not None:
-            programs = self._load_sequences(bundle, self.communicators)
-        if not programs:
-            programs = [self._load_program(bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+    def _load(self, backend: str, load_sequences: LoadSequences | None, load: Load | None, verified: bool) -> None:
+        bundle = self.bundle
+        # Files may have been modified. One rank of a node verifies them.
+        verifies = bundle.path is not None and not verified and load is None and self.world.local_rank == 0
+        if load_sequences is not None and backend == "torch":
+            # Others wait, because they emit programs of the text that is verified.
+            with agreed(self.world):
+                self._verify(verifies, load is None)
+            self._programs = load_sequences(bundle, self.communicators, self._collect)
+        else:
+            self._verify(verifies, load is None)
+        load = load or find_backend(backend)
+        if not self._programs:
+            self._programs = [load(bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+        if (encoder := bundle.encoder) is not None:
+            self._encoders = [load(encoder, comm.rank, comm, comm.device) for comm in self.communicators]
         if sum(math.prod(weight.shape) for weight in bundle.manifest.weights) > _MANY_WEIGHTS:
             # Packed weights leave the memory of their originals.
             release_freed_memory()
-        return programs
+
+    def _verify(self, verifies: bool, reports: bool) -> None:
+        if verifies:
+            verify_programs(self.bundle)
+        if reports and self.world.rank == 0:
+            report_trusted(self.bundle)
+
+    def _collect(self, value: Callable[[], Any]) -> list[Any]:
+        """See `Collect`."""
+        with agreed(self.world):
+            mine = value()
+        return self.world.exchange(mine)
 
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session")
 
+    def _pairs(self) -> list[tuple[Communicator, RankProgram]]:
+        return list(zip(self.communicators, self._programs, strict=True))
+
     def _run(
-        self, programs: Sequence[RankProgram], prepared: PreparedCall, timeout: float,
+        self, programs: Sequence[RankProgram], call: Call, local: Local, timeout: float | None,
         parts: Collection[str] | None, encodes: bool = False,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
-        import torch
-
+        """Run programs, of encoders if it `encodes`; return the global outputs called `parts`."""
         outputs: dict[str, torch.Tensor] = {}
-        seconds = [0.0] * len(self.communicators)
-        self._running = programs
-        for comm in self.communicators:
-            comm.forget_started()
-        self._world.reset()
-        before = torch.get_num_threads()
-        share = max(1, before // len(self.communicators))
-        works = [
-            self._work(program, rank, prepared, parts, encodes, share, outputs, seconds)
-            for rank, program in enumerate(programs)
-        ]
+        seconds: list[float] = []
+        if not encodes:
+            self._states.start(call)
+
+        def work(comm: Communicator, program: RankProgram) -> None:
+            states = None if encodes else self._states.of(comm.rank)
+            encoded = self._states.encoded(comm.rank) if encodes else None
+            ran, results = run_step(call, comm, program, local(comm.rank, comm.device), parts, states, encoded)
+            seconds.append(ran)
+            outputs.update(results)
+
         # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
-        self._closed = "a rank did not return from the previous run"
-        # A single rank waits for nobody. Two threads of one process would each have a pool of torch's threads, and
-        # they get in each other's way: a step of small products takes 1.6 times as long.
-        ended = works[0]() is None if len(works) == 1 else self._run_threads(works, timeout)
-        failure = self._world.error
-        if ended:
-            torn = failure is not None and self.bundle.manifest.updates
-            self._closed = _TORN if torn else ""
-        torch.set_num_threads(before)
-        if failure is not None:
+        self._closed = _LEFT
+        try:
+            self._on_ranks(work, programs, timeout)
+        except BaseException:
             self._states.clear()
-            raise failure
+            torn = _TORN if self.bundle.manifest.updates else ""
+            self._closed = _LEFT if self._ranks.are_running else torn
+            raise
+        self._closed = ""
         for comm in self.communicators:
             # The encoder runs before the first run of the program, which is checked too.
             comm.checks_steps = comm.checks_steps and encodes
         self.seconds = max(seconds)
-        return outputs
+        return joined(call.manifest, outputs)
 
-    def _run_threads(self, works: Sequence[Callable[[], None]], timeout: float) -> bool:
-        """Run all ranks in threads; return whether all have ended."""
-        ranks = RankThreads(works)
-        try:
-            with Watchdog(timeout, lambda: self._detect_stall(timeout)):
-                ranks.start()
-                ended = self._wait(ranks)
-        except BaseException as error:
-            self._world.abort(error)
-            ended = ranks.wait(_GRACE_INTERRUPTED)
-        if not ended:
-            # Python would kill the threads during a computation, which C++ does not survive.
-            atexit.register(ranks.wait, _GRACE)
-        return ended
+    def _on_ranks(
+        self, work: Callable[[Communicator, RankProgram], None], programs: Sequence[RankProgram] | None = None,
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        """Run `work` for each rank of this process with its program, of those that run if `programs` are given."""
+        steps = [()] * len(self.communicators) if programs is None else [program.steps for program in programs]
+        for comm in self.communicators:
+            comm.start_counting()
+        pairs = zip(self.communicators, programs or self._programs, strict=True)
+        works = [partial(work, comm, program) for comm, program in pairs]
+        self._ranks.run(works, steps, self._timeout if timeout is None else timeout)
 
-    def _wait(self, ranks: RankThreads) -> bool:
-        """Wait for all ranks, for a limited time after one has failed; return whether all have ended."""
-        while not ranks.wait(0.2):
-            if self._world.error is not None:
-                return ranks.wait(_GRACE)
-        return True
 
-    def _work(
-        self, program: RankProgram, rank: int, prepared: PreparedCall, parts: Collection[str] | None, encodes: bool,
-        threads: int, outputs: dict[str, torch.Tensor], seconds: list[float],
-    ) -> Callable[[], None]:  # fmt: skip
-        """Return the function that a rank's thread runs in one run."""
-
-        def work() -> None:
-            import torch
-
-            comm, call = self.communicators[rank], prepared.call
-            try:
-                torch.set_num_threads(threads)
-                comm.start_counting()
-                local = local_inputs(call.manifest, prepared.inputs, rank, comm.device)
-                states, encoded = (None, self._states.encoded(rank)) if encodes else (self._states.of(rank), None)
-                seconds[rank], results = run_step(call, comm, program, local, parts, states, encoded)
-                outputs.update(results)
-            except RankReleased:
-                pass
-            except BaseException as error:
-                self._world.abort(name_rank(error, rank, len(seconds)))
-
-        return work
-
-    def _detect_stall(self, timeout: float) -> bool:
-        if all(comm.progress.waiting() <= timeout for comm in self.communicators):
-            return False
-        lines = [
-            describe(comm.rank, comm.progress, program.steps)
-            for comm, program in zip(self.communicators, self._running, strict=True)
-        ]
-        self._world.abort(stall_error(timeout, lines))
-        return True
+def _local(prepared: PreparedCall) -> Local:
+    return lambda rank, device: local_inputs(prepared.call.manifest, prepared.inputs, rank, device)

@@ -43,6 +43,8 @@ class World(ABC):
     size: int
     local_rank: int
     local_size: int
+    is_alone = False
+    """Whether this process was started alone, and has all ranks of a program as threads."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -142,6 +144,39 @@ class World(ABC):
                 )
 
 
+class Alone(World):
+    """A process that was started alone: the only one, with all ranks of a program as threads."""
+
+    kind = "threads"
+    rank, size, local_rank, local_size = 0, 1, 0, 1
+    is_alone = True
+
+    def exchange(self, value: Any, what: str = "") -> list[Any]:
+        """See `World`."""
+        return [value]
+
+    def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> Communicator:
+        """See `World`: there is no other process."""
+        raise NotImplementedError("threads of a process have their own communicators")
+
+    def _exchange(self, text: str) -> list[str]:
+        return [text]
+
+    def abort(self, code: int) -> NoReturn:
+        """See `World`."""
+        raise SystemExit(code)
+
+    def send_message(self, peer: int, message: str) -> None:
+        """See `World`: there is nobody to send it to."""
+
+    def received_messages(self) -> list[tuple[int, str]]:
+        """See `World`."""
+        return []
+
+    def close(self) -> None:
+        """See `World`."""
+
+
 def _print_error(error: DistIRError) -> None:
     # One write, so that it does not mix with the output of other ranks.
     sys.stderr.write(f"error: {error}\n")
@@ -150,3 +185,6 @@ def _print_error(error: DistIRError) -> None:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+ALONE = Alone()

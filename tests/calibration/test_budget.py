@@ -21,7 +21,7 @@ from distir_relax.calibration.measurements import Measurements
 from distir_relax.calibration.microbenchmarks import OpSample, op_samples
 from distir_relax.cli import app
 from distir_relax.errors import RunError
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 
 class Clock:
@@ -34,7 +34,7 @@ class Clock:
         return self.now
 
 
-def passes(seconds: float, lengths: Sequence[float], most: int = 7, world: Any = None) -> int:
+def passes(seconds: float, lengths: Sequence[float], most: int = 7, world: Any = ALONE) -> int:
     """How many passes there are where they take so long, in turn."""
     clock, left = Clock(), list(lengths)
 
@@ -120,7 +120,7 @@ def test_measuring_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(calibrate, "measure_pass", measure_pass)
     monkeypatch.setattr(calibrate, "retain_freed_memory", lambda: None)
-    calibrate.measure(tmp_path / "m.json", "cpu", 5, tmp_path, None, seconds)
+    calibrate.measure(tmp_path / "m.json", "cpu", 5, tmp_path, ALONE, seconds)
     found = Measurements.of(json.loads((tmp_path / "m.json").read_text()))
     assert len(found.collective_times[0]) == expected * len(FIRST.collective_times[0])
     assert len(shares) == expected
@@ -141,12 +141,12 @@ def test_each_kind_of_measurement_has_its_share(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(measurements, "time_ops", ops)
     monkeypatch.setattr(measurements, "time_programs", of_programs)
     (tmp_path / "float32-000.dist").mkdir()
-    measurements.measure_pass("cpu", tmp_path, None, Budget(100, clock=Clock()))
+    measurements.measure_pass("cpu", tmp_path, ALONE, Budget(100, clock=Clock()))
     count = len(op_samples("float32", 1))
     assert 0 < limits["ops"] < 100 / count
     assert limits["programs"] == 10 * limits["ops"]
     assert limits["ops"] * count + limits["programs"] < 100
-    measurements.measure_pass("cpu", tmp_path, None)
+    measurements.measure_pass("cpu", tmp_path, ALONE)
     assert math.isinf(limits["ops"])
 
 

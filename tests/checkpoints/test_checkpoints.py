@@ -19,7 +19,7 @@ from distir_relax.errors import CheckpointError
 from distir_relax.optimizers import Optimize
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.checkpointing import resume, save
-from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.executor import Executor
 from distir_relax.support.learning_rate import RATE
 from tests.optimizers.steps import Perceptron, batches, training_plan
 
@@ -68,13 +68,13 @@ def test_a_file_of_every_dtype_is_read_by_safetensors(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=0)
 
 
-def executor_of(ranks: int, shardings: dict[str, str], optimizer: object = None) -> tuple[ThreadExecutor, Session]:
+def executor_of(ranks: int, shardings: dict[str, str], optimizer: object = None) -> tuple[Executor, Session]:
     """A model in training on so many ranks."""
     torch.manual_seed(5)
     step = Optimize(optimizer or dr.optim.AdamW(2.0**-5))
     plan = training_plan(Perceptron(), batches(1)[0], step, shardings=shardings, mesh=ranks)
     session = Session(plan.bundle(("torch",)))
-    return ThreadExecutor(session), session
+    return Executor(session), session
 
 
 def losses(session: Session, first: int, last: int) -> list[float]:

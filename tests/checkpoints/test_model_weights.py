@@ -26,7 +26,7 @@ from distir_relax.cli import app
 from distir_relax.errors import BundleError, CheckpointError, RunError
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.checkpointing import save
-from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.executor import Executor
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.shares("model_weights")]
 TIED, OTHER_NAME, FROZEN = "transformer.wte.weight", "lm_head.weight", "transformer.wpe.weight"
@@ -58,7 +58,7 @@ def tokens(count: int) -> list[tuple[dict[str, Any], torch.Tensor]]:
 def checkpoint_of(step: dr.TrainingStep, folder: Path) -> Path:
     """Write a checkpoint of a step, as `distir train` does, and its bundle; return the folder of checkpoints."""
     step.save(folder / "model.dist", ("torch",))
-    executor = ThreadExecutor(Session(read_bundle(folder / "model.dist")))
+    executor = Executor(Session(read_bundle(folder / "model.dist")))
     save(executor, folder / "ck", Position(step.steps, 6 * step.steps, 0, "model"), keep=2)
     return folder / "ck"
 

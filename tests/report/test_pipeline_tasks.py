@@ -12,11 +12,11 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.analysis.pipeline_tasks import task_times
-from distir_relax.bundle import read_bundle
+from distir_relax.bundle import BundleFile, read_bundle
 from distir_relax.ir import parse, print_module
 from distir_relax.report.page import page
 from distir_relax.report.pipeline_tasks import chart, predicted_rows, program_order, schedule_text, write_chart
-from distir_relax.runtime.execute import RunOptions, run_threads
+from distir_relax.runtime.execute import RunOptions, run
 from distir_relax.schedules import check, order_of
 from tests.machines import machine
 
@@ -66,7 +66,8 @@ def test_a_run_reports_when_its_tasks_began_and_ended(step: dr.TrainingStep, tmp
     names = [d.name for d in read_bundle(tmp_path / "m.dist").manifest.divided_inputs]
     given = {name: np.ones((7, 5), np.float32) for name in names}
     np.savez(tmp_path / "x.npz", learning_rate=np.float64(0.1), **given)
-    report = run_threads(RunOptions(tmp_path / "m.dist", tmp_path / "x.npz"))
+    report = run(RunOptions(BundleFile(tmp_path / "m.dist"), tmp_path / "x.npz"))
+    assert report is not None
     order = order_of("zb-h1", 3, 4)
     assert [[name for name, _, _ in row] for row in report.tasks] == [[str(t) for t in row] for row in order.tasks]
     for row in report.tasks:

@@ -12,7 +12,7 @@ import numpy as np
 from handmade import SUM_COLUMNS, example_input, expected_outputs, mlp_bundle
 
 from distir_relax.errors import RunError
-from distir_relax.runtime import session as sessions
+from distir_relax.runtime import ranks
 from distir_relax.runtime.session import Session
 
 
@@ -62,7 +62,7 @@ def many_times() -> None:
 
 def once_for_good() -> None:
     """A rank that is deaf to the interrupt closes the session."""
-    sessions._GRACE_INTERRUPTED = 0.1
+    ranks._GRACE_INTERRUPTED = 0.1
     text = SUM_COLUMNS.replace("    z =", "    if comm.rank == 1: import time; time.sleep(1.5)\n    z =")
     session = Session(mlp_bundle([1, 2, 2], text))
     interrupted_after(0.5, lambda: session({"x": example_input()}))

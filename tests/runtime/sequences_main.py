@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from distir_relax.bundle import BundleFile
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import GREEDY, LanguageProgram, generated_tokens
 from distir_relax.runtime.handshake import Agreed
 from distir_relax.runtime.join import joined_world
-from distir_relax.runtime.launched import load_rank
+from distir_relax.runtime.launched import RankOptions, open_session
 from distir_relax.runtime.requests import request_program, sequence_program
 from distir_relax.runtime.world import World
 
@@ -25,7 +26,6 @@ PROMPTS = [[3, 7, 9, 1], [2, 2, 8, 5]]
 
 def main(path: Path) -> None:
     with joined_world() as world:
-        assert world is not None, "mpirun starts this"
         found = {"all": _run(world, path)}
         if world.rank == 1:
             # As on a system without such memory.
@@ -46,12 +46,12 @@ def main(path: Path) -> None:
 def _run(world: World, path: Path) -> Any:
     load = sequence_program.load_sequence_programs
     try:
-        session, _ = load_rank(world, path, "torch", "cpu", lambda bundle: {}, load_sequences=load)
+        session, _ = open_session(world, BundleFile(path), RankOptions(), lambda bundle: {}, load)
     except Agreed as everywhere:
         return world.exchange(str(everywhere.error))
     program = LanguageProgram.of(session.bundle.manifest)
-    tokens = [*generated_tokens(program.by_rank(session, world, GREEDY), torch.tensor(PROMPTS), 9, ())]
-    loaded: Any = session._program
+    tokens = [*generated_tokens(program.feed(session, GREEDY, world=world), torch.tensor(PROMPTS), 9, ())]
+    loaded: Any = session.programs[0]
     kept = loaded._program.recorded if isinstance(loaded, sequence_program.SequenceProgram) else None
     steps = 0 if kept is None else sum(step is not None for step in kept._steps.values())
     return [world.exchange([type(loaded).__name__, steps]), torch.stack(tokens, 1).tolist()]

@@ -76,7 +76,7 @@ STOPS = {
     "late": "import time\nif {}: time.sleep(60)",
     "agree": "import distir_relax.runtime.execute as e; f = e._prepare\n"
     "def stop(*a):\n    if {}: os.kill(os.getpid(), signal.SIGSTOP)\n    return f(*a)\ne._prepare = stop",
-    "run": "import distir_relax.runtime.rank_session as e; f = e.run_step\n"
+    "run": "import distir_relax.runtime.session as e; f = e.run_step\n"
     "def stop(*a):\n    if {}: os.kill(os.getpid(), signal.SIGSTOP)\n    return f(*a)\ne.run_step = stop",
 }
 

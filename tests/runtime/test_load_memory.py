@@ -21,11 +21,11 @@ _SCRIPT = """
 import json, re, sys
 from pathlib import Path
 import torch
-from distir_relax.bundle import read_bundle
+from distir_relax.bundle import BundleFile, read_bundle
 from distir_relax.kernels.packing import pack_linear
 from distir_relax.kernels.quantized import quantize_int8_groups
 from distir_relax.kernels.quantized.linear import pack_quantized
-from distir_relax.runtime.launched import load_rank
+from distir_relax.runtime.launched import RankOptions, open_session
 from distir_relax.runtime.requests.sequence_program import load_sequence_programs
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.transports.mpi import MPIWorld
@@ -38,7 +38,7 @@ def session(backend, path):
     return Session(read_bundle(path, verify_weights=False), backend, load_sequences=load_sequences)
 
 def rank(backend, path):
-    return load_rank(world, Path(path), backend, "cpu", lambda bundle: {}, load_sequences=load_sequence_programs)
+    return open_session(world, BundleFile(path), RankOptions(backend), lambda bundle: {}, load_sequence_programs)
 
 # The first product of a machine measures which kernel is faster.
 pack_linear(torch.zeros(64, 64), rows=1)(torch.zeros(1, 64))

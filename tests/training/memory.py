@@ -15,17 +15,15 @@ from distir_relax.bundle import read_bundle
 from distir_relax.calibration.memory_peak import step_peak
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import numbers, training_of
 
 
 def main(folder: Path) -> None:
     with joined_world() as world:
-        assert world is not None, "mpirun starts this"
         limit_threads(world.local_size)
         for path in sorted(folder.glob("*.dist")):
-            session = RankSession(world, read_bundle(path))
-            session.load()
+            session = Session(read_bundle(path), world=world)
             manifest = session.bundle.manifest
             batch = {**torch.load(folder / "batch.pt"), **numbers(manifest, 0)}
             peaks = world.exchange(step_peak(session, batch, (training_of(manifest).loss,)))

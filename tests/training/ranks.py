@@ -16,7 +16,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import numbers, training_of
 from distir_relax.runtime.transports.mpi import MPICommunicator
 
@@ -26,12 +26,10 @@ def main(folder: Path, apart: bool) -> None:
         MPICommunicator._is_on_one_machine = lambda self, axis: False  # type: ignore[method-assign]
         MPICommunicator._sum_in_shared_memory = Communicator._sum_in_shared_memory  # type: ignore[method-assign]
     with joined_world() as world:
-        assert world is not None, "mpirun starts this"
         limit_threads(world.local_size)
         for path in sorted(folder.glob("*.dist")):
             bundle = read_bundle(path)
-            session, loss = RankSession(world, bundle), training_of(bundle.manifest).loss
-            session.load()
+            session, loss = Session(bundle, world=world), training_of(bundle.manifest).loss
             losses = []
             for step, batch in enumerate(torch.load(path.with_suffix(".pt"))):
                 found = session({**batch, **numbers(bundle.manifest, step)}, outputs=(loss,))

@@ -61,7 +61,7 @@ def read(step: dr.TrainingStep, source: Any, count: int, at: DataPosition) -> tu
     for number in range(count):
         batch = opened.batch(number)
         assert batch is not None
-        found += torch.as_tensor(batch.global_arrays()["input"])[:, 0].int().tolist()
+        found += batch.local(0, "cpu")[0][:, 0].int().tolist()
     return found, opened.position
 
 

@@ -19,7 +19,7 @@ from distir_relax.errors import BundleError, DistIRError, ImportModelError, RunE
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Samples, batches_of
 from distir_relax.runtime.training.evaluation import evaluate
-from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.executor import Executor
 from tests.training import observers
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -243,7 +243,7 @@ def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
     assert bundle.evaluation is not None
     sizes = [path.stat().st_size for path in sorted((tmp_path / "step.dist").rglob("weights.safetensors"))]
     assert sizes[0] < sizes[1] / 9
-    executor = ThreadExecutor(Session(bundle))
+    executor = Executor(Session(bundle))
     expected = step.evaluate(data)
     assert evaluate(executor, lambda: batches_of(bundle.evaluation.manifest, data)) == pytest.approx(expected)
     rows = [(x, t) for batch in data for x, t in zip(*batch, strict=True)]
@@ -258,7 +258,7 @@ def test_a_bundle_has_the_evaluation_of_its_step(tmp_path: Path) -> None:
         evaluate(executor, lambda: iter(()))
     without = dr.compile_training(Classifier(), F.cross_entropy, optimizer=dr.optim.SGD(), example_batch=data[0])
     with pytest.raises(RunError, match="the bundle has no evaluation"):
-        evaluate(ThreadExecutor(Session(without.bundle(("torch",)))), samples.epoch)
+        evaluate(Executor(Session(without.bundle(("torch",)))), samples.epoch)
 
 
 def test_an_evaluation_that_does_not_fit_is_refused() -> None:

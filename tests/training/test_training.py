@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from distir_relax.bundle import read_bundle
+from distir_relax.bundle import BundleFile, read_bundle
 from distir_relax.checkpoints import saved_steps
 from distir_relax.cli import app
 from distir_relax.cli.training_data import load_data
@@ -20,13 +20,15 @@ from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, 
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.session import Session
-from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
+from distir_relax.runtime.training.batches import Samples, Stream, data_inputs, numbers
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
 from distir_relax.runtime.training.data_sources import open_data
-from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.executor import Executor
 from distir_relax.runtime.training.options import TrainOptions
-from distir_relax.runtime.training.train import Run, train_threads
+from distir_relax.runtime.training.train import Run
+from distir_relax.runtime.training.train import train as train_run
 from distir_relax.runtime.training.training_loop import Training
+from distir_relax.runtime.world import Alone
 from tests.runtime.processes import environment, mpirun, python
 from tests.training import data, perceptron
 
@@ -63,8 +65,8 @@ def train(bundle: Path, name: str, steps: int, stop_behind: int = 0, **options: 
     """Train here; a run that is told to stop behind a step does."""
     heard = Heard()
     stop = lambda: 0 < len(heard.losses) == stop_behind  # noqa: E731
-    run = Run(bundle, load_data(f"{DATA}:{name}"), TrainOptions(steps, **options), [heard], stop=stop)  # type: ignore[arg-type]
-    return heard, train_threads(run)
+    run = Run(BundleFile(bundle), load_data(f"{DATA}:{name}"), TrainOptions(steps, **options), [heard], stop=stop)  # type: ignore[arg-type]
+    return heard, train_run(run)
 
 
 def test_losses_are_those_of_torch(bundles: dict[int, Path]) -> None:
@@ -140,7 +142,12 @@ def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
     for step in range(2):
         batch = good.batch(step)
         assert batch is not None
-        assert batch.global_arrays()[names[1]] is target
+        assert all(
+            torch.equal(torch.cat(parts), whole)
+            for parts, whole in zip(
+                zip(*(batch.local(rank, "cpu")[:2] for rank in range(3)), strict=True), (x, target), strict=True
+            )
+        )
     for wrong, words in (
         ((x,), "expected data for"),
         ((x, target, x), "3 without a name"),
@@ -155,7 +162,7 @@ def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
         ([(x[0], target[0].long())] * 11, r"expected float32 \(3,\), found int64"),
     ):
         with pytest.raises(RunError, match=words):
-            Samples(manifest, samples, 0).batch(0).global_arrays()
+            Samples(manifest, samples, 0).batch(0).local(0, "cpu")
 
 
 @pytest.mark.parametrize("strategy", ["3/1/1/1", "2/1/1/3"])
@@ -166,8 +173,11 @@ def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
     seen: list[int] = []
     for step in (0, 1, 2, 3):
         batch = source.batch(step)
-        whole = batch.global_arrays()
-        rows, table.read = table.read, []
+        rows = list(batch.rows)  # type: ignore[attr-defined]
+        read = zip(*(table[row] for row in rows), strict=True)
+        whole = dict(zip((t.name for t in data_inputs(manifest)), map(torch.stack, read), strict=True))
+        whole |= numbers(manifest, step)
+        table.read = []
         assert len(set(rows)) == data.ROWS
         for rank in range(manifest.mesh.size):
             found = batch.local(rank, "cpu")
@@ -185,12 +195,18 @@ def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
     assert rows != seen[:11]
 
 
-class DivergingExecutor(ThreadExecutor):
+class Two(Alone):
+    """Two processes."""
+
+    size = 2
+
+
+class DivergingExecutor(Executor):
     """An executor in which another process has other values."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.processes = 2
+        self._world = Two()
 
     def exchange(self, value: Any) -> list[Any]:
         if isinstance(value, list):
@@ -207,7 +223,7 @@ def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> N
         training.run()
 
 
-class EndingExecutor(ThreadExecutor):
+class EndingExecutor(Executor):
     """An executor in which the data of another process have ended when the fourth batch is read."""
 
     reads = 0
@@ -315,8 +331,8 @@ def test_a_run_that_is_sent_sigterm_writes_its_step(
 def test_a_signal_before_the_first_step_ends_the_run_there(bundles: dict[int, Path], tmp_path: Path) -> None:
     heard = Heard()
     options = TrainOptions(3, tmp_path / "ck")
-    run = Run(bundles[3], load_data(f"{DATA}:batches"), options, [heard], stop=lambda: signal.SIGTERM)
-    ended = train_threads(run)
+    run = Run(BundleFile(bundles[3]), load_data(f"{DATA}:batches"), options, [heard], stop=lambda: signal.SIGTERM)
+    ended = train_run(run)
     assert (ended.step, ended.reason, ended.signal, ended.saved) == (0, "terminated", signal.SIGTERM, None)
     assert heard.losses == {}
 

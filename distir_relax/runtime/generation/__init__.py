@@ -11,12 +11,13 @@ from distir_relax.runtime.generation.sampling import (
     sampling_of,
 )
 from distir_relax.runtime.generation.token_generator import SessionGenerator, TokenGenerator, TokenOptions
-from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
+from distir_relax.runtime.generation.token_loop import LanguageProgram, Run, generated_tokens
 
 __all__ = [
     "GREEDY",
     "LanguageProgram",
     "Prompt",
+    "Run",
     "Sampling",
     "SequenceSampler",
     "SessionGenerator",

@@ -13,7 +13,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.generation.prompt import Prompt, is_list_of_prompts
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
 from distir_relax.runtime.generation.sampling import Sampling
-from distir_relax.runtime.generation.token_loop import LanguageProgram, generated_tokens
+from distir_relax.runtime.generation.token_loop import LanguageProgram, Run, generated_tokens
 from distir_relax.runtime.turns import Turns
 from distir_relax.text import Message, Tokenizer
 
@@ -127,10 +127,17 @@ class TokenGenerator(ABC):
         """Return the program, as `backend` runs it. Raises `RunError` for one that does not continue sequences."""
 
     @abstractmethod
+    def _runs(self, backend: str | None) -> Run:
+        """Return the function that runs the program on `backend`."""
+
     def _tokens(
         self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
     ) -> Generator[torch.Tensor]:
         """Yield the tokens after a prompt, as `generated_tokens` does."""
+        program = self._language(backend)
+        program.check(prompt.ids, count)
+        feed = program.feed(self._runs(backend), sampling, timeout, prompt.encoder)
+        yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
 
     def _start(
         self,
@@ -166,10 +173,5 @@ class SessionGenerator(TokenGenerator):
     def _language(self, backend: str | None) -> LanguageProgram:
         return LanguageProgram.of(self._session(backend or "torch").bundle.manifest)
 
-    def _tokens(
-        self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
-    ) -> Generator[torch.Tensor]:
-        session, program = self._session(backend or "torch"), self._language(backend)
-        program.check(prompt.ids, count)
-        feed = program.by_session(session, sampling, timeout, prompt.encoder)
-        yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
+    def _runs(self, backend: str | None) -> Run:
+        return self._session(backend or "torch")

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from distir_relax.bundle import Encoder, Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation.prompt import Prompt, features_prompt, stop_tokens, token_ids
 from distir_relax.runtime.generation.sampling import Sampling, SequenceSampler
+from distir_relax.runtime.world import ALONE, World
 from distir_relax.text import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-    from distir_relax.runtime.rank_session import RankSession
-    from distir_relax.runtime.session import Session
-    from distir_relax.runtime.world import World
+    from distir_relax.runtime.arrays import Array
 
 Continue: TypeAlias = "Callable[[torch.Tensor, int], torch.Tensor]"
 """Feeds tokens, (batch, new), after so many earlier ones, and returns the next token of each row, (batch,)."""
+
+
+class Run(Protocol):
+    """A call of a session: see `Session.__call__`."""
+
+    def __call__(
+        self, inputs: Mapping[str, Array], timeout: float | None, outputs: Collection[str] | None, past: int
+    ) -> dict[str, torch.Tensor]: ...
 
 
 def generated_tokens(
@@ -141,39 +148,21 @@ class LanguageProgram:
         assert encoder is not None, "the prompt has an input of the encoder"
         return {self.encoder.input.name: encoder, self.tokens: tokens}
 
-    def by_session(
-        self, session: Session, sampling: Sampling, timeout: float | None = None, encoder: torch.Tensor | None = None
-    ) -> Continue:
-        """Return the function that continues a sequence with ranks as threads. It raises what the session raises."""
-        sampler = SequenceSampler(sampling)
+    def feed(
+        self, run: Run, sampling: Sampling, timeout: float | None = None, encoder: torch.Tensor | None = None,
+        world: World = ALONE,
+    ) -> Continue:  # fmt: skip
+        """Return the function that continues a sequence by calls of a session. It raises what these raise.
 
-        def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            inputs = self.inputs(tokens, past, encoder)
-            logits = session(inputs, timeout, [self.logits], past)[self.logits]
-            return sampler.next_tokens(logits, tokens, past)
-
-        return feed
-
-    def by_rank(
-        self, session: RankSession, world: World, sampling: Sampling, encoder: torch.Tensor | None = None
-    ) -> Continue:
-        """Return the function with which every rank of a launch continues a sequence: rank 0 chooses for all."""
+        In a launch every rank calls it, and the first one chooses for all: its draws count.
+        """
         import torch
 
         sampler = SequenceSampler(sampling)
 
         def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            chosen = self.step(session, self.inputs(tokens, past, encoder), past, sampler)
-            values = None if chosen is None else chosen.tolist()
-            return torch.tensor(world.exchange(values, "the next token")[0])
+            outputs = run(self.inputs(tokens, past, encoder), timeout, [self.logits], past)
+            chosen = sampler.next_tokens(outputs[self.logits], tokens, past).tolist() if outputs else None
+            return torch.tensor(world.exchange(chosen, "the next token")[0])
 
         return feed
-
-    def step(
-        self, session: RankSession, inputs: Mapping[str, torch.Tensor], past: int, sampler: SequenceSampler
-    ) -> torch.Tensor | None:
-        """Feed `inputs` on a rank of a launch; return the next tokens, (batch,), on rank 0, None elsewhere."""
-        outputs = session(inputs, [self.logits], past)
-        if not outputs:
-            return None
-        return sampler.next_tokens(outputs[self.logits], inputs[self.tokens], past)

@@ -6,13 +6,13 @@ To add a kind: a function below, its line in `HANDLERS`, and a method of the ses
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from distir_relax.runtime.generation import GREEDY, LanguageProgram, Sampling, SequenceSampler
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.generation import Sampling
 from distir_relax.runtime.requests import RankRequests, Slot
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -24,20 +24,13 @@ class Served:
     """What the handlers of a rank act on: its session, and its requests if it serves steps of several."""
 
     world: World
-    session: RankSession
+    session: Session
     requests: RankRequests | None = None
-    sampler: SequenceSampler = field(default_factory=lambda: SequenceSampler(GREEDY))
-    """That of the sequences which `next_token` continues."""
 
     @property
     def replier(self) -> int:
         """The rank that replies."""
         return 0 if self.requests is None else self.requests.root
-
-    @cached_property
-    def language(self) -> LanguageProgram:
-        """The program as one that continues sequences of tokens. Raises RunError if it is another one."""
-        return LanguageProgram.of(self.session.bundle.manifest)
 
 
 Answer: TypeAlias = "tuple[dict[str, Any], dict[str, torch.Tensor]]"
@@ -59,17 +52,8 @@ def call(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
     if session.bundle.manifest.states:
         # A state that is an input outlives the call.
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    outputs = session(tensors, values["outputs"], values["past"])
+    outputs = session(tensors, None, values["outputs"], values["past"])
     return {"seconds": session.seconds}, outputs
-
-
-def next_token(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
-    """Feed the inputs `tensors` of a call after `past` earlier tokens; reply with the next of each row, (batch,)."""
-    inputs = {name: tensor.clone() for name, tensor in tensors.items()}
-    if not values["past"]:
-        served.sampler = SequenceSampler(Sampling(**values["sampling"]))
-    chosen = served.language.step(served.session, inputs, values["past"], served.sampler)
-    return {}, {} if chosen is None else {"tokens": chosen}
 
 
 def state(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Answer:
@@ -109,6 +93,6 @@ def busy(served: Served, values: Mapping[str, Any], tensors: dict[str, torch.Ten
 
 
 HANDLERS: dict[str, Handler] = {
-    "ping": ping, "call": call, "next_token": next_token, "state": state, "load_state": load_state,
+    "ping": ping, "call": call, "state": state, "load_state": load_state,
     "step": step, "busy": busy,
 }  # fmt: skip

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from functools import lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from distir_relax.bundle import Bundle, other_weights
+from distir_relax.bundle import Bundle, file_of
 from distir_relax.errors import RunError
+from distir_relax.runtime.launched import RankOptions
 from distir_relax.runtime.launcher_detection import check_alone
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
 from distir_relax.runtime.process_session.requests import RanksLost, Requests
@@ -35,9 +35,7 @@ class ProcessRequests:
         check_alone()
         if bundle.path is None:
             raise RunError("ranks that are processes read the bundle from files", hint="save the plan, and read it")
-        path = str(Path(bundle.path).absolute())
-        key = None if bundle.key is None else str(bundle.key)
-        options = ServeOptions(path, "torch", device, timeout, [], True, other_weights(bundle), require_signature=key)
+        options = ServeOptions(file_of(bundle), RankOptions("torch", device, timeout), [], requests=True)
         self._timeout = timeout
         self._processes = RankProcesses.start(bundle.manifest.mesh.size, options, launcher, threads, variables)
         self._requests = Requests(self._processes.connections, self._processes.processes)

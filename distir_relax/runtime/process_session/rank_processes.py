@@ -15,14 +15,16 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from distir_relax.bundle import BundleFile
 from distir_relax.errors import RunError
 from distir_relax.runtime.error_messages import error_from_json
 from distir_relax.runtime.launch import end_launch, local_launch
+from distir_relax.runtime.launched import RankOptions
 from distir_relax.runtime.local_ranks import has_ended
 from distir_relax.runtime.process_session.connection import Connection, Disconnected, short_path
 from distir_relax.support.units import listed
@@ -42,21 +44,15 @@ _MOST_OUTPUT = 2000
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a rank serves: a bundle's path and the options of its session; `verified` is as for `load_rank`.
+    """What a rank serves: a bundle, by names of files alone, and how; `verified` is as for `open_session`.
 
-    With `requests` it serves steps of several requests instead of calls. `weights`, `trust_code` and
-    `require_signature` are as for `dr.launch`.
+    With `requests` it serves steps of several requests instead of calls.
     """
 
-    bundle: str
-    backend: str
-    device: str
-    timeout: float
+    bundle: BundleFile
+    ranks: RankOptions
     verified: list[Any]
     requests: bool = False
-    weights: str | None = None
-    trust_code: bool = False
-    require_signature: str | None = None
 
 
 @dataclass(eq=False)
@@ -166,7 +162,7 @@ class RankProcesses:
             ended = [rank for rank, arrival in arrivals.items() if arrival.state == "ended"]
             if ended or (is_over and not files):
                 raise self._ended(ended or sorted(set(range(self.size)) - set(arrivals)))
-            self._check_time(start, options.timeout, arrivals)
+            self._check_time(start, options.ranks.timeout, arrivals)
         self.connections = [arrivals[rank].connection for rank in range(self.size)]
         self.processes = [arrivals[rank].process for rank in range(self.size)]
         self.verified = arrivals[0].verified
@@ -189,7 +185,7 @@ class RankProcesses:
                 raise Disconnected
             arrival = _Arrival(rank, connection, psutil.Process(hello["pid"]))
             self.processes.append(arrival.process)
-            connection.send({"kind": "serve", **vars(options)}, files=[errors])
+            connection.send({"kind": "serve", **asdict(options)}, files=[errors])
             arrivals[rank] = arrival
             end.settimeout(None)
         except (Disconnected, KeyError, TypeError, ValueError, psutil.Error):

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from distir_relax.bundle import BundleFile
 from distir_relax.runtime.error_messages import error_to_json
 from distir_relax.runtime.handshake import Agreed, agreed
 from distir_relax.runtime.join import join_world
-from distir_relax.runtime.launched import load_rank
+from distir_relax.runtime.launched import RankOptions, open_session
 from distir_relax.runtime.launcher_detection import detect
 from distir_relax.runtime.local_ranks import rank_in
 from distir_relax.runtime.process_session.connection import Connection, Disconnected, Frame, short_path
@@ -88,14 +89,14 @@ def _serve(connection: Connection, options: Mapping[str, Any], imported: threadi
     gc.enable()
     connection.send({"kind": "joined"})
     world.report = lambda error: connection.send({"fatal": error_to_json(error)})
-    detector = StallDetector(world, options["timeout"])
+    timeout = options["ranks"]["timeout"]
+    detector = StallDetector(world, timeout)
     # A call may have a time-out although the session has none.
-    with Watchdog(options["timeout"] or DEFAULT_TIMEOUT, detector.poll):
-        session, _ = load_rank(
-            world, Path(options["bundle"]), options["backend"], options["device"], lambda bundle: {},
-            options["verified"], not options["requests"], options["weights"], load_sequence_programs,
-            options["trust_code"], options["require_signature"],
-        )  # fmt: skip
+    with Watchdog(timeout or DEFAULT_TIMEOUT, detector.poll):
+        file, ranks = BundleFile(**options["bundle"]), RankOptions(**options["ranks"])
+        session, _ = open_session(
+            world, file, ranks, lambda bundle: {}, load_sequence_programs, options["verified"], not options["requests"]
+        )
         requests = None
         if options["requests"]:
             with agreed(world):

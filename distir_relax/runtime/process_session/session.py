@@ -6,29 +6,21 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from distir_relax.bundle import Bundle, other_weights, read_bundle
+from distir_relax.bundle import Bundle, file_of, read_bundle
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.backends import find_backend
 from distir_relax.runtime.call_arguments import bind_arguments, result_names
-from distir_relax.runtime.generation import (
-    LanguageProgram,
-    Prompt,
-    Sampling,
-    TokenGenerator,
-    TokenOptions,
-    generated_tokens,
-    whole_result,
-)
+from distir_relax.runtime.generation import LanguageProgram, Run, TokenGenerator, TokenOptions, whole_result
+from distir_relax.runtime.launched import RankOptions
 from distir_relax.runtime.launcher_detection import check_alone
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import parts_of, user_outputs
@@ -79,16 +71,8 @@ def launch(
     opened = read_bundle(bundle, False, weights, trust_code, require_signature)
     check_size(opened.manifest.mesh, opened.manifest.mesh.size if ranks is None else ranks)
     known = Verified.of(opened)
-    options = ServeOptions(
-        str(Path(bundle).absolute()),
-        backend,
-        device,
-        timeout,
-        known.to_json() if known in _verified else [],
-        weights=other_weights(opened),
-        trust_code=trust_code,
-        require_signature=None if opened.key is None else str(opened.key),
-    )
+    checked = known.to_json() if known in _verified else []
+    options = ServeOptions(file_of(opened), RankOptions(backend, device, timeout), checked)
     processes = RankProcesses.start(opened.manifest.mesh.size, options, launcher, threads)
     if processes.verified == known.to_json():
         _verified.add(known)
@@ -224,19 +208,10 @@ class ProcessSession(TokenGenerator):
     def _language(self, backend: str | None) -> LanguageProgram:
         return LanguageProgram.of(self.bundle.manifest)
 
-    def _tokens(
-        self, prompt: Prompt, count: int, sampling: Sampling, timeout: float | None, backend: str | None
-    ) -> Generator[torch.Tensor]:
+    def _runs(self, backend: str | None) -> Run:
         if backend is not None:
             raise RunError("the backend of a session is that of its ranks", hint="pass backend= to dr.launch")
-        program = self._language(backend)
-        program.check(prompt.ids, count)
-
-        def feed(tokens: torch.Tensor, past: int) -> torch.Tensor:
-            values, inputs = {"past": past, "sampling": asdict(sampling)}, program.inputs(tokens, past, prompt.encoder)
-            return self._request("next_token", values, inputs, timeout).tensors["tokens"]
-
-        return generated_tokens(feed, prompt.ids, count, prompt.stop)
+        return self._run
 
     def _in_turn(self, work: Callable[[], _T]) -> _T:
         with self._turns.taken():

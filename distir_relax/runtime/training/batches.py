@@ -309,10 +309,6 @@ class _GlobalBatch:
     call: Call
     inputs: dict[str, Array]
 
-    def global_arrays(self) -> dict[str, Array]:
-        """See `Batch`."""
-        return self.inputs
-
     def checksums(self, rank: int) -> dict[str, int]:
         """See `Batch`: every rank has the whole batch."""
         names = [tensor.name for tensor in data_inputs(self.call.manifest)]
@@ -330,23 +326,13 @@ class _GlobalBatch:
 
 @dataclass(frozen=True)
 class _SampledBatch:
-    """A batch of samples, each read only if a rank holds some of its rows, and once."""
+    """A batch of samples, each read only if a rank holds some of its rows, and once for all ranks of this process."""
 
     call: Call
     samples: DataSet
     rows: Sequence[int]
     numbers: Mapping[str, torch.Tensor]
     _samples_read: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
-
-    def global_arrays(self) -> dict[str, Array]:
-        """See `Batch`."""
-        everything = range(len(self.rows))
-        read = self._read(everything)
-        stacked: dict[str, Array] = {
-            tensor.name: _stacked([read[row][tensor.name] for row in everything], tensor) for tensor in self._inputs
-        }
-        self._samples_read.clear()
-        return {**stacked, **self.numbers}
 
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
@@ -363,7 +349,6 @@ class _SampledBatch:
             intervals = local_intervals(tensor, self.manifest.mesh, rank)
             stacked = _stacked(rows, tensor)
             shards.append(cut_out(stacked, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
-        self._samples_read.clear()
         return shards
 
     def with_rates(self, factor: float) -> Batch:

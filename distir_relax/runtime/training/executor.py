@@ -1,11 +1,10 @@
-"""Executors of training steps: all ranks as threads of this process, or this process as one rank."""
+"""Executor of training steps, for the loop of a training run."""
 
 from __future__ import annotations
 
 import resource
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,14 +14,10 @@ from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.call_shapes import Call
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.handshake import agreed
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
-from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
     import torch
-
-    from distir_relax.runtime.arrays import Array
 
 
 def whole(tensor: Tensor) -> list[list[tuple[int, int]]]:
@@ -36,10 +31,6 @@ class Batch(Protocol):
     @property
     def call(self) -> Call:
         """The sizes of the step."""
-        ...
-
-    def global_arrays(self) -> dict[str, Array]:
-        """Return the global arrays, by name."""
         ...
 
     def checksums(self, rank: int) -> dict[str, int]:
@@ -58,22 +49,37 @@ class Batch(Protocol):
         ...
 
 
-class Executor(ABC):
-    """Interface of a training run to its ranks. Each process of a launch has an executor; all call the same methods.
+class Executor:
+    """Interface of a training run to the ranks of a `session`. All processes of a launch call the same methods.
 
-    `held` are the weights that the program does not change, and that have the values of a checkpoint, not the bundle's.
+    `bundle` is the training step's, if that of the session lacks its part. `load` loads another session of the same
+    ranks; `with_weights` returns that of a program in memory with other weights, in place of `load`. `held` are the
+    weights that the program does not change, and that have the values of a checkpoint, not the bundle's.
     """
 
-    _session: Session | RankSession
-
-    def __init__(self, session: Session | RankSession, index: int = 0, processes: int = 1) -> None:
-        self.bundle: Bundle = session.bundle
-        self.index, self.processes = index, processes
+    def __init__(
+        self, session: Session, load: Callable[[Bundle], Session] | None = None, bundle: Bundle | None = None,
+        with_weights: Callable[[Mapping[str, torch.Tensor]], Session] | None = None,
+    ) -> None:  # fmt: skip
+        self.bundle = bundle or session.bundle
         self.held: tuple[Tensor, ...] = ()
         self.held_values: WeightSource = session.bundle.weights
         self.frozen: Mapping[str, str] | None = None
         """Hashes of the weights that the program does not change, once a checkpoint needed them."""
-        self._session = session
+        self._session, self._world = session, session.world
+        self._load = load or (lambda part: Session(part, world=session.world, verified=True))
+        self._with_weights = with_weights
+        self._evaluation: Session | None = None
+
+    @property
+    def index(self) -> int:
+        """The number of this process."""
+        return self._world.rank
+
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
+        return self._world.size
 
     @property
     def first(self) -> bool:
@@ -95,16 +101,18 @@ class Executor(ABC):
 
         evaluation = None if self.bundle.evaluation is None else holding(self.bundle.evaluation)
         self.bundle = replace(holding(self.bundle), evaluation=evaluation)
-        self._reload({t.name: source.read(t.name, whole(t)) for t in tensors if t.name in names})
-
-    @abstractmethod
-    def _reload(self, held: Mapping[str, torch.Tensor]) -> None:
-        """Load the programs of the bundle, in which the weights `held` were replaced."""
+        if self._with_weights is None:
+            self._session = self._load(self.bundle)
+        else:
+            self._session = self._with_weights(
+                {t.name: source.read(t.name, whole(t)) for t in tensors if t.name in names}
+            )
+        self._evaluation = None
 
     @property
-    @abstractmethod
     def communicator(self) -> Communicator:
         """The communicator of the first rank of this process."""
+        return self._session.communicator
 
     @property
     def communication_seconds(self) -> float:
@@ -124,28 +132,32 @@ class Executor(ABC):
         """Return checksums of a batch, which other processes compare with theirs (`difference`)."""
         return {} if batch is None or self.processes == 1 else batch.checksums(self.index)
 
-    @abstractmethod
     def begin_evaluation(self, suffix: str = "") -> None:
         """Copy the weights that the step has at present to the bundle's evaluation, which is loaded at first.
 
         Those that the step has under their name and `suffix`, too, are copied from there.
         """
+        if self._evaluation is None:
+            assert self.bundle.evaluation is not None, "the bundle has an evaluation"
+            self._evaluation = self._load(self.bundle.evaluation)
+        self._evaluation.copy_state(self._session, suffix)
 
-    @abstractmethod
     def evaluate(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """Run the evaluation once; return the outputs named on the first process, nothing on the others."""
+        assert self._evaluation is not None, "it has begun"
+        return _run(self._evaluation, batch, outputs)
 
-    @abstractmethod
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """Run once; return the outputs named on the first process, nothing on the others."""
+        return _run(self._session, batch, outputs)
 
-    @abstractmethod
     def exchange(self, value: Any) -> list[Any]:
         """Return the value, of JSON's types, of each process."""
+        return self._world.exchange(value, "the agreement between two steps")
 
-    @abstractmethod
-    def agreed(self) -> Any:
+    def agreed(self) -> AbstractContextManager[None]:
         """Return a context that raises an error of one process inside of it on all processes."""
+        return agreed(self._world)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors that the step updates, on the CPU of the first process; nothing on the others."""
@@ -165,102 +177,7 @@ class Executor(ABC):
         self._session.load_state(source)
 
 
-class ThreadExecutor(Executor):
-    """All ranks as threads of this process. `bundle` is the training step's, if that of the session lacks its part.
-
-    `with_weights` returns the session of a program in memory with other weights, in place of `load`.
-    """
-
-    _session: Session
-
-    def __init__(
-        self, session: Session, load: Callable[[Bundle], Session] = Session, bundle: Bundle | None = None,
-        with_weights: Callable[[Mapping[str, torch.Tensor]], Session] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(session)
-        self.bundle = bundle or session.bundle
-        self._load, self._with_weights = load, with_weights
-        self._evaluation: Session | None = None
-
-    @property
-    def communicator(self) -> Communicator:
-        """See `Executor`."""
-        return self._session.communicators[0]
-
-    def _reload(self, held: Mapping[str, torch.Tensor]) -> None:
-        self._session = self._load(self.bundle) if self._with_weights is None else self._with_weights(held)
-        self._evaluation = None
-
-    def begin_evaluation(self, suffix: str = "") -> None:
-        """See `Executor`."""
-        if self._evaluation is None:
-            assert self.bundle.evaluation is not None, "the bundle has an evaluation"
-            self._evaluation = self._load(self.bundle.evaluation)
-        self._evaluation.copy_state(self._session, suffix)
-
-    def evaluate(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """See `Executor`."""
-        assert self._evaluation is not None, "it has begun"
-        return self._evaluation(batch.global_arrays(), outputs=outputs)
-
-    def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """See `Executor`."""
-        return self._session(batch.global_arrays(), outputs=outputs)
-
-    def exchange(self, value: Any) -> list[Any]:
-        """See `Executor`."""
-        return [value]
-
-    @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """See `Executor`."""
-        yield
-
-
-class RankExecutor(Executor):
-    """This process as one rank of a launch."""
-
-    _session: RankSession
-
-    def __init__(self, world: World, session: RankSession, load: Callable[[Bundle], RankSession] | None = None) -> None:
-        super().__init__(session, world.rank, world.size)
-        self._world = world
-        self._load = load or (lambda bundle: RankSession(world, bundle, verified=True))
-        self._evaluation: RankSession | None = None
-
-    def begin_evaluation(self, suffix: str = "") -> None:
-        """See `Executor`."""
-        if self._evaluation is None:
-            assert self.bundle.evaluation is not None, "the bundle has an evaluation"
-            self._evaluation = self._load(self.bundle.evaluation)
-            self._evaluation.load()
-        self._evaluation.copy_state(self._session, suffix)
-
-    def evaluate(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """See `Executor`."""
-        assert self._evaluation is not None, "it has begun"
-        local = batch.local(self._world.rank, self._evaluation.communicator.device)
-        return self._evaluation.run_local(batch.call, local, outputs)
-
-    @property
-    def communicator(self) -> Communicator:
-        """See `Executor`."""
-        return self._session.communicator
-
-    def _reload(self, held: Mapping[str, torch.Tensor]) -> None:
-        self._session = self._load(self.bundle)
-        self._session.load()
-        self._evaluation = None
-
-    def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """See `Executor`."""
-        local = batch.local(self._world.rank, self._session.communicator.device)
-        return self._session.run_local(batch.call, local, outputs)
-
-    def exchange(self, value: Any) -> list[Any]:
-        """See `Executor`."""
-        return self._world.exchange(value, "the agreement between two steps")
-
-    def agreed(self) -> Any:
-        """See `Executor`."""
-        return agreed(self._world)
+def _run(session: Session, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+    # Here, not in the threads of ranks: it may read from the user's data set.
+    shards = {comm.rank: batch.local(comm.rank, comm.device) for comm in session.communicators}
+    return session.run_local(batch.call, lambda rank, device: shards[rank], outputs)

@@ -17,7 +17,7 @@ from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, St
 from distir_relax.runtime.training.data_sources import open_data, open_evaluation
 from distir_relax.runtime.training.epoch_order import arrange
 from distir_relax.runtime.training.evaluation import evaluated_names
-from distir_relax.runtime.training.executor import ThreadExecutor
+from distir_relax.runtime.training.executor import Executor
 from distir_relax.runtime.training.options import TrainOptions
 from distir_relax.runtime.training.train import evaluator
 from distir_relax.runtime.training.training_loop import Training
@@ -118,7 +118,7 @@ def train(
             )  # fmt: skip
     if isinstance(step, (str, Path)):
         bundle = read_bundle(Path(step), require_signature=require_signature)
-        executor = ThreadExecutor(Session(bundle, backend, device), lambda part: Session(part, backend, device))
+        executor = Executor(Session(bundle, backend, device), lambda part: Session(part, backend, device))
         observers = tuple(callbacks)
     else:
         if require_signature is not None:
@@ -132,7 +132,7 @@ def train(
             return session
 
         load = lambda part: Session(part, backend)  # noqa: E731
-        executor = ThreadExecutor(step.plan.session(backend), load, step.bundle(()), with_weights)
+        executor = Executor(step.plan.session(backend), load, step.bundle(()), with_weights)
         observers = (_StepCount(step), *step.callbacks, *callbacks)
     training_of(executor.bundle.manifest)
     names: tuple[str, ...] = ()

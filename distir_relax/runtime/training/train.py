@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from distir_relax.bundle import Bundle, Manifest, read_bundle
+from distir_relax.bundle import Bundle, BundleFile, Manifest
 from distir_relax.checkpoints import DataPosition
-from distir_relax.runtime.launched import ending_launch, load_rank
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.launched import RankOptions, ending_launch, open_session
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Data, training_of
 from distir_relax.runtime.training.callbacks import Callback, Ended
 from distir_relax.runtime.training.evaluation import evaluate, evaluated_names
-from distir_relax.runtime.training.executor import Batch, Executor, RankExecutor, ThreadExecutor
+from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import TrainOptions
 from distir_relax.runtime.training.training_loop import Training
-from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import ALONE, World
 
 DataOf = Callable[[Manifest, int, DataPosition], Data]
 """Constructor of a run's data, from the manifest, the seed of the order, and the position of the first batch."""
@@ -33,20 +30,17 @@ class Run:
 
     `data` is called once the bundle is read, and so is `evaluation`, with the manifest of the bundle's evaluation; it
     returns a function that yields the batches to evaluate, with averages of parameters if they are `averaged`. `stop`
-    returns the signal that this process received, or 0. `require_signature` is as for `read_bundle`.
+    returns the signal that this process received, or 0.
     """
 
-    bundle: Path
+    bundle: BundleFile
     data: DataOf
     options: TrainOptions
     callbacks: Sequence[Callback] = ()
     evaluation: EvaluationOf | None = None
-    backend: str = "torch"
-    device: str = "cpu"
-    timeout: float = DEFAULT_TIMEOUT
+    ranks: RankOptions = field(default_factory=RankOptions)
     stop: Callable[[], int] = lambda: 0
     averaged: bool = False
-    require_signature: Path | None = None
 
     def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
@@ -76,19 +70,8 @@ def evaluator(
     return lambda step: evaluate(executor, batches, averaged)
 
 
-def train_threads(run: Run) -> Ended:
-    """Train with ranks as threads of this process. Raises what `Training.run` raises."""
-    bundle = read_bundle(run.bundle, require_signature=run.require_signature)
-    run.check(bundle)
-
-    def load(part: Bundle) -> Session:
-        return Session(part, run.backend, run.device, run.timeout)
-
-    return run.of(ThreadExecutor(load(bundle), load)).run()
-
-
-def train_rank(world: World, run: Run) -> Ended:
-    """Train as one rank of a launch.
+def train(run: Run, world: World = ALONE) -> Ended:
+    """Train as one rank of a launch, or alone.
 
     Raises what `Training.run` raises if all ranks raise it. An error of one rank alone is printed and ends the
     launch: with code 2 for the user's errors, 1 with a traceback for others.
@@ -98,11 +81,12 @@ def train_rank(world: World, run: Run) -> Ended:
         run.check(bundle)
         return {}  # inputs come with each step
 
+    ranks = run.ranks
     with ending_launch(world):
-        session, _ = load_rank(
-            world, run.bundle, run.backend, run.device, check, require_signature=run.require_signature
-        )
-        executor = RankExecutor(
-            world, session, lambda part: RankSession(world, part, run.backend, run.device, verified=True)
-        )
-        return run.of(executor).run()
+        session, _ = open_session(world, run.bundle, ranks, check)
+        return run.of(
+            Executor(
+                session,
+                lambda part: Session(part, ranks.backend, ranks.device, ranks.timeout, world=world, verified=True),
+            )
+        ).run()
