@@ -140,6 +140,7 @@ def test_stop_texts_end_a_text(bundles: dict[str, Path]) -> None:
         expected = whole[: whole.index(stop)]
         assert model.generate(PROMPT, 40, stop=(), stop_text=[stop, "nowhere"]) == expected
         assert model.generate(PROMPT, 40, stop=(), stop_text=stop) == expected
+        assert model.generate([PROMPT, "the"], 40, stop=(), stop_text=stop)[0] == expected
     # An iterator that ended early leaves the model to others.
     stream = model.stream(PROMPT, 40)
     next(stream)

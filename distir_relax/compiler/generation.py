@@ -35,8 +35,7 @@ from distir_relax.frontends.pretrained_language_model import (
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Value, fresh_name, value_names
 from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
-from distir_relax.runtime.generation import SessionGenerator
-from distir_relax.serving import THREADS, Engine, EngineOptions, start_engine
+from distir_relax.serving.session_generator import SessionGenerator
 from distir_relax.strategies.strategy import as_strategy
 from distir_relax.support.precisions import PRECISIONS, check_precision
 
@@ -93,14 +92,6 @@ class Generation(SessionGenerator):
         changed = replace(imported, tensors={**imported.tensors, **new}, origin=origin)
         with self._turn():
             self.plan = replace(self.plan, imported=changed)
-
-    def engine(self, options: EngineOptions | None = None, device: str = "cpu") -> Engine:
-        """Return an engine that generates for many requests at once, with ranks as threads of this process.
-
-        It holds a copy of the weights besides that of `generate`. Raises `RunError` for limits that do not suffice for
-        any request.
-        """
-        return start_engine(self.plan.bundle(("torch",)), options, THREADS, device)
 
 
 @documents(CompileOptions)

@@ -134,6 +134,15 @@ class Session:
             self._check_open()
             return self._run(self._programs, call, local, timeout, parts_of(call.manifest, outputs))
 
+    def on_ranks(self, work: Callable[[Communicator, RankProgram], None], timeout: float | None = None) -> None:
+        """Run the programs otherwise than by calls: `work` does, for each rank of this process with its program.
+
+        Errors and time-outs are those of a call.
+        """
+        with self._exclusive:
+            self._check_open()
+            self._on_ranks(work, self._programs, timeout)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on the CPU; the caller owns them."""
         tensors: dict[str, torch.Tensor] = {}
@@ -257,16 +266,11 @@ class Session:
             seconds.append(ran)
             outputs.update(results)
 
-        # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
-        self._closed = _LEFT
         try:
             self._on_ranks(work, programs, timeout)
         except BaseException:
             self._states.clear()
-            torn = _TORN if self.bundle.manifest.updates else ""
-            self._closed = _LEFT if self._ranks.are_running else torn
             raise
-        self._closed = ""
         for comm in self.communicators:
             # The encoder runs before the first run of the program, which is checked too.
             comm.checks_steps = comm.checks_steps and encodes
@@ -283,7 +287,15 @@ class Session:
             comm.start_counting()
         pairs = zip(self.communicators, programs or self._programs, strict=True)
         works = [partial(work, comm, program) for comm, program in pairs]
-        self._ranks.run(works, steps, self._timeout if timeout is None else timeout)
+        # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
+        self._closed = _LEFT
+        try:
+            self._ranks.run(works, steps, self._timeout if timeout is None else timeout)
+        except BaseException:
+            torn = _TORN if self.bundle.manifest.updates else ""
+            self._closed = _LEFT if self._ranks.are_running else torn
+            raise
+        self._closed = ""
 
 
 def _local(prepared: PreparedCall) -> Local:

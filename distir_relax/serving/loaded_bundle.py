@@ -7,11 +7,9 @@ from typing import Any
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.runtime.call_arguments import bind_arguments, list_tensors, result_names
-from distir_relax.runtime.generation import SessionGenerator
 from distir_relax.runtime.microbatch_io import user_inputs, user_outputs
 from distir_relax.runtime.session_cache import Sessions
-from distir_relax.serving.engine import Engine, EngineOptions
-from distir_relax.serving.start import THREADS, start_engine
+from distir_relax.serving.session_generator import SessionGenerator
 from distir_relax.support.units import count
 
 
@@ -40,14 +38,6 @@ class Loaded(SessionGenerator):
         names = result_names(manifest)
         outputs = self._sessions.run(bind_arguments(manifest, args, kwargs), backend, timeout, names)
         return next(iter(outputs.values())) if len(names) == 1 else outputs
-
-    def engine(self, options: EngineOptions | None = None, device: str = "cpu") -> Engine:
-        """Return an engine that generates for many requests at once, with ranks as threads of this process.
-
-        It holds a copy of the weights besides that of `generate`. Raises `RunError` for a bundle of another program,
-        and for limits that do not suffice for any request.
-        """
-        return start_engine(self.bundle, options, THREADS, device)
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

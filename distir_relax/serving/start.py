@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from distir_relax.bundle import Bundle
+from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.launch import find_mpirun
@@ -40,11 +40,7 @@ def start_engine(
 
     Raises `RunError` for limits that no request fits into, and if the ranks do not start.
     """
-    options = options or EngineOptions()
-    if options.memory is None:
-        longest = LanguageProgram.for_requests(bundle.manifest).max_length
-        memory = default_state_memory(bundle.manifest, options.max_requests, longest, device, replica.count)
-        options = replace(options, memory=memory)
+    options = with_state_memory(options, bundle.manifest, device, replica.count)
     # Before the ranks load their weights.
     options.check(bundle.manifest)
     ranks = bundle.manifest.mesh.size
@@ -57,6 +53,20 @@ def start_engine(
         threads, variables = _share(replica, ranks, device)
         executor = ProcessRequests(bundle, device, launcher, timeout, threads, variables)
     return Engine(executor, bundle, options)
+
+
+def with_state_memory(
+    options: EngineOptions | None, manifest: Manifest, device: str = "cpu", replicas: int = 1
+) -> EngineOptions:
+    """Return options, by default the usual ones, with a memory for states: by default what this machine has left.
+
+    Raises `RunError` for a program that does not continue sequences of tokens alone.
+    """
+    options = options or EngineOptions()
+    if options.memory is not None:
+        return options
+    longest = LanguageProgram.for_requests(manifest).max_length
+    return replace(options, memory=default_state_memory(manifest, options.max_requests, longest, device, replicas))
 
 
 def _share(replica: Replica, ranks: int, device: str) -> tuple[int | None, dict[str, str]]:

@@ -52,7 +52,7 @@ def _run(world: World, path: Path) -> Any:
     program = LanguageProgram.of(session.bundle.manifest)
     tokens = [*generated_tokens(program.feed(session, GREEDY, world=world), torch.tensor(PROMPTS), 9, ())]
     loaded: Any = session.programs[0]
-    kept = loaded._program.recorded if isinstance(loaded, sequence_program.SequenceProgram) else None
+    kept = loaded.requests.recorded if isinstance(loaded, sequence_program.SequenceProgram) else None
     steps = 0 if kept is None else sum(step is not None for step in kept._steps.values())
     return [world.exchange([type(loaded).__name__, steps]), torch.stack(tokens, 1).tolist()]
 

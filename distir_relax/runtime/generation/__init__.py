@@ -10,7 +10,7 @@ from distir_relax.runtime.generation.sampling import (
     next_tokens,
     sampling_of,
 )
-from distir_relax.runtime.generation.token_generator import SessionGenerator, TokenGenerator, TokenOptions
+from distir_relax.runtime.generation.token_generator import TokenGenerator, TokenOptions
 from distir_relax.runtime.generation.token_loop import LanguageProgram, Run, generated_tokens
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Run",
     "Sampling",
     "SequenceSampler",
-    "SessionGenerator",
     "TokenGenerator",
     "TokenHistory",
     "TokenOptions",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,10 @@ from distir_relax.runtime.generation.prompt import Prompt, is_list_of_prompts
 from distir_relax.runtime.generation.results import bundle_tokenizer, stream_results, whole_result
 from distir_relax.runtime.generation.sampling import Sampling
 from distir_relax.runtime.generation.token_loop import LanguageProgram, Run, generated_tokens
-from distir_relax.runtime.turns import Turns
 from distir_relax.text import Message, Tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-    from distir_relax.runtime.session import Session
 
 
 class TokenOptions(TypedDict, total=False):
@@ -73,7 +70,7 @@ class TokenGenerator(ABC):
         iterator instead, that of the method `stream`.
 
         Of a list of texts, of chats, or of token ids of several lengths the result is a list: each prompt is continued
-        by itself. Many at once are faster by an `engine`.
+        by itself, and where the program allows it several in one step, by an `engine`.
 
         For an encoder-decoder the prompt is the input of the encoder, tokens or an array of features, and the result
         the tokens of the decoder after those it begins with.
@@ -84,7 +81,7 @@ class TokenGenerator(ABC):
         if stream:
             return self.stream(prompt, max_new_tokens, **options)
         if is_list_of_prompts(prompt):
-            return [self.generate(each, max_new_tokens, **options) for each in prompt]
+            return self._generate_each(prompt, max_new_tokens, options)
         given, results = self._start(prompt, max_new_tokens, **options)
         with self._turn():
             return whole_result(results, given)
@@ -139,39 +136,20 @@ class TokenGenerator(ABC):
         feed = program.feed(self._runs(backend), sampling, timeout, prompt.encoder)
         yield from generated_tokens(feed, prompt.ids, count, prompt.stop)
 
-    def _start(
-        self,
-        prompt: Any,
-        count: int | None,
-        *,
-        stop: Collection[int] | None = None,
-        stop_text: Collection[str] = (),
-        decoder_prompt: Sequence[int] | None = None,
-        timeout: float | None = None,
-        backend: str | None = None,
-        **sampling: Any,
-    ) -> tuple[Prompt, Iterator[Any]]:
+    def _generate_each(self, prompts: Sequence[Any], max_new_tokens: int | None, options: TokenOptions) -> list[Any]:
+        """Return the results of several prompts."""
+        return [self.generate(each, max_new_tokens, **options) for each in prompts]
+
+    def _start(self, prompt: Any, count: int | None, **options: Unpack[TokenOptions]) -> tuple[Prompt, Iterator[Any]]:
         """Return the prompt, and the results of `stream`."""
-        given = self._language(backend).prompt(prompt, lambda: self.tokenizer, stop, stop_text, decoder_prompt)
-        count, chosen = given.settings(count, sampling)
-        return given, stream_results(self._tokens(given, count, chosen, timeout, backend), given)
+        backend, timeout = options.get("backend"), options.get("timeout")
+        given, count, sampling = self._settings(prompt, count, options)
+        return given, stream_results(self._tokens(given, count, sampling, timeout, backend), given)
 
-
-class SessionGenerator(TokenGenerator):
-    """Generation with ranks as threads of this process: `session` returns that of a backend."""
-
-    def __init__(
-        self, session: Callable[[str], Session], texts: Mapping[str, str], path: Path | None, name: str
-    ) -> None:
-        super().__init__(texts, path, name)
-        self._session = session
-        self._turns = Turns("the model is in use by a stream of the same thread that is not finished")
-
-    def _turn(self) -> AbstractContextManager[None]:
-        return self._turns.taken()
-
-    def _language(self, backend: str | None) -> LanguageProgram:
-        return LanguageProgram.of(self._session(backend or "torch").bundle.manifest)
-
-    def _runs(self, backend: str | None) -> Run:
-        return self._session(backend or "torch")
+    def _settings(self, prompt: Any, count: int | None, options: TokenOptions) -> tuple[Prompt, int, Sampling]:
+        """Return the prompt, the number of new tokens, and how they are sampled."""
+        language = self._language(options.get("backend"))
+        of_prompt = (options.get("stop"), options.get("stop_text") or (), options.get("decoder_prompt"))
+        given = language.prompt(prompt, lambda: self.tokenizer, *of_prompt)
+        others = ("stop", "stop_text", "decoder_prompt", "backend", "timeout")
+        return given, *given.settings(count, {name: x for name, x in options.items() if name not in others})

@@ -14,7 +14,7 @@ from distir_relax.runtime.generation.sampling import GREEDY, Sampling, TokenHist
 from distir_relax.runtime.generation.token_loop import LanguageProgram
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.outputs import collect_output, owners
-from distir_relax.runtime.requests.request_program import load_request_program
+from distir_relax.runtime.requests.request_program import RequestProgram, load_request_program
 from distir_relax.runtime.requests.state_memory import RequestStates, StateMemory
 
 if TYPE_CHECKING:
@@ -46,10 +46,12 @@ class Slot:
 class RankRequests:
     """The program and the states of the requests of one rank; all ranks make theirs together.
 
-    `programs` are the result of `emit_request_programs`.
+    `programs` are the result of `emit_request_programs`, or the program of the rank.
     """
 
-    def __init__(self, bundle: Bundle, programs: Mapping[str, RequestsCode], comm: Communicator) -> None:
+    def __init__(
+        self, bundle: Bundle, programs: Mapping[str, RequestsCode] | RequestProgram, comm: Communicator
+    ) -> None:
         if comm.device == "cpu":
             # Also a rank whose own program is not bound; before a rank may fail on its own.
             comm.share_memory()
@@ -57,7 +59,11 @@ class RankRequests:
         self._manifest = bundle.manifest
         self._language = LanguageProgram.for_requests(bundle.manifest)
         self._calls = CallShapes(bundle.manifest)
-        self._program = load_request_program(bundle, programs, comm.rank, comm, self._language.max_length)
+        self._program = (
+            programs
+            if isinstance(programs, RequestProgram)
+            else load_request_program(bundle, programs, comm.rank, comm, self._language.max_length)
+        )
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: dict[int, RequestStates] = {}
         self._histories: dict[int, TokenHistory] = {}

@@ -94,10 +94,11 @@ class SequenceProgram:
         length = LanguageProgram.of(bundle.manifest).max_length
         assert length is not None, "_can_continue"
         self._length = length
-        self._program: RequestProgram = load_request_program(bundle, programs, comm.rank, comm, length)
+        self.requests: RequestProgram = load_request_program(bundle, programs, comm.rank, comm, length)
+        """The program for steps of other requests than its sequences."""
         self._memory = StateMemory(bundle.manifest, comm.rank, comm.device)
         self._states: list[RequestStates] = []
-        self.steps: Steps = self._program.steps
+        self.steps: Steps = self.requests.steps
         self.state: Mapping[str, torch.Tensor] = {}
         self.held: Collection[int] = ()
 
@@ -112,6 +113,6 @@ class SequenceProgram:
         requests = [Request(past, new, last, states.tensors) for states in self._states]
         for states in self._states:
             states.length = past + new
-        results = self._program(requests, [x.reshape(1, rows * new) for x in inputs[:count]])
+        results = self.requests(requests, [x.reshape(1, rows * new) for x in inputs[:count]])
         found = [results[0].clone().view(rows, last, -1)] if output.is_on(self._rank) else []
         return [*found, *inputs[count:]]
