@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from distir_relax import lr, optim
     from distir_relax.bisection import Bisection, bisect
     from distir_relax.compiler.compare_precision import PrecisionComparison, compare_precision
-    from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
+    from distir_relax.compiler.compile import ImplicitGatherWarning, Plan, bind, compile
     from distir_relax.compiler.generation import Generation, compile_generation
     from distir_relax.compiler.simulate import simulate
     from distir_relax.compiler.simulate_generation import GenerationSimulation, simulate_generation
@@ -47,6 +47,7 @@ __all__ = [
     "FineTuning",
     "Generation",
     "GenerationSimulation",
+    "ImplicitGatherWarning",
     "NothingSplit",
     "Plan",
     "PrecisionComparison",
@@ -54,7 +55,6 @@ __all__ = [
     "ProgramBuilder",
     "RunReport",
     "Strategy",
-    "SurpriseGather",
     "Training",
     "TrainingStep",
     "annotate_shape_ops",
@@ -90,7 +90,7 @@ _HOMES = {
     "Callback": "distir_relax.runtime.training.callbacks",
     "Plan": "distir_relax.compiler.compile",
     "RunReport": "distir_relax.report.training_run",
-    "SurpriseGather": "distir_relax.compiler.compile",
+    "ImplicitGatherWarning": "distir_relax.compiler.compile",
     "annotate_shape_ops": "distir_relax.frontends.shape_ops",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "PrecisionComparison": "distir_relax.compiler.compare_precision",

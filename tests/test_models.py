@@ -95,7 +95,7 @@ def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
     make, shardings = WHOLE_GRID[name]
     case, mesh = made_once(make), dr.DeviceMesh((2, 3), ("a", "b"))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", dr.SurpriseGather)
+        warnings.simplefilter("error", dr.ImplicitGatherWarning)
         plan = compile_case(case, shardings=shardings, mesh=mesh, tail=tail, gather_threshold=1)
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)

@@ -145,7 +145,7 @@ def test_searched_placements_with_and_without_a_limit_of_memory_are_compared() -
 
 
 def test_only_a_large_gather_is_a_warning() -> None:
-    with pytest.warns(dr.SurpriseGather, match="gathered, 96 bytes"):
+    with pytest.warns(dr.ImplicitGatherWarning, match="gathered, 96 bytes"):
         gathered(96)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -51,7 +51,7 @@ class Position:
     the data. `rates` are its learning rates as JSON; a run uses those of its bundle. `metrics` are those
     by which the run keeps its best checkpoint. `frozen` has the SHA-256 of each parameter and buffer that the program
     does not change, `held` the names of those that the checkpoint has, too: they were trained before. `fixed` has the
-    SHA-256 of buffers and tensor attributes of the model, and `settings` what it was compiled with, as in a
+    SHA-256 of buffers and tensor attributes of the model, and `settings` the options of its compilation, as in a
     `TrainingManifest`.
     """
 

@@ -26,8 +26,8 @@ def show(
 ) -> None:
     """Print a bundle's program, highlighted on a terminal, and where it comes from.
 
-    For a pipeline's distributed stage also the schedule. The executable stage is what ranks make of the ranked one when
-    they load it.
+    For a pipeline's distributed stage also the schedule. Ranks lower the ranked stage to the executable one when they
+    load it.
     """
     from distir_relax.bundle import read_bundle
     from distir_relax.ir import parse, print_module

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from distir_relax.runtime.session import Session
 
 
-class SurpriseGather(UserWarning):
+class ImplicitGatherWarning(UserWarning):
     """A sharded tensor is gathered without a request."""
 
 
@@ -300,8 +300,8 @@ def compile(
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for a model that cannot be imported,
     `AnnotationError` and `PlacementError` for annotations that cannot hold; for a `precision` that is unknown or that
     has no weight to change, and a pattern of `keep` that matches none; `VerificationError` for a plan that is not
-    proved to compute the model (``docs/trust.md``; not with `check=False`). Warns `SurpriseGather` where a sharded
-    tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
+    proved to compute the model (``docs/trust.md``; not with `check=False`). Warns with `ImplicitGatherWarning` where a
+    sharded tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
     """
     of_import, of_compilation = import_options(options)
     imported = read_model(model, example_inputs, example_kwargs, **of_import)
@@ -387,7 +387,7 @@ def program_bundle(
 def _warn_of_gathers(module: Module, threshold: int) -> None:
     for record in module.records:
         if isinstance(record, Gather) and record.bytes >= threshold:
-            warnings.warn(str(record), SurpriseGather, stacklevel=4)
+            warnings.warn(str(record), ImplicitGatherWarning, stacklevel=4)
 
 
 def default_name(model: Any) -> str:

@@ -40,7 +40,7 @@ TASK = ("stage", "kind", "microbatch")
 """The attributes of a call that is a pipeline task; passes preserve them."""
 
 MEMORY = ("into", "last", "unused")
-"""The attributes of an op that say where its result is written, and what is in memory no longer after it.
+"""Attributes of an op for memory: where its result is written, and which values are freed after it.
 
 ``into`` is the operand whose memory the result takes, ``last`` are the operands that are used for the last time, and
 ``unused`` the results that nothing uses; all by number. In the executable stage only."""

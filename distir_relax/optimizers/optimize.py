@@ -269,7 +269,7 @@ def _in_place_of(module: Module, parameters: Mapping[str, Value], several: bool)
 def _numbers(
     g: Builder, optimizer: Optimizer, number: Value | None, state: Mapping[str, Value], dtype: str, begun: _Begun
 ) -> tuple[Numbers, dict[str, Value]]:
-    """Emit the scalars of an update, and what is new of the state: the number of the parameter's own updates."""
+    """Emit the scalars of an update, and new values of the state: the number of the parameter's own updates."""
     g.hint = ""
     counted = {OWN_STEP: g.emit("add", state[OWN_STEP], g.constant(1, "int64"))} if optimizer.own_steps else {}
     own = cast(g, counted[OWN_STEP], "float64") if counted else number

@@ -71,7 +71,7 @@ class _Program:
         values = {item.value.name: self._replicated(item.value) for item in function.inputs}
         ops: list[Op] = []
         for op in function.ops:
-            if op.name == CALL:
+            if op.callee:
                 ops.append(self._call(op, values))
             elif is_annotation(op):
                 values[op.results[0].name] = values[op.operands[0].name]

@@ -30,7 +30,7 @@ class Function:
         torch.manual_seed(0)
         model = self.model().double()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dr.SurpriseGather)
+            warnings.simplefilter("ignore", dr.ImplicitGatherWarning)
             if not self.trained:
                 return dr.compile(model.eval(), self.inputs, check=True, **self.options)
             batch = self.inputs if self.loss is not None else self.inputs[0]

@@ -23,8 +23,8 @@ class Callee:
     """A function's interface for its callers.
 
     `name` and `prepare` are the names of its Python functions (`prepare` is empty if there is none). `weights` are the
-    names of what is prepared, and `constants` those of the inputs that come of it, after so many `arguments`, which are
-    passed `as_list` if there are many. Values of the `symbols` come before the arguments.
+    names of weights before they are prepared, and `constants` those of its inputs that are prepared weights, after a
+    number of `arguments`, which are passed `as_list` if there are many. Values of the `symbols` come before these.
     """
 
     name: str

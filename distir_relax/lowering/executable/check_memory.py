@@ -43,7 +43,7 @@ class _Memory:
     gone: dict[str, str] = field(default_factory=dict)
     """Values that are no longer in memory, and why."""
     held: set[str] = field(default_factory=set)
-    """Memory that somebody else may read: that of inputs, of outputs, and of what other ranks get."""
+    """Memory that others may read: inputs, outputs, and tensors sent to other ranks."""
 
     def __post_init__(self) -> None:
         for item in self.function.inputs:

@@ -158,7 +158,7 @@ class _Division:
         made = [Input(v, "constant", op.location) for op in early for v in op.results]
         constants = [item for item in (*taken, *made) if item.value in used]
         prepare = None
-        # A function of calls always has one: what it gives is what the calls share.
+        # A called function always has one: its results are shared by the calls.
         if constants and (early or not self.is_entry):
             outputs = tuple(Output(item.value.name, item.value) for item in constants)
             ops = tuple(with_numbers(early, numbers))

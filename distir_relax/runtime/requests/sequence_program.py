@@ -74,7 +74,7 @@ def _can_continue(bundle: Bundle, device: str) -> bool:
 
 
 def _is_independent(bundle: Bundle, entries: Collection[str]) -> bool:
-    """Return whether each sequence of a batch gets what it would get alone, as a request does."""
+    """Return whether the results of a sequence do not depend on the others of its batch, as those of a request."""
     from distir_relax.lowering.ranked.sequence_rows import are_sequences_independent
 
     rows = bundle.manifest.inputs[0].shape[0]

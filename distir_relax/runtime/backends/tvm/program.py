@@ -69,8 +69,8 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 class TvmProgram:
     """A `RankProgram` with its own virtual machine; the executable may be shared with other ranks.
 
-    Its arguments are the inputs, by their `names` in the order of a call, tensors of the `state`, and what is prepared
-    of the `weights`. Tracebacks call it `program`.
+    Its arguments are the inputs, by their `names` in the order of a call, tensors of the `state`, and prepared
+    `weights`. Tracebacks call it `program`.
     """
 
     def __init__(
