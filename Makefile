@@ -67,7 +67,7 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000
 	$(BIN)/python -m tests.fuzz_readers 20000
 	$(BIN)/python -m tests.fuzz_bundles $(BUNDLES)
-	$(BIN)/python -m tests.quantization.random_models 300
+	$(BIN)/python -m tests.precision.random_quantized_models 300
 
 # Schedules of random programs, mistakes in schedules, the ops that errors name, and z3's opinion: about 35 minutes.
 proof: $(READY)

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.apply_solution import apply_solution
 from distir_relax.autosharding.autoshard import build_graph
@@ -32,6 +31,7 @@ from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.ir import Module, gc_disabled
 from distir_relax.lowering import ToDistIR
+from distir_relax.simulation.simulator import simulate_module
 
 MACHINE = "dgx-h100:8"
 

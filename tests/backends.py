@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from distir_relax.analysis import interpret
+from distir_relax.interpret import interpret
 from distir_relax.ir import Module
 from distir_relax.lowering.emit.bundle import to_bundle
 from distir_relax.runtime.execute import run_bundle

@@ -24,14 +24,14 @@ import torch
 import transformers
 
 import distir_relax as dr
-from distir_relax.analysis.causality import check_causality
-from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.language_model import LengthLimits, encoder_input, import_language_model
 from distir_relax.compiler.options import complete
 from distir_relax.compiler.source import Source
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental
+from distir_relax.interpret.causality import check_causality
+from distir_relax.interpret.length_dependence import check_length_independence
 from tests.incremental import language_models
 from tests.incremental.chunks import cuts
 from tests.incremental.language_models import ENCODER_DECODERS, LENGTH, MODELS, STATE_SPACE, VOCABULARY

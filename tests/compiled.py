@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from distir_relax.analysis import execute, interpret
 from distir_relax.compiler.pass_manager import Observer, Stages, Verify, run_passes
 from distir_relax.compiler.pass_pipeline import compile_passes
+from distir_relax.interpret import execute, interpret
 from distir_relax.ir import Module, Pass, parse, print_module
 from distir_relax.layout import DeviceMesh
 

@@ -25,10 +25,6 @@ import torch
 from safetensors.torch import save
 
 import distir_relax as dr
-from distir_relax.analysis.distributed_executor import run_devices
-from distir_relax.analysis.global_executor import interpret
-from distir_relax.analysis.simulator import simulate_module
-from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import parse_search, print_search
 from distir_relax.bundle import FileWeights, Manifest, PrivateKey, PublicKey, Tensor, create_key, local_shape
@@ -39,6 +35,9 @@ from distir_relax.errors import BundleError, DistIRError, SignatureError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
+from distir_relax.interpret.distributed_executor import run_devices
+from distir_relax.interpret.global_executor import interpret
+from distir_relax.interpret.type_propagation import infer_types
 from distir_relax.ir import Inline, Module, PlacedType, TensorType, Value, parse, parse_records, print_module, verify
 from distir_relax.ir.printer import print_attribute
 from distir_relax.ir.program import Function, Input
@@ -51,6 +50,7 @@ from distir_relax.ops.table.entry import NO_SPLIT
 from distir_relax.runtime.npz import read_npz
 from distir_relax.schedules import from_csv, order_of, timeline, to_csv
 from distir_relax.sharding import DelayReductions, NonfiniteValues, Propagate
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.support import parse_json
 from tests import mutations
 from tests.mutations import Mutation

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 import distir_relax as dr
-from distir_relax.analysis.distributed_executor import execute_program
 from distir_relax.cli import app
 from distir_relax.cli.progress import Progress
 from distir_relax.compiler.inputs import read_target
 from distir_relax.errors import BundleError, ImportModelError, ParseError, PlacementError, RunError, VerificationError
+from distir_relax.interpret.distributed_executor import execute_program
 from distir_relax.ir import parse, print_module
 from distir_relax.lowering import FuseLocal
 
@@ -229,8 +229,8 @@ def test_a_global_program_and_its_tensors_compile() -> None:
 
 
 def test_pieces_unlike_the_layout_are_refused() -> None:
-    from distir_relax.analysis.type_propagation import infer_types
     from distir_relax.compiler.compile import program_bundle
+    from distir_relax.interpret.type_propagation import infer_types
 
     wrong = infer_types(parse(PROGRAM.replace("(5, 8)", "(5, 9)")))
     with pytest.raises(VerificationError, match=r"is f32\[5,5\|4\].*the program declares f32\[5,4\]"):
@@ -347,7 +347,7 @@ def test_lines_are_places_where_there_are_no_others() -> None:
 
 def test_a_program_of_few_words_runs() -> None:
     """The text that the mistakes above are made in is right itself."""
-    from distir_relax.analysis.type_propagation import infer_types
+    from distir_relax.interpret.type_propagation import infer_types
 
     x, w = torch.randn(5, 8), torch.randn(8, 3)
     settled = PROGRAM.replace('"S[1]"', '"S[1: 4|4]"').replace('"S[0]"', '"S[0: 4|4]"')

@@ -15,11 +15,11 @@ import transformers
 from torch.utils._pytree import tree_leaves
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.sharding import list_reshards
+from distir_relax.simulation.simulator import simulate_module
 from tests.imported_once import compile_case
 from tests.zoo import Case, gpt2, made_once
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from distir_relax.analysis.distributed_executor import execute_program
-from distir_relax.analysis.simulator import simulate_module
-from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.compiler.compile import program_bundle
+from distir_relax.interpret.distributed_executor import execute_program
+from distir_relax.interpret.type_propagation import infer_types
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.runtime.session import Session
+from distir_relax.simulation.simulator import simulate_module
 from tests.machines import link, machine
 
 FOLDER = Path(__file__).parents[1] / "examples" / "paper"

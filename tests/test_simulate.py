@@ -13,11 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 import distir_relax as dr
-from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError, ParseError, ProfileError, VerificationError
 from distir_relax.ir import CALL, inline
 from distir_relax.lowering import FuseLocal
+from distir_relax.simulation.memory_categories import CATEGORIES
 from tests import mlp
 
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))

@@ -20,13 +20,13 @@ from multiprocessing import get_context
 from statistics import mean
 
 from distir_relax import Strategy, load_profile
-from distir_relax.analysis.simulation_plan import SimulationPlan
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.fit import least_squares
 from distir_relax.compiler.inputs import classify_input
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
+from distir_relax.simulation.simulation_plan import SimulationPlan
+from distir_relax.simulation.simulator import simulate_module
 
 from . import models
 from .searches import MACHINE, ROOT

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.analysis.op_timer import FEMTOSECONDS, femtoseconds
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding.op_strategies import OpStrategy
 from distir_relax.autosharding.reshard_steps import ReshardCosts, StepForm
 from distir_relax.cost.profile import Profile
@@ -41,6 +39,8 @@ from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding import Transition, plan
 from distir_relax.sharding.factor_selection import Placed
+from distir_relax.simulation.op_timer import FEMTOSECONDS, femtoseconds
+from distir_relax.simulation.simulator import simulate_module
 
 Array = npt.NDArray[Any]
 _ROLES = ("parameter", "constant")

@@ -9,8 +9,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from distir_relax.analysis.device_classes import DeviceClasses
-from distir_relax.analysis.op_timer import FEMTOSECONDS, OpTimer
 from distir_relax.cost.profile import Level, Profile
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, PlacedType, TensorType, Value
 from distir_relax.ir.device_equivalence import local_type
@@ -19,6 +17,8 @@ from distir_relax.lowering.distributed_builder import SpmdBuilder
 from distir_relax.lowering.redistribute import ReshardState, lower_transition
 from distir_relax.sharding import Transition
 from distir_relax.sharding.factor_selection import Placed
+from distir_relax.simulation.device_classes import DeviceClasses
+from distir_relax.simulation.op_timer import FEMTOSECONDS, OpTimer
 
 _DTYPE = "float32"
 """The dtype of the tensors of a lowered step."""

@@ -14,8 +14,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.measure import WARM_UP, random_inputs, steps_within, time_steps
 from distir_relax.calibration.models import attention_model, example, feed_forward_model
@@ -28,6 +26,8 @@ from distir_relax.optimizers import SGD, AdamW
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.transports.threads import ThreadWorld
+from distir_relax.simulation.simulation import Simulation
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.strategies.strategy import Strategy
 
 if TYPE_CHECKING:

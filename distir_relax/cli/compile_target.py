@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import OnWritten, model_files, write_bundle
 from distir_relax.cli.options import flag_of
 from distir_relax.compiler.compile import Plan, program_bundle
@@ -22,6 +21,7 @@ from distir_relax.frontends.pretrained import checkpoint_dtype, is_pretrained, r
 from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import parse
 from distir_relax.proof import Proof
+from distir_relax.simulation.footprint import Footprint, footprint
 from distir_relax.strategies.strategy import as_strategy
 from distir_relax.support.precisions import PRECISIONS
 from distir_relax.support.user_function import find_function

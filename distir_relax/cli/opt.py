@@ -59,9 +59,9 @@ def opt(
 
 
 def _run(program: str, passes: str, verify: bool, print_after_all: bool) -> str:
-    from distir_relax.analysis.type_propagation import infer_types
     from distir_relax.compiler.pass_manager import Observer, Verify, run_passes
     from distir_relax.compiler.pass_text import parse_passes, print_pass
+    from distir_relax.interpret.type_propagation import infer_types
     from distir_relax.ir import Module, Pass, parse, print_module
     from distir_relax.support import read_text
 

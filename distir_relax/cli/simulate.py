@@ -29,10 +29,10 @@ from distir_relax.compiler.options import ImportOptions, LayoutOptions
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.analysis.sensitivity import Sensitivity
-    from distir_relax.analysis.simulation import Simulation
     from distir_relax.compiler.simulate_generation import GenerationSimulation
     from distir_relax.cost.profile import Profile
+    from distir_relax.simulation.sensitivity import Sensitivity
+    from distir_relax.simulation.simulation import Simulation
 
 
 _OPTIONS = ("shardings", "mesh", "strategy", "stages", "input_shapes", "precision", "keep")
@@ -149,17 +149,17 @@ def simulate(
 
 
 def _sensitivity(simulation: Simulation) -> Sensitivity:
-    from distir_relax.analysis.sensitivity import sensitivity
+    from distir_relax.simulation.sensitivity import sensitivity
 
     return sensitivity(simulation)
 
 
 def _simulation_text(simulation: Simulation, limits: Sensitivity | None, with_path: bool) -> str:
     """Return the summary of a simulation, and the tables that were requested."""
-    from distir_relax.analysis.critical_path import critical_path
     from distir_relax.report.critical_path import critical_path_text
     from distir_relax.report.sensitivity import sensitivity_text
     from distir_relax.report.what_if import compare, what_if_text
+    from distir_relax.simulation.critical_path import critical_path
 
     parts = [str(simulation)]
     if simulation.before is not None and simulation.scale is not None:
@@ -172,9 +172,9 @@ def _simulation_text(simulation: Simulation, limits: Sensitivity | None, with_pa
 
 
 def _simulation_json(simulation: Simulation, limits: Sensitivity | None, with_path: bool) -> dict[str, Any]:
-    from distir_relax.analysis.critical_path import critical_path
     from distir_relax.report.critical_path import critical_path_json
     from distir_relax.report.what_if import compare, what_if_json
+    from distir_relax.simulation.critical_path import critical_path
 
     plain = simulation.as_json()
     if (before := simulation.before) is not None and simulation.scale is not None:

@@ -11,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, OnWritten, write_bundle
@@ -34,10 +33,11 @@ from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Symbol
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import NEW, with_state
+from distir_relax.precision import WEIGHT_FORMATS, quantize_weights
 from distir_relax.proof import Proof, Refuted, prove
-from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import layout_comments
+from distir_relax.simulation.footprint import Footprint, footprint
 from distir_relax.support.precisions import check_precision
 from distir_relax.support.torch_compat import tree_leaves
 

@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.loss_module import TOTALS
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import Function, Input, Op, Output, TensorType, Value, dependents, live_ops, producers
 from distir_relax.layout import is_symbolic, typical_value
 from distir_relax.ops import Builder, cast, evaluate, lookup

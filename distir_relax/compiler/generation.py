@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from distir_relax.analysis.causality import check_causality
-from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.bundle import drawn_weights
 from distir_relax.compiler.compile import Plan, compile_source, default_name
 from distir_relax.compiler.import_precision import keep_parameters
@@ -33,8 +31,10 @@ from distir_relax.frontends.pretrained_language_model import (
     tokenizer_files,
 )
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
+from distir_relax.interpret.causality import check_causality
+from distir_relax.interpret.length_dependence import check_length_independence
 from distir_relax.ir import Value, fresh_name, value_names
-from distir_relax.quantization import WEIGHT_FORMATS, quantize_weights
+from distir_relax.precision import WEIGHT_FORMATS, quantize_weights
 from distir_relax.serving.session_generator import SessionGenerator
 from distir_relax.strategies.strategy import as_strategy
 from distir_relax.support.precisions import PRECISIONS, check_precision

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.compiler.compile import Plan, compile, default_name, read_model
 from distir_relax.compiler.options import CompileOptions, ImportOptions, complete
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import DimSpec
+from distir_relax.interpret.type_propagation import infer_types
 from distir_relax.ir import Module, parse, verify
 from distir_relax.ops import check
 from distir_relax.support import read_text

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.analysis.causality import are_close
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.frontends.torch.export_check import call_model
+from distir_relax.interpret.causality import are_close
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import producers
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import size_of, symbols_of

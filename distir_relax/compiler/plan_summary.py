@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from distir_relax.analysis.footprint import footprint
 from distir_relax.ir import DTensorType, Function, HeadPartition, MicrobatchParts, Module, TensorType
 from distir_relax.layout import DeviceMesh, print_placements
+from distir_relax.simulation.footprint import footprint
 from distir_relax.support.units import consecutive, count, listed, size
 
 _MOST_TENSORS, _MOST_ROWS = 4, 16

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from distir_relax.analysis.simulation import Alternative, Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.inputs import (
@@ -36,6 +34,8 @@ from distir_relax.ir.symbols import at_sizes
 from distir_relax.layout import DeviceMesh, evaluate_size, symbols_within
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.runtime.verification import read_stage
+from distir_relax.simulation.simulation import Alternative, Simulation
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.strategies.memory_fit import nearest_fit
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.user_function import find_function

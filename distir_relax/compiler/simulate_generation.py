@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from distir_relax.analysis.footprint import footprint
-from distir_relax.analysis.op_timer import FEMTOSECONDS
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.bundle import Manifest, read_bundle
 from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.generation import Generation, compile_generation
@@ -28,6 +25,9 @@ from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests import bytes_per_request, bytes_per_token, pipeline_depth
 from distir_relax.runtime.verification import read_stage
 from distir_relax.serving import EngineOptions
+from distir_relax.simulation.footprint import footprint
+from distir_relax.simulation.op_timer import FEMTOSECONDS
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.units import count, rate, seconds, size
 from distir_relax.support.user_function import call_function, find_function

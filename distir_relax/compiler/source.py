@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.pass_manager import Observer, Verify, proves_by_default, run_passes
 from distir_relax.compiler.pass_pipeline import FUSE_PASSES, EvaluationConfig, TrainingConfig, compile_passes
@@ -21,6 +19,8 @@ from distir_relax.ir.symbols import at_sizes, module_symbols
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding import find_nonfinite
+from distir_relax.simulation.simulation import Simulation
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.strategies.batch_dim import find_batch
 from distir_relax.strategies.factor_costs import classes_of
 from distir_relax.strategies.strategy import Strategy, as_strategy

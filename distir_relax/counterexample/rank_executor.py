@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from distir_relax.analysis.distributed_executor import LocalTensors
 from distir_relax.errors import RunError
+from distir_relax.interpret.distributed_executor import LocalTensors
 from distir_relax.ir import Function, Module, Op
 from distir_relax.ops import Trait, evaluate, lookup
 

@@ -45,7 +45,7 @@ class Incremental:
     the first call all states are empty, or zero. Functions are inlined.
 
     The result is that of the full program only if no position depends on later ones, which attention leaves to its
-    mask: see `analysis.causality`.
+    mask: see `interpret.causality`.
 
     Raises `UnsupportedOpError` for an op that mixes positions in a way that its entry does not describe, and
     `DistIRError` if the program has no size of this name, or has one named ``past`` or ``new``, and for an input or

@@ -1,6 +1,6 @@
 """Parser of program text: `parse(print_module(m)) == m`. The grammar is at the end of ``docs/ir.md``.
 
-Types of values may be omitted; such values are `Untyped` until `analysis.infer_types` infers them.
+Types of values may be omitted; such values are `Untyped` until `interpret.type_propagation.infer_types` infers them.
 """
 
 from __future__ import annotations

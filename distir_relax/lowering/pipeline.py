@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.analysis.pipeline_tasks import task_times
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
@@ -22,6 +20,8 @@ from distir_relax.lowering.gradient_accumulation import accumulate_in_calls, is_
 from distir_relax.lowering.schedule_order import order_tasks, task_sequence
 from distir_relax.lowering.stage_placement import place_stages
 from distir_relax.schedules import Memory, Order, Times, order_of, schedule_named
+from distir_relax.simulation.pipeline_tasks import task_times
+from distir_relax.simulation.simulator import simulate_module
 
 Tasks = Mapping[tuple[int, str, int], Op]
 """The calls that are tasks, by stage, kind and microbatch."""

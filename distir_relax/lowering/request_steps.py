@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Value, fresh_name, value_names
 from distir_relax.ir.symbols import module_symbols, specialize
@@ -25,6 +23,8 @@ from distir_relax.lowering.ranked.one_sequence import OneSequence
 from distir_relax.lowering.ranked.request_rows import Rows, row_ops, rows_of
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.spmd_inference import infer_placed
+from distir_relax.simulation.simulation import Simulation
+from distir_relax.simulation.simulator import simulate_module
 
 
 @dataclass(frozen=True, slots=True)

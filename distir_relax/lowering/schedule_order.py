@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from distir_relax.analysis.interpreter import list_steps
-from distir_relax.analysis.schedule_order import order_ops
+from distir_relax.interpret.interpreter import list_steps
 from distir_relax.ir import Module
 from distir_relax.schedules import Kind, Order, Task, timeline
+from distir_relax.simulation.schedule_order import order_ops
 
 
 def order_tasks(module: Module, order: Order) -> Module:
-    """Order the entry's ops by a schedule; distributed stage. See `analysis.schedule_order.order_ops`.
+    """Order the entry's ops by a schedule; distributed stage. See `simulation.schedule_order.order_ops`.
 
     A program without backwards is ordered by its forwards. Raises `DistIRError` if the schedule lacks a task of the
     program.

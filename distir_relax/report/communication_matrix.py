@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from distir_relax.analysis.communication_matrix import bytes_between
-from distir_relax.analysis.simulation import Simulation
+from distir_relax.simulation.communication_matrix import bytes_between
+from distir_relax.simulation.simulation import Simulation
 
 CELLS = 32
 """Maximum number of rows and columns."""

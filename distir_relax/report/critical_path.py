@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from distir_relax.analysis.class_names import class_name
-from distir_relax.analysis.critical_path import HOST, KIND_NAMES, CriticalPath, PathStep
-from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.report.text_table import align_columns
+from distir_relax.simulation.class_names import class_name
+from distir_relax.simulation.critical_path import HOST, KIND_NAMES, CriticalPath, PathStep
+from distir_relax.simulation.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.support.units import count, listed, seconds
 
 ROWS = 24

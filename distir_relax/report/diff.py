@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Bundle, local_bytes
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Profile
@@ -21,6 +20,7 @@ from distir_relax.report.layout_text import by_pattern, short_layout, summarize_
 from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import call_counts, list_reshards
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.support.units import change, count, seconds, size
 
 _MOST_GROUPS, _MOST_NAMES = 10, 12

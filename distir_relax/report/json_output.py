@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from distir_relax.analysis.footprint import Footprint
 from distir_relax.ir import Autosharding, Function, Module, Op, PerRank
 from distir_relax.ir.program import Attribute
 from distir_relax.layout import DeviceMesh
+from distir_relax.simulation.footprint import Footprint
 
 
 def program_json(module: Module) -> dict[str, Any]:

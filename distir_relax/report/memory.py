@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from distir_relax.analysis.class_names import class_name, shown_classes
-from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
-from distir_relax.analysis.simulation import MemoryCurve, Peak, Simulation
+from distir_relax.simulation.class_names import class_name, shown_classes
+from distir_relax.simulation.memory_categories import CATEGORIES, WORKSPACE
+from distir_relax.simulation.simulation import MemoryCurve, Peak, Simulation
 from distir_relax.support.units import size
 
 CHARTS = 8

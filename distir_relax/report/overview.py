@@ -9,11 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from distir_relax.analysis.communication_matrix import Traffic, traffic_by_kind
-from distir_relax.analysis.footprint import footprint
-from distir_relax.analysis.sensitivity import Sensitivity, sensitivity
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import RECORDS_FILE, STAGE_FILES, Bundle, Tensor, local_bytes
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Profile
@@ -25,6 +20,11 @@ from distir_relax.report.layout_text import by_pattern, pattern, short_layout, s
 from distir_relax.report.sensitivity import bound_text
 from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
+from distir_relax.simulation.communication_matrix import Traffic, traffic_by_kind
+from distir_relax.simulation.footprint import footprint
+from distir_relax.simulation.sensitivity import Sensitivity, sensitivity
+from distir_relax.simulation.simulation import Simulation
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.support.units import consecutive, count, listed, size
 
 _MOST_CLASSES, _MOST_ROWS, _MOST_GROUPS, _MOST_NAMES = 14, 8, 4, 6

@@ -13,12 +13,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from distir_relax.analysis.class_names import class_name
-from distir_relax.analysis.critical_path import critical_path
-from distir_relax.analysis.memory_categories import CATEGORIES
-from distir_relax.analysis.op_timer import COMMUNICATION, FEMTOSECONDS
-from distir_relax.analysis.sensitivity import Sensitivity, sensitivity_within
-from distir_relax.analysis.simulation import Simulation, interval_text
 from distir_relax.report.communication_matrix import matrix
 from distir_relax.report.critical_path import critical_path_section
 from distir_relax.report.memory import memory_charts
@@ -26,6 +20,12 @@ from distir_relax.report.pipeline_tasks import chart, predicted_rows
 from distir_relax.report.sensitivity import sensitivity_section
 from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
 from distir_relax.report.what_if import what_if_section
+from distir_relax.simulation.class_names import class_name
+from distir_relax.simulation.critical_path import critical_path
+from distir_relax.simulation.memory_categories import CATEGORIES
+from distir_relax.simulation.op_timer import COMMUNICATION, FEMTOSECONDS
+from distir_relax.simulation.sensitivity import Sensitivity, sensitivity_within
+from distir_relax.simulation.simulation import Simulation, interval_text
 from distir_relax.support.files import write_text
 from distir_relax.support.units import count, seconds, size
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from distir_relax.analysis.pipeline_tasks import task_times
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Module
 from distir_relax.schedules import Order, Task, grid
+from distir_relax.simulation.pipeline_tasks import task_times
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.support.files import write_text
 from distir_relax.support.units import seconds
 

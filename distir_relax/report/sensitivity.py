@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from distir_relax.analysis.sensitivity import Gain, Sensitivity
 from distir_relax.report.text_table import align_columns
+from distir_relax.simulation.sensitivity import Gain, Sensitivity
 from distir_relax.support.units import seconds
 
 _HEAD = ("resource", "twice as fast", "saves", "infinitely fast", "saves")

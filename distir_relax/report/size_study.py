@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.report.text_table import align_columns
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.support.files import write_text
 from distir_relax.support.units import rate, seconds, size
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from distir_relax.analysis.class_names import class_name, shown_classes
-from distir_relax.analysis.critical_path import CriticalPath
-from distir_relax.analysis.events import Event
-from distir_relax.analysis.op_timer import COMPUTE, FEMTOSECONDS
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Op
 from distir_relax.report.trace import stream_name
+from distir_relax.simulation.class_names import class_name, shown_classes
+from distir_relax.simulation.critical_path import CriticalPath
+from distir_relax.simulation.events import Event
+from distir_relax.simulation.op_timer import COMPUTE, FEMTOSECONDS
+from distir_relax.simulation.simulation import Simulation
 
 LANES = 32
 """Maximum number of device classes that are drawn."""

@@ -12,11 +12,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.class_names import class_name
-from distir_relax.analysis.events import Event
-from distir_relax.analysis.memory_categories import CATEGORIES
-from distir_relax.analysis.op_timer import COMMUNICATION
-from distir_relax.analysis.simulation import MemoryCurve, Simulation
+from distir_relax.simulation.class_names import class_name
+from distir_relax.simulation.events import Event
+from distir_relax.simulation.memory_categories import CATEGORIES
+from distir_relax.simulation.op_timer import COMMUNICATION
+from distir_relax.simulation.simulation import MemoryCurve, Simulation
 from distir_relax.support.files import write_text
 
 FEMTOSECONDS_PER_NANOSECOND = 10**6

@@ -9,11 +9,11 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.report.curves import Curve, chart, smoothed
 from distir_relax.report.page import ROWS, embedded, figure, op_row, ops_note, timeline_note, top_ops
 from distir_relax.report.run_record import RunRecord
 from distir_relax.report.timeline import Timeline, as_data, timeline
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.support.files import write_text
 from distir_relax.support.learning_rate import MOMENTUM, RATE, is_of_kind
 from distir_relax.support.units import count, seconds, size

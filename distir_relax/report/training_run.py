@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.calibration.machine_check import warn_of_mismatch
 from distir_relax.compiler.simulate import simulate
 from distir_relax.cost.profile import Profile, as_profile
@@ -14,6 +13,7 @@ from distir_relax.report.run_record import RunRecord
 from distir_relax.report.training_page import write_training_page
 from distir_relax.runtime.inputs import check_writable
 from distir_relax.runtime.training.callbacks import Callback, Ended, RunInfo, StepResult
+from distir_relax.simulation.simulation import Simulation
 
 
 class RunReport(Callback):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.compiler.simulate_generation import GenerationSimulation
 from distir_relax.report.text_table import align_columns
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.support.units import rate, seconds, size
 
 _HEAD = ("", "before", "after", "ratio")

@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
-from distir_relax.analysis.simulation import Alternative, Simulation
 from distir_relax.errors import DistIRError
+from distir_relax.simulation.simulation import Alternative, Simulation
 from distir_relax.strategies.strategy import OPTIONS, Ladder, Strategy
 
 MOST = 12

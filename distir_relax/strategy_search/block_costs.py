@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from distir_relax.analysis.events import Called, Event
-from distir_relax.analysis.memory_categories import ACTIVATIONS
-from distir_relax.analysis.op_timer import FEMTOSECONDS
-from distir_relax.analysis.pipeline_tasks import Span, first_class, spans_of
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
+from distir_relax.simulation.events import Called, Event
+from distir_relax.simulation.memory_categories import ACTIVATIONS
+from distir_relax.simulation.op_timer import FEMTOSECONDS
+from distir_relax.simulation.pipeline_tasks import Span, first_class, spans_of
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search.evaluate import Evaluator
 from distir_relax.strategy_search.lower_bounds import LowerBounds, WeightBytes

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.analysis.class_names import class_name, shown_classes
-from distir_relax.analysis.events import Called, Event
-from distir_relax.analysis.op_timer import COMPUTE
-from distir_relax.analysis.simulation import Simulation
+from distir_relax.simulation.class_names import class_name, shown_classes
+from distir_relax.simulation.events import Called, Event
+from distir_relax.simulation.op_timer import COMPUTE
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategy_search.outcome import Lanes
 
 LANES = 16

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulation_plan import SimulationPlan
-from distir_relax.analysis.simulator import SimulatedCalls, simulate_module
 from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, as_profile
@@ -26,6 +23,9 @@ from distir_relax.lowering.microbatches import representative_microbatches
 from distir_relax.lowering.schedule_order import task_sequence
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.sharding.factors import FactoringCache
+from distir_relax.simulation.simulation import Simulation
+from distir_relax.simulation.simulation_plan import SimulationPlan
+from distir_relax.simulation.simulator import SimulatedCalls, simulate_module
 from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search.batch_interpolation import (

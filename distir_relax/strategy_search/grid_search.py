@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategy_search.evaluate import Draw, Evaluator
 from distir_relax.strategy_search.outcome import Outcome
 from distir_relax.strategy_search.process_workers import run_in_processes

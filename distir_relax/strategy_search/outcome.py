@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.errors import DistIRError
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search.search_space import Candidate
 from distir_relax.support import shown

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.distributed_executor import execute_program
 from distir_relax.compiler.compile import program_bundle
+from distir_relax.interpret.distributed_executor import execute_program
 from distir_relax.ir import parse, verify
 from distir_relax.layout import Collective
 from distir_relax.ops import Cost, Semantics, Trait, check, no_flops, same_type

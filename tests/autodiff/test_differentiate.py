@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
 from distir_relax.autodiff import Differentiate
 from distir_relax.errors import DistIRError, UnsupportedOpError
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret import interpret
 from distir_relax.ir import Module, parse, print_module, verify
 from distir_relax.ops import TABLE, check, lookup
 from distir_relax.runtime.execute import run_bundle

@@ -12,9 +12,9 @@ from torch import nn
 from training import Training
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret import interpret
 
 
 class Layer(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 from gradients import by_autograd, case, largest_error
 from samples import SAMPLES
 
-from distir_relax.analysis import interpret
 from distir_relax.autodiff import gradients
 from distir_relax.errors import UnsupportedOpError
+from distir_relax.interpret import interpret
 from distir_relax.ir import TensorType
 from distir_relax.ops import Builder
 

@@ -12,7 +12,7 @@ import torch
 from gradients import Case, by_autograd, case, differentiable, kind_of, largest_error
 from validator import GRID, MESHES, TAILS, Layout, Setting, _layouts
 
-from distir_relax.analysis import execute, interpret
+from distir_relax.interpret import execute, interpret
 from distir_relax.ir import Function, Module, Value
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR

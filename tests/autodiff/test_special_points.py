@@ -29,9 +29,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from training import Training
 
-from distir_relax.analysis import interpret
 from distir_relax.autodiff import gradients
 from distir_relax.frontends.torch.graph import _normalize
+from distir_relax.interpret import interpret
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, Trait, aten_of, lookup
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
 from distir_relax.autodiff import Differentiate
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret import interpret
 from distir_relax.ir import Module, verify
 from distir_relax.ops import check
 from distir_relax.runtime.execute import run_bundle

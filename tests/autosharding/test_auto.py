@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.autoshard import build_graph
 from distir_relax.autosharding.optimize import cost_table_of, optimize
 from distir_relax.bundle import read_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
+from distir_relax.simulation.simulator import simulate_module
 from tests.machines import link, machine
 from tests.runtime.processes import python
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding.autoshard import build_graph
 from distir_relax.autosharding.integer_program import solution_seconds
 from distir_relax.autosharding.optimize import compute_costs
@@ -25,6 +24,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.layout import DeviceMesh, Partial
 from distir_relax.optimizers import AdamW
+from distir_relax.simulation.simulator import simulate_module
 from tests.autosharding.test_auto import FAST, Block
 from tests.autosharding.test_placements import MACHINE
 from tests.machines import link, machine

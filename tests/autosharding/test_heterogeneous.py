@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.apply_solution import apply_solution
 from distir_relax.autosharding.autoshard import build_graph
@@ -21,6 +20,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.ir import Autosharding
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
+from distir_relax.simulation.simulator import simulate_module
 from tests.autosharding.random_graphs import random_module
 from tests.autosharding.test_auto import FAST, model_and_input
 from tests.autosharding.test_auto_training import assert_trains, training

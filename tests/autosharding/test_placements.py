@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding.apply_solution import apply_solution
 from distir_relax.autosharding.autoshard import build_graph
 from distir_relax.autosharding.comm_lower_bound import CommLowerBound
@@ -23,6 +22,7 @@ from distir_relax.ir import Module, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import check
+from distir_relax.simulation.simulator import simulate_module
 from tests.autosharding.random_graphs import random_module
 from tests.machines import link, machine
 

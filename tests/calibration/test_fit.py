@@ -9,7 +9,6 @@ from functools import cache
 
 import pytest
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.fit import (
     coordinate_search,
     fit_device,
@@ -26,6 +25,7 @@ from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Line, Matrix, Profile
 from distir_relax.cost.roofline import repeated_seconds
 from distir_relax.ir import TensorType
+from distir_relax.simulation.simulator import simulate_module
 from tests.machines import link, machine
 
 ATTENTION = "nn.scaled_dot_product_attention"

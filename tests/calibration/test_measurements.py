@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
@@ -29,6 +28,7 @@ from distir_relax.cost.profile import load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.cost.roofline import uncached_share
 from distir_relax.ir import parse
+from distir_relax.simulation.simulator import simulate_module
 from tests.calibration import test_fit
 from tests.calibration.measure_main import few
 from tests.calibration.test_fit import seconds, some_programs

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.residuals import collective_residuals, deviation, fit_uncertainty, repeatability
 from distir_relax.cost.profile import load_profile
+from distir_relax.simulation.simulator import simulate_module
 from tests.calibration.test_fit import some_programs
 
 CPU = load_profile("cpu-local")

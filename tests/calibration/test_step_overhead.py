@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis.critical_path import HOST, critical_path
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.step_overhead import REQUESTS, fit_steps, step_samples
+from distir_relax.simulation.critical_path import HOST, critical_path
+from distir_relax.simulation.simulator import simulate_module
 from tests.machines import machine
 
 MACHINE = replace(machine(3), kind="cpu", python=1e-4, call=2e-4, recorded=1e9)

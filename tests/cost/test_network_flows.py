@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distir_relax.analysis.device_classes import axis_groups
 from distir_relax.cost.network import collective_seconds, min_seconds_per_byte
 from distir_relax.cost.profile import Level
 from distir_relax.layout import DeviceMesh
+from distir_relax.simulation.device_classes import axis_groups
 from tests.cost import network_flows as flows
 from tests.machines import machine
 

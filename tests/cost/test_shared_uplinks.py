@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distir_relax.analysis.device_classes import axis_groups
 from distir_relax.cost.network import collective_seconds, collective_timing
 from distir_relax.cost.profile import Level, load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.cost.scaling import has, scalable, scale_profile
 from distir_relax.errors import ProfileError
 from distir_relax.layout import DeviceMesh
+from distir_relax.simulation.device_classes import axis_groups
 from tests.machines import machine
 
 # Devices of a node have 64 bytes a second to each other, 8 to other nodes, and share 4.

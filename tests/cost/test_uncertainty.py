@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.program_overhead import scale_communication
 from distir_relax.cost.profile import Profile, load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
@@ -20,6 +19,7 @@ from distir_relax.cost.uncertainty import OP_KINDS, Uncertainty
 from distir_relax.errors import ProfileError
 from distir_relax.ops import lookup
 from distir_relax.report.page import page
+from distir_relax.simulation.simulator import simulate_module
 from tests.calibration.test_fit import some_programs
 
 DRAWN = Uncertainty(0.2, 0.1, 0.0, 0.15, 0.25, 0.06, 0.03)

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from distir_relax.analysis import interpret, scatter
-from distir_relax.analysis.distributed_executor import run_devices
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.interpret import interpret, scatter
+from distir_relax.interpret.distributed_executor import run_devices
 from distir_relax.ir import DTensorType
 from distir_relax.layout import DeviceMesh, Partial, local_intervals
 from distir_relax.lowering import ToDistIR

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import distir_relax as dr
-from distir_relax.analysis import scatter
+from distir_relax.interpret import scatter
 from distir_relax.ir import DTensorType, Module, inline
 from distir_relax.layout import Partial, local_intervals
 from tests.exact.exact_numbers import Numbers

@@ -13,7 +13,7 @@ from distir_relax.bundle import FileTensor, StoredGroups
 from distir_relax.frontends.gguf_groups import GROUP_BITS, read_groups
 from distir_relax.ir import TensorType
 from distir_relax.kernels.quantized import dequantize
-from distir_relax.quantization.tensors import group_tensors, stored_groups
+from distir_relax.precision.quantized_tensors import group_tensors, stored_groups
 from distir_relax.support.deferred_tensor import DeferredTensor
 
 ROWS, BLOCKS = 3, 5

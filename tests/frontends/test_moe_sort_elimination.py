@@ -11,9 +11,9 @@ import transformers
 import transformers.integrations.moe
 from torch import nn
 
-from distir_relax.analysis import interpret
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret import interpret
 from distir_relax.ir.symbols import specialize
 from distir_relax.ops import lookup
 

@@ -14,11 +14,11 @@ from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
 import distir_relax as dr
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.cli import app
 from distir_relax.errors import ImportModelError, RunError, UnsupportedOpError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.layout import Symbol, size_of
 
 Shape = tuple[int | str | None, ...]

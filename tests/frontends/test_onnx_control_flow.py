@@ -14,12 +14,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import distir_relax as dr
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.frontends.onnx import control_flow
 from distir_relax.frontends.onnx.control_flow import GRAPH_OPS
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.torch.arguments import as_tensor
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import verify
 from distir_relax.ops import check
 from tests.frontends.onnx_cases import array, standard_cases

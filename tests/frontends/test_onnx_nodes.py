@@ -11,10 +11,10 @@ import onnx
 import pytest
 import torch
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import DistIRError, UnsupportedOpError
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.torch.arguments import as_tensor
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.ir.symbols import specialize
 from distir_relax.ops import check, onnx_spellings

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import distir_relax as dr
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import ImportModelError, RunError, UnsupportedOpError
 from distir_relax.frontends.onnx.importer import import_onnx
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import inline, parse, print_module, verify
 from distir_relax.ir.symbols import specialize
 from distir_relax.layout import Guard

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.frontends.relax import import_relax
 from distir_relax.frontends.torch import import_torch
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 

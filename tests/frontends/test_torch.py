@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import AnnotationError, ImportModelError, RunError, UnsupportedOpError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import TensorType, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import check

@@ -15,9 +15,9 @@ import torch
 import transformers
 from torch.utils._pytree import tree_leaves
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.ops import check
 

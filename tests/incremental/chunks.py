@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 import torch
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.incremental import Incremental
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import CachedState, Module, TensorType, parse, print_module, verify
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.ops import check

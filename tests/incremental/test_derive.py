@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch._higher_order_ops.associative_scan import associative_scan
 
 import distir_relax as dr
-from distir_relax.analysis.causality import check_causality
 from distir_relax.errors import DistIRError, UnsupportedOpError
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.incremental import Incremental
+from distir_relax.interpret.causality import check_causality
 from distir_relax.ir import CachedState
 from distir_relax.ops import TABLE
 from tests.incremental.chunks import cuts, derived, in_chunks

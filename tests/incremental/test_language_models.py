@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.causality import check_causality
-from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret.causality import check_causality
+from distir_relax.interpret.length_dependence import check_length_independence
 from distir_relax.ir import CachedState
 from tests.incremental.chunks import cuts, derived, in_chunks
 from tests.incremental.language_models import LENGTH, MODELS, VOCABULARY, language_model

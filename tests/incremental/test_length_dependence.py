@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import transformers
 
 import distir_relax as dr
-from distir_relax.analysis.length_dependence import check_length_independence
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret.length_dependence import check_length_independence
 from tests.incremental.language_models import GROUPED
 from tests.incremental.test_derive import DIMS, Uses, attention, distances, positions, windowed
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distir_relax.analysis.distributed_executor import execute_program, run_devices
-from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.errors import VerificationError
+from distir_relax.interpret.distributed_executor import execute_program, run_devices
+from distir_relax.interpret.type_propagation import infer_types
 from distir_relax.ir import CALL, Function, Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 

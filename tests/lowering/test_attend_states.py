@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distir_relax.analysis import interpret
+from distir_relax.interpret import interpret
 from distir_relax.ir import parse, verify
 from distir_relax.ir.symbols import specialize
 from distir_relax.lowering import AttendStates

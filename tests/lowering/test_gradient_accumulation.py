@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.distributed_executor import execute
-from distir_relax.analysis.simulator import simulate_module
+from distir_relax.interpret.distributed_executor import execute
 from distir_relax.ir import Module, verify
 from distir_relax.lowering import AccumulateInCalls, Pipeline
 from distir_relax.lowering.gradient_accumulation import accumulate_in_calls
 from distir_relax.ops import check
+from distir_relax.simulation.simulator import simulate_module
 from tests.machines import machine
 
 ROWS = 13

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from distir_relax.analysis import execute, interpret
 from distir_relax.errors import VerificationError
+from distir_relax.interpret import execute, interpret
 from distir_relax.ir import Module, TensorType, parse, print_module, verify
 from distir_relax.kernels.sampling import Resizing
 from distir_relax.layout import DeviceMesh

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.torch import import_torch
+from distir_relax.interpret import interpret
 from distir_relax.ir import Module, verify
 from distir_relax.ir.symbols import specialize
 from distir_relax.kernels.positions import indexed

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.distributed_executor import LocalTensors, run_devices
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
+from distir_relax.interpret.distributed_executor import LocalTensors, run_devices
 from distir_relax.ir import Module, Output, TensorType, Value, verify
 from distir_relax.lowering.request_steps import Chunk, RequestSteps, Runs
 from distir_relax.ops import check

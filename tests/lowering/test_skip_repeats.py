@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
+from distir_relax.interpret import interpret
 from distir_relax.ir import TensorType, parse, verify
 from distir_relax.lowering import SkipRepeats
 from distir_relax.ops import check, lookup

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from distir_relax.analysis import execute
 from distir_relax.errors import DistIRError
+from distir_relax.interpret import execute
 from distir_relax.ir import DTensorType, Module, Op, Output, Value, verify
 from distir_relax.layout import Placement, Shard, parse_placements
 from distir_relax.lowering.padding import MODES

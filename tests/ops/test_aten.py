@@ -13,9 +13,9 @@ from aten_calls import CALLS, Call
 from samples import draw
 from torch.utils._pytree import tree_leaves, tree_map
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.torch import graph, import_torch
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import verify
 from distir_relax.ir.symbols import specialize
 from distir_relax.ops import aten_of, aten_spellings, check

@@ -29,8 +29,8 @@ import torch
 from pieces import Pieces
 from samples import SAMPLES, Sample, draw
 
-from distir_relax.analysis import assemble, execute, interpret, scatter
 from distir_relax.errors import DistIRError
+from distir_relax.interpret import assemble, execute, interpret, scatter
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.layout import Cut, DeviceMesh, Placement, Shard, parse_placements, print_placements
 from distir_relax.layout.partition import balanced, chunked

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
 from distir_relax.autodiff import Differentiate
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret import interpret
 from distir_relax.ir import Module, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.optimizers import Optimize, rates_of, with_state

@@ -17,7 +17,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.kernels.quantized import linear
-from distir_relax.quantization import WEIGHT_FORMATS
+from distir_relax.precision import WEIGHT_FORMATS
 from distir_relax.support.precisions import PRECISION_NAMES, PRECISIONS
 from tests.precision.precision_models import QUANTIZE, Mlp, expected, model, results
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.distributed_executor import execute
 from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.interpret.distributed_executor import execute
 from distir_relax.ir import Module, TensorType, parse, print_module, verify
 from distir_relax.ir.symbols import at_sizes
 from distir_relax.layout import DeviceMesh, assuming

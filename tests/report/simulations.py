@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.compiler.simulate import simulate
 from distir_relax.ir import Function, Module
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.program_builder import ProgramBuilder
+from distir_relax.simulation.simulation import Simulation
 from tests import mlp
 
 PROFILE = "dgx2-v100"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from distir_relax.analysis.critical_path import HOST, CriticalPath, PathStep, critical_path
-from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cli import app
 from distir_relax.ir import Op
 from distir_relax.report.critical_path import Group, by_line, by_op, critical_path_json, critical_path_text, group_steps
+from distir_relax.simulation.critical_path import HOST, CriticalPath, PathStep, critical_path
+from distir_relax.simulation.op_timer import COMMUNICATION, COMPUTE
+from distir_relax.simulation.simulator import simulate_module
 from tests.report.simulations import training, with_locations
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "paper" / "pipeline.distir"

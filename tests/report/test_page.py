@@ -14,11 +14,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from distir_relax.analysis.class_names import shown_classes
-from distir_relax.analysis.critical_path import HOST, critical_path
-from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
-from distir_relax.analysis.sensitivity import sensitivity
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cli import app
 from distir_relax.compiler.simulate import simulate
 from distir_relax.errors import DistIRError
@@ -28,6 +23,11 @@ from distir_relax.report.communication_matrix import CELLS, block_size, matrix
 from distir_relax.report.memory import downsample, memory_charts, peak_time
 from distir_relax.report.page import page, top_ops, write_page
 from distir_relax.report.timeline import BARS, LANES, as_data, timeline
+from distir_relax.simulation.class_names import shown_classes
+from distir_relax.simulation.critical_path import HOST, critical_path
+from distir_relax.simulation.memory_categories import CATEGORIES, WORKSPACE
+from distir_relax.simulation.sensitivity import sensitivity
+from distir_relax.simulation.simulator import simulate_module
 from tests.report.simulations import PROFILE, streams, training, with_locations
 from tests.training import perceptron
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.simulate import simulate
 from distir_relax.report.page import write_page
 from distir_relax.report.pipeline_tasks import chart, predicted_rows
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.support.units import size
 from tests.report.browser import Browser, browser
 from tests.report.simulations import training, with_locations

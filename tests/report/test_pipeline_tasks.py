@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.pipeline_tasks import task_times
 from distir_relax.bundle import BundleFile, read_bundle
 from distir_relax.ir import parse, print_module
 from distir_relax.report.page import page
 from distir_relax.report.pipeline_tasks import chart, predicted_rows, program_order, schedule_text, write_chart
 from distir_relax.runtime.execute import RunOptions, run
 from distir_relax.schedules import check, order_of
+from distir_relax.simulation.pipeline_tasks import task_times
 from tests.machines import machine
 
 

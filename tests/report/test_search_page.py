@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import distir_relax as dr
-from distir_relax.analysis.class_names import shown_classes
-from distir_relax.analysis.op_timer import COMPUTE
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import load_profile
 from distir_relax.report.search_page import search_page, write_search_page
+from distir_relax.simulation.class_names import shown_classes
+from distir_relax.simulation.op_timer import COMPUTE
+from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategy_search import Search
 from distir_relax.strategy_search.compact_timeline import LANES, compact_timeline
 from tests import search_models

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from distir_relax.analysis.memory_categories import CATEGORIES
-from distir_relax.analysis.simulation import Simulation
 from distir_relax.errors import DistIRError
 from distir_relax.report.trace import trace, write_trace
+from distir_relax.simulation.memory_categories import CATEGORIES
+from distir_relax.simulation.simulation import Simulation
 from tests.report.simulations import streams, training
 
 

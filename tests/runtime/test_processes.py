@@ -166,7 +166,7 @@ def test_a_rank_starts_without_the_compiler_and_tvm(files: Path) -> None:
         f"app({run_arguments(files)[2:]!r}, standalone_mode=False)\n"
         # It has what generates code of a program's text.
         "heavy = ('tvm', 'onnx', 'transformers', 'distir_relax.sharding', 'distir_relax.lowering.to_distir',\n"
-        "         'distir_relax.frontends', 'distir_relax.analysis')\n"
+        "         'distir_relax.frontends', 'distir_relax.interpret', 'distir_relax.simulation')\n"
         "print('imported', [name for name in heavy if name in sys.modules])\n"
     )
     done = python(program, fresh=True)

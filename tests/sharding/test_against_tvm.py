@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis import interpret
+from distir_relax.interpret import interpret
 from distir_relax.ir import DTensorType, Value
 from distir_relax.layout import Shard
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.distributed import tensor as dtensor
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import Module, verify
 from distir_relax.layout import Cut, DeviceMesh, R, Shard
 from distir_relax.layout.validate import validate_placements

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distir_relax.analysis import execute, interpret
+from distir_relax.interpret import execute, interpret
 from distir_relax.ir import Module, TensorType, Value
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR

@@ -10,10 +10,10 @@ import torch
 
 import distir_relax as dr
 from distir_relax import annotate_sharding
-from distir_relax.analysis import execute
 from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.pass_pipeline import compile_passes
 from distir_relax.errors import DistIRError
+from distir_relax.interpret import execute
 from distir_relax.ir import parse
 
 MESHES = {"3": dr.DeviceMesh((3,), ("tp",)), "2x3": dr.DeviceMesh((2, 3), ("dp", "tp"))}

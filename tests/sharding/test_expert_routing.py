@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis import execute, interpret
-from distir_relax.analysis.communication_matrix import bytes_between
 from distir_relax.autodiff import Differentiate
 from distir_relax.errors import AnnotationError, PlacementError
+from distir_relax.interpret import execute, interpret
 from distir_relax.ir import Function, Module, Op, TensorType, Value, verify
 from distir_relax.kernels import routing
 from distir_relax.layout import parse_placements
@@ -19,6 +18,7 @@ from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Builder, check
 from distir_relax.runtime.session import Session
 from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.simulation.communication_matrix import bytes_between
 
 ROWS, GROUPS, WIDTH, HIDDEN = 11, 5, 3, 4
 MESHES = [(2,), (3,), (7,), (2, 3)]

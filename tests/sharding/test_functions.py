@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distir_relax.analysis import execute, interpret
+from distir_relax.interpret import execute, interpret
 from distir_relax.ir import (
     CALL,
     Function,

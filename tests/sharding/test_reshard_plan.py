@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from distir_relax.analysis import assemble, run_devices, scatter
+from distir_relax.interpret import assemble, run_devices, scatter
 from distir_relax.ir import (
     DTensorType,
     Function,

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from distir_relax.analysis import interpret
 from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.interpret import interpret
 from distir_relax.layout import DeviceMesh, Shard
 from tests.compiled import check_results, compiled
 

@@ -12,10 +12,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import distir_relax as dr
-from distir_relax.analysis.simulation import Alternative, Peak, Simulation
 from distir_relax.cli import app
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module
+from distir_relax.simulation.simulation import Alternative, Peak, Simulation
 from distir_relax.strategies.memory_fit import MOST, nearest_fit
 from tests.machines import machine
 

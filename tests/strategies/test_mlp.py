@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.training import TrainingStep
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import inline, parse, print_module, verify
 from distir_relax.ops import check, lookup
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.strategies import Strategy
 from tests.mlp import half_squared_error, perceptron
 from tests.mlp import program as on_meta

@@ -14,20 +14,20 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
+from distir_relax.simulation.simulation import Simulation
+from distir_relax.simulation.simulator import simulate_module
 from distir_relax.strategies.chain_partition import SLACK, balanced_cuts
 from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search import Candidate, Evaluator, Outcome, Space
 from tests import search_models
-from tests.analysis.schedules import schedule
 from tests.families import FAMILIES
 from tests.machines import link, machine
 from tests.runtime.processes import mpirun
+from tests.simulation.schedules import schedule
 from tests.training.test_steps_of_training import ADAM, SGD, Tied, agrees, words
 
 SPEEDS = (1.0, 1 / 2, 1 / 3)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distir_relax.analysis.size_interpreter import interpret_sizes
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.frontends.onnx.tensors import as_numpy, as_torch, type_of
+from distir_relax.interpret.size_interpreter import interpret_sizes
 from distir_relax.ir import Value
 from distir_relax.layout import is_symbolic
 from distir_relax.ops import Builder, OnnxOperands, SizeArray

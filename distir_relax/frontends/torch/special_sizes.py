@@ -12,12 +12,12 @@ from itertools import zip_longest
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.dynamic_shapes import Symbols
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.location import location_of_frames
 from distir_relax.frontends.torch.export_check import call_model, difference_of, has_data
+from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import Module
 from distir_relax.ir.symbols import specialize
 from distir_relax.layout import Symbol

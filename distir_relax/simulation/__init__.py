@@ -1,0 +1,1 @@
+"""The simulator: time and memory of a distributed program on a machine."""
