@@ -125,13 +125,14 @@ def bisect_file(
         return arrays
 
     with ending_launch(world):
-        session, arrays = open_session(world, file, ranks, read)
+        # Alone, each run has the memory for its weights alone.
+        session, arrays = open_session(world, file, ranks, read, loads=not world.is_alone)
 
         def open_with(load: Load | None) -> Session:
-            if load is None:
+            if load is None and not world.is_alone:
                 return session
             where = (ranks.backend, ranks.device, ranks.timeout)
-            return Session(session.bundle, *where, load=load, world=world, verified=True)
+            return Session(session.bundle, *where, load=load, world=world, verified=load is not None)
 
         subject = Subject(session.bundle, ranks.backend, open_with, arrays, world)
         if world.rank != 0:

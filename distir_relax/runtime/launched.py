@@ -71,7 +71,7 @@ def open_session(
     if world.is_alone:
         bundle = file.read()
         prepared = inputs(bundle)
-        return Session(bundle, *where), prepared
+        return Session(bundle, *where, loads=loads), prepared
     limit_threads(world.local_size)
     with agreed(world):
         # All ranks check the header and size of the weights.

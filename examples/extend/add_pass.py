@@ -43,7 +43,7 @@ class JoinReductions:
         for op in function.ops:
             joins = self._joins(op)
             needs = any(value in other.results for value in op.operands for other in held)
-            updates = bool(lookup(op.name, op.location).code.in_place or op.callee)
+            updates = bool(lookup(op.name, op.location).updates or op.callee)
             if held and joins and not needs and fit(held[0], op):
                 ops += [*joined(held[0], op, taken), *held[1:]]
                 held = []

@@ -488,7 +488,7 @@ def test_launches_pass_the_key_to_their_ranks(
         pass
 
     def start(size: int, options: ServeOptions, *more: Any) -> None:
-        assert options.require_signature == key
+        assert options.bundle.require_signature == key
         raise Started
 
     monkeypatch.setattr(RankProcesses, "start", start)
