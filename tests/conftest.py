@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases that are not drawn, put tests that start launches into one group, and begin with it.
+    """Leave out sweeps and cases that are not drawn, put tests that start launches into one group, and begin with it.
 
     One worker of pytest-xdist runs a group. A launch has several ranks: two at a time would be slow enough to run
     into their time limits. Others that share what is made once, for a file or by the name of the mark ``shares``, are

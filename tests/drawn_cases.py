@@ -1,4 +1,4 @@
-"""Which cases of a test the suite runs, where all of them would take too long: those of the mark ``drawn``."""
+"""Which tests the suite runs, where all of them would take too long: the marks ``drawn`` and ``sweep``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 def draw(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests to run, in order, and the others.
 
+    A test with ``@pytest.mark.sweep`` is one of the others: it repeats at length what shorter ones show.
     Of a parametrized test with ``@pytest.mark.drawn(n)``, n cases are run: each is the one that has most values of
     parameters that none before it has; among equals the names decide, as random and the same everywhere. So values of
     each parameter are seen early, and a case more changes little of what is drawn.
@@ -21,6 +22,7 @@ def draw(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.I
         if item.get_closest_marker("drawn"):
             cases[item.path, getattr(item, "cls", None), item.originalname].append(item)  # type: ignore[attr-defined]
     left_out = {item for several in cases.values() for item in set(several) - _drawn(several)}
+    left_out |= {item for item in items if item.get_closest_marker("sweep")}
     return [item for item in items if item not in left_out], [item for item in items if item in left_out]
 
 

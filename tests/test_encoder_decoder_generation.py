@@ -47,7 +47,7 @@ def expected_tokens(
     return found[:, len(start) :]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [("t5", "1/5/1/1"), ("t5", "1/1/2/1"), ("bart", "2/1/2/1"), ("whisper", "1/3/1/1")],

@@ -72,7 +72,7 @@ def of_transformers(kind: str, ids: torch.Tensor, count: int, **options: Any) ->
     return found[:, ids.shape[1] :]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [
@@ -452,6 +452,7 @@ def test_models_that_cannot_generate() -> None:
         dr.compile_generation({})  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("limit", [2, 3, 8])
 def test_lengths_below_that_of_the_example(limit: int) -> None:
     ids = torch.full((1, 1), 7)
@@ -508,6 +509,7 @@ def test_hint_for_a_slice_of_a_table_is_the_option() -> None:
     assert len(dr.compile_generation(table, max_length=33).generate([3, 1, 4], 30)) == 30
 
 
+@pytest.mark.sweep
 def test_length_of_a_config_has_several_names() -> None:
     mpt = transformers.MptForCausalLM(
         transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=61, max_seq_len=40)

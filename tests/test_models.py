@@ -59,7 +59,7 @@ def optimise(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile, "machine", lambda threads: (chosen, replace(host, threads=threads)))
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("make", "ranks", "tail", "level"),
     [

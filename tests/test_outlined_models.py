@@ -100,7 +100,7 @@ def _lines(module: Module, steps: bool = True) -> list[object]:
     ]
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", MODELS)

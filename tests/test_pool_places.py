@@ -40,7 +40,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("backend", ["torch", "tvm"])
 def test_equal_elements_are_found_in_the_order_of_the_whole_plane(name: str, backend: str) -> None:

@@ -40,7 +40,7 @@ def loaded(folder: Path, dtype: torch.dtype) -> Any:
     return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "1/3/1/1", "1/1/2/1"])
 def test_a_folder_in_bfloat16(folder: Path, strategy: str) -> None:
     """Logits differ from those of float32 as those of transformers in bfloat16 do, and the same tokens follow."""
@@ -60,7 +60,7 @@ def test_a_folder_in_bfloat16(folder: Path, strategy: str) -> None:
     assert generation.generate(PROMPT, 5).shape == (1, 5)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("named", [True, False], ids=["config", "files"])
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float32")])
 def test_a_folder_keeps_its_precision(folder: Path, tmp_path: Path, dtype: str, expected: str, named: bool) -> None:
@@ -86,6 +86,7 @@ def test_a_folder_keeps_its_precision(folder: Path, tmp_path: Path, dtype: str, 
     assert "for weights of" not in ran.output
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bf16"), ("float32", "float32"), ("float16", "float16")])
 def test_command_says_the_precision_of_a_folder_without_generation(
     folder: Path, tmp_path: Path, dtype: str, expected: str

@@ -26,6 +26,7 @@ def test_a_random_model_gives_what_torch_gives(first: int) -> None:
     assert found["right"] >= CHUNK * 2 // 3, found
 
 
+@pytest.mark.drawn(21)
 @pytest.mark.parametrize(
     "line",
     [

@@ -29,6 +29,7 @@ def test_there_are_searches_enough() -> None:
     assert {case.ranks for case in CASES} == {1, 2}
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 @pytest.mark.usefixtures("quick_launches")
 def test_the_best_three_of_a_search_are_run(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_shares_of_unlike_devices(tail: str) -> None:
     train_rows(strategy="2/2/1/3", tail=tail, profile=unlike())
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
     [

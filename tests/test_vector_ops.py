@@ -99,6 +99,7 @@ def test_they_are_split_in_any_way(options: dict[str, Any]) -> None:
     compare(dr.compile(model, args, **options)(*args), expected)
 
 
+@pytest.mark.sweep
 def test_ranks_run_them_on_tvm() -> None:
     model, args = vectors().eval(), example()
     plan = dr.compile(model, args, mesh=2, shardings={"x": "S[0]", "ids": "S[0]", "*.weight": "S[0]"})

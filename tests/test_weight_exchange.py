@@ -97,6 +97,7 @@ def test_tokens_are_those_of_the_other_model(models: Path, bundle: str, tmp_path
     assert dr.load(path, weights=copy).generate(IDS, COUNT).tolist() == own
 
 
+@pytest.mark.sweep
 def test_experts_and_buffers(tmp_path: Path) -> None:
     one, two = (saved(tmp_path / str(seed), seed, model="deepseek") for seed in (2, 3))
     plan = dr.compile_generation(one, strategy="1/3/1/1").plan

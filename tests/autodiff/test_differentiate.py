@@ -171,6 +171,7 @@ def with_gradients(passes: Sequence[Any]) -> list[Any]:
     return [outline, Differentiate(), *rest]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("mesh", "shardings", "backend"),
     [

@@ -255,6 +255,7 @@ def test_gradients_of_gradients(name: str) -> None:
     check(Penalty(make()), batch, rtol=1e-4)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_gradients_of_gradients_on_ranks(strategy: str) -> None:
     torch.manual_seed(0)

@@ -160,6 +160,7 @@ def test_what_contradicts_a_mark_is_refused() -> None:
     assert re.search(r"\nS\[0\S*.*: contradicts annotation S\[1\] at ", said)
 
 
+@pytest.mark.sweep
 def test_a_step_of_training_is_explained_from_its_folder(tmp_path: Path) -> None:
     step = training().compile(mesh=(2, 3), shardings="auto", profile=FAST)
     step.save(tmp_path / "t.dist", ("torch",))

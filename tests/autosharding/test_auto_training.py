@@ -73,6 +73,7 @@ def test_a_step_takes_what_was_foreseen() -> None:
     assert found.peak_memory.max() <= record.bytes <= 1.25 * found.peak_memory.max()
 
 
+@pytest.mark.sweep
 def test_states_lie_in_parts_where_memory_is_little() -> None:
     given = training()
     # Sending costs so much that nothing is split where nobody has to.
@@ -84,6 +85,7 @@ def test_states_lie_in_parts_where_memory_is_little() -> None:
     assert_trains(given, tight)
 
 
+@pytest.mark.sweep
 def test_layers_are_one_set_of_variables() -> None:
     sizes: list[int] = []
     for count in (2, 5):
@@ -171,6 +173,7 @@ def test_a_sum_is_made_once() -> None:
     assert any(way.final_layouts[0] == (Partial("sum"),) for node in graph.nodes for way in node.strategies)
 
 
+@pytest.mark.sweep
 def test_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         "import torch\nfrom torch import nn\nimport distir_relax as dr\n\ndef build():\n"

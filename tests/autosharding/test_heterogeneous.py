@@ -71,6 +71,7 @@ def test_where_parts_are_in_proportion_the_time_is_foreseen() -> None:
     assert record.time * 1e-12 == pytest.approx(simulate_module(plan.modules["distributed"], slow).makespan, rel=1e-6)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 3)])
 def test_shards_follow_speed_and_are_faster_than_even_ones(mesh: tuple[int, ...]) -> None:
     model, x = model_and_input()

@@ -75,6 +75,7 @@ def test_each_way_costs_what_the_simulator_says() -> None:
             assert simulated(graph, chosen) == pytest.approx(solution_seconds(graph, costs, chosen), rel=1e-9), seed
 
 
+@pytest.mark.sweep
 def test_from_coarse_to_fine_is_as_good_as_all_at_once() -> None:
     """Programs that are too many to try, with less memory than they would like; meshes of one, two and three axes."""
     for seed in range(12):
@@ -96,6 +97,7 @@ def test_from_coarse_to_fine_is_as_good_as_all_at_once() -> None:
                 memory = error.minimum
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("shape", [(3,), (7,), (2, 3), (2, 2, 2)])
 def test_no_move_takes_less_than_what_is_lacking(shape: tuple[int, ...]) -> None:
     mesh = DeviceMesh(shape, ("a", "b", "c")[: len(shape)])

@@ -86,6 +86,7 @@ def test_a_backend_that_is_wrong_on_one_rank_is_named() -> None:
     assert result.wrong.location.startswith("blocks.0")
 
 
+@pytest.mark.sweep
 def test_backends_agree() -> None:
     bundle = plan("tensor").bundle(("torch", "tvm"))
     result = dr.bisect(bundle, {"x": X}, backend="tvm", against_backend="torch")

@@ -163,6 +163,7 @@ def measured(noise: float) -> Measurements:
     return Measurements(**{**vars(whole), "ops": {"float32": noisy}, "collectives": [], "collective_times": []})
 
 
+@pytest.mark.sweep
 def test_a_fit_that_is_far_off_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "op_samples", few)
     monkeypatch.setattr(calibrate, "programs", few_programs)

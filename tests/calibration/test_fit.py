@@ -123,6 +123,7 @@ def some_programs(dtype: str, scale: int, ranks: int) -> tuple[ProgramSample, ..
     return tuple(make() for make in (*makers[1:8:2], *makers[10::5]))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
     start = replace(

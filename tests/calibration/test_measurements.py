@@ -131,6 +131,7 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "mlp.dist"
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 @pytest.mark.usefixtures("quick_launches")
 def test_validate_calibrates_in_turn_with_the_runs(

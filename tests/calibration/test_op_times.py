@@ -93,6 +93,7 @@ def mlp(strategy: str) -> dr.Plan:
     return dr.compile(model, (torch.randn(37, 63),), strategy=strategy)
 
 
+@pytest.mark.sweep
 def test_a_clock_is_all_that_is_added_to_a_program() -> None:
     generation = compile_language_model(language_model("llama"), max_length=64)
     ranked = generation.plan.modules["ranked"]
@@ -154,6 +155,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "expected a rank less than 2, found 2" in str(wrong.exception)
 
 
+@pytest.mark.sweep
 def test_json_has_all_ops() -> None:
     times = measure_op_times(mlp("1/1/1/1").bundle(backends=("torch",)), steps=2)
     found = op_times_json(times)

@@ -61,6 +61,7 @@ def test_there_are_forty_of_three_models(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {s.devices for s in strategies} == {2}
 
 
+@pytest.mark.sweep
 def test_groups_differ_in_what_is_compared_alone(target: str) -> None:
     def groups(*compared: str) -> list[str]:
         return [c.group for c in read_configurations([target], compared)]

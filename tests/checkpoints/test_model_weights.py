@@ -197,6 +197,7 @@ def as_distributed(trained: Trained, folder: Path) -> Any:
     return folder
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("form", [as_state_dict, as_file, as_pretrained, as_checkpoint, as_distributed])
 def test_weights_are_loaded_from(
     trained: Trained, fresh: dr.TrainingStep, tmp_path: Path, form: Callable[[Trained, Path], Any]

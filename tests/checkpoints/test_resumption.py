@@ -150,6 +150,7 @@ def adapted(wraps: bool, model: Staged) -> nn.Module:
     return Wrapped(model) if wraps else model
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("wraps", [False, True])
 def test_adapters_are_trained_after_all_parameters(wraps: bool, tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path, "keep": 1, "resume": "auto"}
@@ -215,6 +216,7 @@ class Scaled(nn.Module):
         return self.up(x) * table
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", ["attribute", "persistent", "transient"])
 @pytest.mark.parametrize("folds", [False, True])
 def test_other_constants_of_the_model_are_refused_by_name(kind: str, folds: bool, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_steps_are_those_of_the_engine(name: str, strategy: str, requests: int, 
     assert max(found.cache) <= (options.memory or 1 << 30)
 
 
+@pytest.mark.sweep
 def test_more_requests_take_longer_and_share_more() -> None:
     found = [
         dr.simulate_generation(compiled("llama"), profile="cpu-local", prompt=9, generate=5, requests=n)

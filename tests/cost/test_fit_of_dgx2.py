@@ -33,12 +33,14 @@ def source(batch: int) -> Source:
 
 
 @cache
-def rates() -> dict[tuple[str, int], tuple[float, float]]:
-    """Samples a second, predicted and measured, by strategy and batch."""
+def rates(kind: str = "") -> dict[tuple[str, int], tuple[float, float]]:
+    """Samples a second, predicted and measured, by strategy and batch, of all strategies or of one."""
     found = {}
     with MEASURED.open() as file:
         for row in csv.DictReader(file):
             strategy = "/".join(row[key] for key in ("data", "tensor", "pipeline", "microbatches"))
+            if not strategy.startswith(kind):
+                continue
             batch = int(row["global_batch"])
             simulated = source(batch).with_strategy(Strategy.parse(strategy)).simulate(load_profile("dgx2-v100"))
             found[strategy, batch] = (batch / simulated.makespan, float(row["samples_per_second"]))
@@ -47,10 +49,10 @@ def rates() -> dict[tuple[str, int], tuple[float, float]]:
 
 def error(strategy: str = "") -> float:
     """The mean of relative errors, of all strategies or of one."""
-    chosen = [pair for (s, _), pair in rates().items() if s.startswith(strategy)]
-    return mean_absolute_percentage_error(*zip(*chosen, strict=True))
+    return mean_absolute_percentage_error(*zip(*rates(strategy).values(), strict=True))
 
 
+@pytest.mark.sweep
 def test_all_of_it() -> None:
     assert len(rates()) == 33
     assert error() < 0.03

@@ -47,6 +47,7 @@ def source() -> Source:
     return model.read(CompileOptions(profile=PROFILE))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("strategy", "batch", "most"), ROWS)
 def test_throughput(strategy: str, batch: int, most: float) -> None:
     model = source().with_strategy(Strategy.parse(strategy))

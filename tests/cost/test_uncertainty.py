@@ -66,6 +66,7 @@ KNOWN = ("add", "multiply", "nn.gelu", "nn.relu", "relu_grad", "tanh", "nn.layer
          "nn.scaled_dot_product_attention")  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_nine_of_ten_machines_are_within_the_interval() -> None:
     """Each machine has errors of its own, drawn from the deviations that the profile states."""
     draw = random.Random(7)

@@ -161,6 +161,7 @@ def language_model() -> dr.Plan:
     return step("1/3/1/1", optimizer=dr.optim.SGD(0.1))
 
 
+@pytest.mark.sweep
 def test_no_element_can_be_zero() -> None:
     """In a step of a language model: zero for any element of the smallest input hides the mistake."""
     plan = language_model()

@@ -25,7 +25,7 @@ TRUNCATING = {"astype", "image.grid_sample"}
 """Ops that truncate floats to integers, which is a function without properties of exact numbers."""
 
 
-@pytest.mark.drawn(65)
+@pytest.mark.drawn(33)
 @pytest.mark.parametrize("name", sorted({name for name, _ in validated()}))
 def test_no_combination_is_wrong(name: str) -> None:
     """A draw of the combinations of each sample on 3 devices; `make exact` runs all of them."""
@@ -146,6 +146,7 @@ class Floats(Numbers[float]):
         return self.values[index]
 
 
+@pytest.mark.drawn(65)
 @pytest.mark.parametrize("name", sorted({name for name, _ in validated()} - FOREIGN - TRUNCATING))
 def test_exact_tensors_are_right(name: str) -> None:
     """With floats for numbers, the code of an op gives its result on torch's own tensors."""

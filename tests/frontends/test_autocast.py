@@ -181,7 +181,7 @@ FUSED = {"gated recurrence", "plain recurrence"}
 """Ops that cast within, and have float32 operands here."""
 
 
-@pytest.mark.drawn(7)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_dtypes_of_all_ops_are_those_of_torch(name: str) -> None:
     torch.manual_seed(0)

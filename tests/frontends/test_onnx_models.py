@@ -117,7 +117,7 @@ def exported(
         return path, call, module(*call.values()), shardings
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("make", [mlp, gpt2, bert, llama, t5, mixtral], ids=lambda f: f.__name__)
 def test_it_gives_what_torch_gives_on_several_ranks(make: Callable[[], Made], tmp_path: Path) -> None:
     path, call, expected, shardings = exported(make, tmp_path)

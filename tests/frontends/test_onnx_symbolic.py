@@ -312,7 +312,7 @@ def export(module: Any, call: dict[str, Any], axes: dict[str, dict[int, str]], p
 TRANSFORMERS = [exported.gpt2, exported.bert, exported.llama, exported.t5]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("make", TRANSFORMERS, ids=lambda f: f.__name__)
 def test_transformers_at_every_batch_and_length(make: Callable[[], Any], tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def test_a_batch_that_is_split_needs_no_communication() -> None:
     assert not any(f" {name}(" in body for name in ("all_gather", "all_reduce", "all_to_all", "send"))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "1/1/2/3"])
 @pytest.mark.parametrize(("kind", "options"), LAYERS[:3])
 def test_training_is_torch_s(kind: Any, options: dict[str, Any], strategy: str) -> None:

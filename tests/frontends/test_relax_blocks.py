@@ -109,7 +109,7 @@ SPLITS = [
 ]
 
 
-@pytest.mark.drawn(11)
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize(("name", "shardings", "expected"), SPLITS, ids=str)
 def test_a_block_in_parts(name: str, shardings: dict[str, str], expected: str, tail: str) -> None:

@@ -24,12 +24,13 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("name", "strategy"), LAYOUTS)
 def test_chunks_give_the_logits_of_the_whole(name: str, strategy: str) -> None:
     check_cuts(name, strategy, WAYS)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["t5 with gates, eager", "bart", "whisper eager"])
 def test_keys_and_values_of_each_layer_are_kept(name: str) -> None:
     records = [r for r in imported(name).module.records if isinstance(r, CachedState)]

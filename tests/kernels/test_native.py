@@ -77,6 +77,7 @@ print(len(before), len(set(os.listdir("/proc/self/task")) - before))
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("by_tvm", [False, True])
 def test_parallel_loops_run_on_the_threads_of_torch(by_tvm: bool) -> None:
     environment = {"PYTHONPATH": ":".join(sys.path)}

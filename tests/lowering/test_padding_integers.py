@@ -39,7 +39,7 @@ class Divided(torch.nn.Module):
         return x // y, x % y, (x // same).sum(), (10 // y).amax(0), (x % 3) // (y * y), x // (same - 7)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("backend", ["torch", "tvm"])
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_integers_are_not_divided_by_a_filling(ranks: int, backend: str) -> None:

@@ -65,7 +65,7 @@ def test_truth_values_are_compared(name: str) -> None:
     run(name, [torch.tensor([[True], [False]]), torch.tensor([True, False])], {}, 0.0)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-5), ("bfloat16", 0), ("float16", 0)]
 )

@@ -71,7 +71,7 @@ def compare(found: LocalTensors, expected: LocalTensors) -> None:
         torch.testing.assert_close(found[device], tensor, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail"),
     [

@@ -14,7 +14,7 @@ pytest.importorskip("tvm")
 
 
 @pytest.mark.drawn(1)
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(6))
 def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(part: int) -> None:
     """Its operands are inputs, or weights from the second on, or all weights: those that kernels pack and constants
     are folded from when they are loaded. All of a part of the samples in one program, since kernels that are equal are
@@ -22,7 +22,7 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(part: i
     from distir_relax.runtime.backends.tvm import TvmProgram
     from distir_relax.runtime.backends.tvm.compile import ProgramText, compile_program
 
-    module, ops = sample_module(samples()[part::3], weights_from=(NO_WEIGHTS, 1, 0))
+    module, ops = sample_module(samples()[part::6], weights_from=(NO_WEIGHTS, 1, 0))
     operands = operand_data(ops)
     data = {
         v.name: x for op, values in zip(ops, operands, strict=True) for v, x in zip(op.operands, values, strict=True)

@@ -15,7 +15,7 @@ from distir_relax.ops import OpDef, parse_rule
 from distir_relax.sharding import Propagate
 
 
-@pytest.mark.drawn(210)
+@pytest.mark.drawn(105)
 @pytest.mark.parametrize("mesh", [*MESHES, GRID], ids=lambda mesh: "x".join(map(str, mesh.shape)))
 @pytest.mark.parametrize(("name", "number"), validated())
 def test_no_combination_of_placements_is_wrong(name: str, number: int, mesh: DeviceMesh) -> None:

@@ -114,7 +114,7 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "precision"),
     [
@@ -144,6 +144,7 @@ def test_shared_and_routed_experts() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("precision", QUANTIZE)
 def test_rounded_inputs_change_little(precision: str) -> None:
@@ -287,6 +288,7 @@ def _status(name: str) -> int:
     return 1024 * int(match[1])
 
 
+@pytest.mark.sweep
 def test_simulation_reads_the_experts_that_have_rows() -> None:
     """Weights in memory are those of the bundle; a step is charged for the experts that a token is expected to use."""
     generation = dr.compile_generation(model("mixtral"), precision="int4", strategy="1/2/1/1,experts=tensor")

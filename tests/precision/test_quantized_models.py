@@ -98,7 +98,7 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "precision"),
     [
@@ -116,6 +116,7 @@ def test_logits_are_those_of_the_dequantized_model(name: str, strategy: str, tai
     torch.testing.assert_close(logits(generation), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("precision", QUANTIZE)
 def test_rounded_inputs_change_little(precision: str) -> None:

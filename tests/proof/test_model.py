@@ -73,14 +73,14 @@ def problem(made: dr.Plan, sharded: Module) -> str:
     return ""
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", [*STEPS, *PLANS])
 def test_what_the_compiler_makes_is_right(name: str) -> None:
     made = plan(name)
     assert check_model(made.imported.module, made.modules["sharded"]) == []
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", [*STEPS, "all", "generation"])
 def test_mistakes_are_found(name: str) -> None:
     """A change that is not found is in the formulas of optimizers, or exchanges outputs that are equal."""

@@ -77,6 +77,7 @@ def css_colour(chromium: Browser, name: str) -> tuple[int, ...]:
     return tuple(int(text[i : i + 2], 16) for i in (1, 3, 5))
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("name", ["pipeline", "data parallel", "one device", "4096 devices"])

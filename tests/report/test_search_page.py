@@ -125,6 +125,7 @@ def test_the_data_are_the_outcomes(search: Search) -> None:
     assert all(o.lanes == compact_timeline(search.simulate(o.candidate)) for o in search.ranked[::17])
 
 
+@pytest.mark.sweep
 def test_a_search_without_time_lines_has_those_of_the_best(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distir_relax.report.search_page.TIME_LINES", 15)
     plain = replace(search, outcomes=tuple(replace(o, lanes=()) for o in search.outcomes))
@@ -166,6 +167,7 @@ def busy(simulation: Simulation, classes: list[int], columns: int) -> list[tuple
     return found
 
 
+@pytest.mark.sweep
 def test_a_search_of_which_nothing_fits_has_a_page() -> None:
     nothing = found(1e3, (12,), devices=2)
     assert "nothing fits" in search_page(nothing, "model", "far.toml")

@@ -110,6 +110,7 @@ def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, ra
     assert not (files / "y.npz").exists()
 
 
+@pytest.mark.sweep
 def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
@@ -146,7 +147,7 @@ def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: P
     assert not (files / "y.npz").exists()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("command", ["run", "launch"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_within_two_seconds(files: Path, command: str, number: signal.Signals) -> None:

@@ -73,6 +73,7 @@ def check(name: str, shardings: dict[str, str], tail: str, backend: str = "torch
             torch.testing.assert_close(plan(x, ids, backend=backend), expected)
 
 
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("shardings", PLACEMENTS)
 @pytest.mark.parametrize("name", CALLS)
 def test_an_index_out_of_range_raises(name: str, shardings: dict[str, str]) -> None:

@@ -118,6 +118,7 @@ def test_weights_are_held_once(tmp_path: Path) -> None:
             assert peak < 1.15 * size + 8e6
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("precision", ["bf16", "int4"])
 def test_narrow_weights_are_held_once(tmp_path: Path, precision: str) -> None:

@@ -48,7 +48,7 @@ def test_every_collective_under_mpirun(n: int, mesh: str) -> None:
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"rank {r} of {n} (mpi) right" for r in range(n))])
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("n", "without"), [(2, []), (3, []), (2, ["1"])])
 def test_sums_in_shared_memory(n: int, without: list[str]) -> None:
     done = mpirun(n, Path(__file__).parent / "shared_sums_main.py", *without, limit=120)
@@ -149,6 +149,7 @@ def test_a_deadlock_ends_the_launch_and_says_where_each_rank_waits(files: Path) 
     assert not (files / "y.npz").exists()
 
 
+@pytest.mark.sweep
 def test_a_deadlock_under_torchrun(files: Path) -> None:
     save(files, [3, 2], DEADLOCK)
     done = torchrun(2, *run_arguments(files, "--trust-code", "--timeout", "3"))

@@ -57,6 +57,7 @@ def test_every_communication_on_ranks_that_hold_nothing(ranks: int) -> None:
     on_all_ranks(mesh, lambda comm: empty_shards.check_rank(comm, module, compiled[comm.rank]))
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 def test_the_same_under_mpirun() -> None:
     done = mpirun(3, Path(__file__).parent / "empty_shards.py")

@@ -82,7 +82,7 @@ def check_vectors(model: nn.Module, width: int, tail: str, ranks: int, shardings
         torch.testing.assert_close(plan(x, backend="tvm"), model(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "placement", "tail"),
     [("x", "S[0]", "ragged"), ("x", "S[1]", "ragged"), ("x", "S[1]", "pad"), ("up.weight", "S[0]", "pad")],
@@ -108,6 +108,7 @@ def test_a_language_model_on_one_rank_is_compiled_once() -> None:
     assert program._compiled.sizes == ("batch", "sequence")
 
 
+@pytest.mark.sweep
 def test_a_language_model_split_by_data() -> None:
     check_text(compiled_text_model(mesh=3, shardings={"input_ids": "S[1]"}, tail="pad"))
 

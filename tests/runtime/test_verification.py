@@ -96,6 +96,7 @@ def test_torch_modules_are_for_reading(bundle: Bundle, tmp_path: Path, capfd: py
     assert "edited: programs/main_0.py, programs/main_1.py, programs/main_2.py" in capfd.readouterr().err
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 def test_a_launch_runs_edited_programs_if_it_is_told_to(bundle: Bundle, tmp_path: Path) -> None:
     path = write_bundle(bundle, tmp_path / "m.dist")

@@ -52,7 +52,7 @@ def alone(name: str, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail"),
     [
@@ -260,6 +260,7 @@ def test_logits_do_not_depend_on_other_requests(name: str, strategy: str, monkey
         assert len(found[requests[0].number]) == 6
 
 
+@pytest.mark.sweep
 def test_prefixes_are_copied_where_no_more_ranges_can_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distir_relax.runtime.requests.page_memory.MOST_SHARED", 1)
     prompt = [n % VOCABULARY for n in range(700)]

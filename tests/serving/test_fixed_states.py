@@ -35,7 +35,7 @@ def continued(name: str, ids: torch.Tensor, count: int) -> torch.Tensor:
     return whole[:, ids.shape[1] :]
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [

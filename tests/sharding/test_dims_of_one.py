@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Callable[[Mark], Callable[..., torch.Tensor]], list[tuple
 }
 
 
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("case", CASES)

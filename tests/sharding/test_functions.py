@@ -61,7 +61,7 @@ def lines(module: Module) -> Counter[str]:
     return found
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("name", ["3", "5", "2x3"])
 def test_a_part_taken_out_changes_nothing(name: str, tail: str) -> None:

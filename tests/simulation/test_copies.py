@@ -77,7 +77,7 @@ def test_reshapes_copy_where_torch_copies(seed: int) -> None:
 NAMES = ["mlp zero=3 on 3", "resnet trained", "large output tensor", "plain rnn trained", "pieces trained"]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("quick_launches")

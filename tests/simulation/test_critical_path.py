@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.test_microbatch_expansion import trained
-from tests.analysis.test_simulator import HELD, MACHINE, MACHINES
 
 from distir_relax.compiler.simulate import simulate
 from distir_relax.cost.profile import Profile, load_profile
@@ -30,6 +28,8 @@ from tests.machines import link
 from tests.machines import machine as made
 from tests.simulation.pipelines import pipeline
 from tests.simulation.schedules import schedule
+from tests.simulation.test_microbatch_expansion import trained
+from tests.simulation.test_simulator import HELD, MACHINE, MACHINES
 
 SEEDS = range(10)
 

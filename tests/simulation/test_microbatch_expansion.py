@@ -128,7 +128,7 @@ def assert_same(source: Source, profile: Profile, samples: int | None = None) ->
     return simulated
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -157,6 +157,7 @@ def test_so_is_one_whose_gradients_are_reduced_in_several_steps() -> None:
     assert_same(trained(40, "3/2/2/5,schedule=1f1b", profile), profile)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("rows", [29, 36])
 @pytest.mark.parametrize("strategy", ["1/1/1/9", "3/1/1/5", "1/1/5/11,schedule=streaming", "2/3/2/4", "1/1/3/12"])
 def test_so_is_a_model_that_runs(strategy: str, rows: int) -> None:
@@ -165,7 +166,7 @@ def test_so_is_a_model_that_runs(strategy: str, rows: int) -> None:
     assert_same(run(rows, strategy, profile), profile)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("strategy", "samples"), [("1/1/3/5", 13), ("2/1/1/4", 19), ("3/1/2/1", 7), ("1/1/1/3", 3)])
 def test_of_fewer_samples_than_the_program_has(strategy: str, samples: int) -> None:
     """The program of 31 samples, taken as if there were fewer, is that of the model exported with so many."""
@@ -176,6 +177,7 @@ def test_of_fewer_samples_than_the_program_has(strategy: str, samples: int) -> N
     assert [peak.bytes for peak in ours.peaks] == [peak.bytes for peak in theirs.peaks]
 
 
+@pytest.mark.sweep
 def test_a_norm_over_all_samples_is_one_more_meeting_of_microbatches() -> None:
     profile = load_profile("dgx2-v100")
     assert_same(trained(11, "1/1/1/5", profile, last="batch norm"), profile)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.analysis.test_microbatch_expansion import run, trained
 
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Level, Profile, load_profile
@@ -19,6 +18,7 @@ from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search.batch_interpolation import differ_by_rank, interpolate, same_structure
 from distir_relax.strategy_search.evaluate import Evaluator
 from distir_relax.strategy_search.search_space import Candidate
+from tests.simulation.test_microbatch_expansion import run, trained
 
 DGX = load_profile("dgx2-v100")
 
@@ -95,6 +95,7 @@ def test_devices_of_other_speeds_do_not_do_the_same(monkeypatch: pytest.MonkeyPa
     assert len(set(found.busy[0])) > 2
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/3/3/5", "3/1/2/5,zero=1"])
 def test_one_structure_does_for_all_sizes(strategy: str) -> None:
@@ -119,6 +120,7 @@ def test_so_it_does_for_a_model_that_runs() -> None:
     assert times == sorted(set(times))
 
 
+@pytest.mark.sweep
 def test_sizes_that_differ_from_device_to_device_are_told() -> None:
     """Of 20 samples 3 devices have 7, 7 and 6, of 41 they have 14, 14 and 13; of 21 and 42 all have as many."""
     uneven, larger, even = (run(rows, "3/1/1/1", DGX).distributed() for rows in (20, 41, 21))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from distir_relax.cost.profile import Level, Profile
-from distir_relax.interpret import simulator
 from distir_relax.interpret.type_propagation import infer_types
 from distir_relax.ir import CALL, Module, inline, parse, verify
 from distir_relax.ops import check
+from distir_relax.simulation import simulator
 from distir_relax.simulation.device_classes import DeviceClasses
 from distir_relax.simulation.op_timer import COMMUNICATION, COMPUTE
 from distir_relax.simulation.simulation import Simulation
@@ -98,6 +98,7 @@ def test_nothing_overlaps_on_a_stream_of_a_device(seed: int) -> None:
         assert track == sorted(track), "program order"
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_worse_machine_is_never_faster(seed: int) -> None:
     def with_links(latency: float = 1, bandwidth: float = 1) -> Profile:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.analysis.test_microbatch_expansion import assert_same, found, run, under
-from tests.analysis.test_simulation_plan import all_of, on_nodes
 from torch import nn
 
 import distir_relax as dr
@@ -24,6 +22,8 @@ from distir_relax.simulation.simulation import Simulation
 from distir_relax.simulation.simulation_plan import SimulationPlan
 from distir_relax.simulation.simulator import simulate_module
 from distir_relax.simulation.steady_state import Fold
+from tests.simulation.test_microbatch_expansion import assert_same, found, run, under
+from tests.simulation.test_simulation_plan import all_of, on_nodes
 
 DGX = load_profile("dgx2-v100")
 INNER, OUTER = DGX.levels[0], DGX.levels[-1]

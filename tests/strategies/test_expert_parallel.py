@@ -57,7 +57,7 @@ def sent(module: Module) -> Counter[str]:
     return Counter(op.name for op in ops if Trait.COMMUNICATES in lookup(op.name).traits)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "strategy",
     [

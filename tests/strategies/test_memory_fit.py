@@ -162,6 +162,7 @@ def training(samples: int) -> dr.Training:
     )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("samples", "share", "expected"),
     [

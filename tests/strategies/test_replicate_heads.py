@@ -107,6 +107,7 @@ def test_tokens_are_those_of_one_rank(strategy: str, precision: str) -> None:
     assert tokens[0].tolist() == tokens[1].tolist()
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 @pytest.mark.timeout(90)
 def test_processes_give_the_tokens_of_the_model(tmp_path: Path) -> None:

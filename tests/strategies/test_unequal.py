@@ -233,6 +233,7 @@ def busy(module: Any, profile: Profile) -> float:
     return float(found.compute.sum())
 
 
+@pytest.mark.sweep
 def test_a_search_finds_what_each_strategy_simulates_alone() -> None:
     profile = unlike(1.0, 0.5, 1.0, 0.5, 0.5, 0.25, like=dr.load_profile("dgx2-v100"))
     space = Space(6, (12, 36), True, (1, 3), schedules=("1f1b", "auto"), zero=(0, 1))

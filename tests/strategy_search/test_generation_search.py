@@ -31,6 +31,7 @@ def found() -> GenerationSearch:
     return search_generation(model("gpt2"), devices=4, profile=MACHINE, **WORKLOAD)
 
 
+@pytest.mark.sweep
 def test_all_factorizations_are_simulated(found: GenerationSearch) -> None:
     """With 2 replicas, one has 3 of the 5 requests."""
     strategies = {(outcome.replicas, outcome.strategy) for outcome in found.outcomes}

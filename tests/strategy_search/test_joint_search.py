@@ -48,6 +48,7 @@ def test_the_best_is_at_least_as_good_as_by_rules() -> None:
         assert outcome == Outcome.of(candidate, alone)
 
 
+@pytest.mark.sweep
 def test_what_is_laid_out_is_written_out_once_for_all_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[int, int | None]] = []
     run = Microbatches.run
@@ -71,6 +72,7 @@ def test_what_is_laid_out_is_written_out_once_for_all_meshes(monkeypatch: pytest
         assert found[candidate] == Outcome.of(candidate, alone)
 
 
+@pytest.mark.sweep
 def test_memory_that_rules_overstep_is_kept_to() -> None:
     profile = replace(load_profile(MACHINE), in_place=True, caching_allocator=False)
     # Updates in program order: as soon as gradients are complete, they need as little memory by rules.

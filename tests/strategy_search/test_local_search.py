@@ -35,6 +35,7 @@ def narrow() -> dr.Training:
     return dr.Training(model, nn.functional.mse_loss, dr.optim.AdamW(), (x, x), precision="bf16")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("made", [narrow, lambda: search_models.train(30)], ids=["bfloat16", "float32"])
 def test_no_strategy_needs_less_than_its_weights_and_what_belongs_to_them(made: object) -> None:
     source = made().read(CompileOptions(profile=MACHINE))  # type: ignore[operator]
@@ -86,6 +87,7 @@ def test_of_a_small_model_all_are_tried(tried: Callable[[int], Search]) -> None:
     assert found.ranked[0] == every.ranked[0]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("devices", "share", "least"), [(6, 2, 1.0), (5, 2, 0.65)])
 def test_some_of_the_candidates_lead_near_the_best_of_all(
     devices: int, share: int, least: float, tried: Callable[[int], Search]
@@ -116,6 +118,7 @@ def by_steps(workers: int, resume: Path | None = None) -> Search:
     return dr.search(search_models.train(120), devices=6, by_steps=True, resume=resume, **options)
 
 
+@pytest.mark.sweep
 def test_the_number_of_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     """Outcomes are the same, in the same order; what was simulated before an interruption is not simulated again."""
     alone, kept = by_steps(1), tmp_path / "kept.jsonl"

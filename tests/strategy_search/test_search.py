@@ -48,6 +48,7 @@ def test_progress_without_terminal_is_lines(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.splitlines() == lines
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("make", [search_models.run, search_models.train])
 def test_larger_batch_repeats_the_example(make: Callable[[int], Any]) -> None:
     found, expected = (

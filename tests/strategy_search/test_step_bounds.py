@@ -149,7 +149,7 @@ def test_no_step_fits_into_less_memory_than_its_bound(
     assert sum(not fits(candidate, 0.55 * peak) for candidate, (_, peak) in steps.items()) >= 2
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "text",
     [
@@ -170,6 +170,7 @@ def test_bounds_of_memory_are_those_of_one_moment(long: Source, text: str) -> No
     assert [limit.seconds(candidate) < math.inf for limit in limits] == [False, True]
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("machine", "text", "tightness"),
@@ -188,6 +189,7 @@ def test_bounds_hold_on_other_machines(long: Source, machine: Profile, text: str
     assert tightness * found < bounds.seconds(candidate, with_data=True) <= found
 
 
+@pytest.mark.sweep
 def test_processes_find_the_same(long: Source) -> None:
     candidates = [Candidate(Strategy.parse(text), 48) for text in ("2/1/2/3,zero=2", "1/3/2/3")]
     alone, together = (StepBounds.of(long, MACHINE, candidates) for _ in range(2))
@@ -205,7 +207,7 @@ FAST = replace(
 SLOW = replace(MACHINE, dispatch=0.0, levels=tuple(replace(x, bandwidth=1e9, uplink=0.0) for x in MACHINE.levels))
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("machine", "text"),
     [

@@ -58,6 +58,7 @@ def has_same_bits(one: Any, other: Any) -> bool:
     return one[0] == other[0] and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}], ids=["float32", "bf16"])
 def test_every_number_of_ranks_gives_the_same_bits(options: dict[str, Any]) -> None:
     first, *others = (run(compiled(ranks, **options)) for ranks in (RANKS if not options else (1, 3)))
@@ -68,6 +69,7 @@ def test_every_number_of_ranks_gives_the_same_bits(options: dict[str, Any]) -> N
     torch.testing.assert_close(first[0], usual[0], rtol=2e-2 if options else 1e-5, atol=1e-5)
 
 
+@pytest.mark.sweep
 def test_a_transformer_has_the_same_bits() -> None:
     found = []
     for ranks in RANKS:

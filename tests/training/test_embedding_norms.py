@@ -58,6 +58,7 @@ def compiled(model: nn.Module, optimizer: Any, strategy: str, **options: Any) ->
     return dr.compile_training(model, optimizer=optimizer, example_batch=batches()[0], strategy=strategy, **options)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/2", "1/2/1/1", "3/1/1/1,zero=3"])
 @pytest.mark.parametrize("options", [{}, {"tied": True}, {"twice": True}, {"order": 1.0}], ids=str)
 def test_steps_are_torch_s(options: dict[str, Any], strategy: str) -> None:

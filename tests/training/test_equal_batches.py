@@ -48,7 +48,7 @@ def held_out() -> list[Batch]:
     return [(x, target), (other[0] + random.SystemRandom().random(), other[1])]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("name", "options", "message"),

@@ -28,8 +28,8 @@ SGD = dr.optim.SGD(lr=0.02, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.02,
 JOBS: dict[int, list[tuple[str, str, Any]]] = {
     2: [("gpt2", "2/1/1/2,zero=1", ADAM), ("mixtral", "2/1/1/1,experts=data", SGD)],
     3: [("bert", "3/1/1/1,zero=2", ADAM), ("llama", "1/3/1/1", ADAM), ("resnet", "space", ADAM)],
-    4: [("gpt2", "2/2/1/1,sequence_parallel", ADAM)],
-    6: [("vit", "2/3/1/2,zero=3,checkpoint=selective", ADAM), ("recurrent", "3/2/1/1", SGD)],
+    4: [("gpt2", "2/2/1/1,sequence_parallel", ADAM), ("recurrent", "2/2/1/1", SGD)],
+    6: [("vit", "2/3/1/2,zero=3,checkpoint=selective", ADAM)],
 }
 
 

@@ -131,7 +131,7 @@ METRICS: dict[str, Any] = {
 }
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/3/1/2"])
 def test_metrics_of_torchmetrics_are_given_as_objects(strategy: str) -> None:
     ours = {name: make() for name, make in METRICS.items()}

@@ -82,7 +82,7 @@ def test_the_same_bits(strategy: str, options: dict[str, Any]) -> None:
         assert all(torch.equal(values[name], value) for name, value in parameters.items())
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.parametrize(
     ("launch", "ranks", "places"), [(mpirun, 3, []), (mpirun, 2, ["apart"]), (torchrun, 2, [])],

@@ -69,7 +69,7 @@ CASES = [
 ]
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("name", "strategy", "ours", "theirs"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_family_trains_as_torch_trains_it(name: str, strategy: str, ours: Any, theirs: Any) -> None:

@@ -179,6 +179,7 @@ def test_data_without_a_batch_to_evaluate_are_refused_before_the_first_step() ->
     assert ended.step == 3
 
 
+@pytest.mark.sweep
 def test_files_of_a_resumed_run_are_closed(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)

@@ -301,6 +301,7 @@ def test_an_interrupted_run_says_how_to_go_on(bundles: dict[int, Path], tmp_path
     assert ended.step >= 4
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.mpirun
 @pytest.mark.parametrize("ranks", [(), ("-n", 2)], ids=["threads", "mpirun"])
 def test_a_run_that_is_sent_sigterm_writes_its_step(

@@ -68,6 +68,7 @@ def steps_are_torch_s(model: Any, batch: Any, strategy: str, loss: Any = None) -
         optimizer.step()
 
 
+@pytest.mark.sweep
 def test_layers_that_are_dropped_by_drawn_numbers() -> None:
     torch.manual_seed(0)
     batch = {"input_ids": (ids := tokens()), "labels": ids}

@@ -152,6 +152,7 @@ def momentum(g: Builder, x: Value, grad: Value, average: Value, rate: Value) -> 
     return {"": g.emit("subtract", x, g.emit("multiply", new, rate)), "average": new}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("strategy", "backend"),
     [
