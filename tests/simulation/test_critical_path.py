@@ -13,10 +13,10 @@ import pytest
 
 from distir_relax.compiler.simulate import simulate
 from distir_relax.cost.profile import Profile, load_profile
-from distir_relax.simulation import simulator
 from distir_relax.interpret.type_propagation import infer_types
 from distir_relax.ir import Module, Op, inline, parse, verify
 from distir_relax.ops import check
+from distir_relax.simulation import simulator
 from distir_relax.simulation.critical_path import HOST, CriticalPath, critical_path
 from distir_relax.simulation.device_classes import DeviceClasses
 from distir_relax.simulation.events import Event

@@ -9,8 +9,8 @@ import pytest
 
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Level, Profile, load_profile
-from distir_relax.simulation import simulator
 from distir_relax.ir import RepeatedMicrobatches
+from distir_relax.simulation import simulator
 from distir_relax.simulation.simulation import Simulation
 from distir_relax.simulation.simulation_plan import SimulationPlan
 from distir_relax.simulation.simulator import simulate_module
