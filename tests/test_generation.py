@@ -157,6 +157,7 @@ def test_stages_send_no_weight() -> None:
     assert all(is_symbolic(value.tensor.shape) for value in sent)
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kind", "strategy", "tail"),
@@ -418,6 +419,7 @@ class NamedWrapper(Wrapper):
         return self.base(input_ids, **kwargs)
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", [Wrapper, NamedWrapper])
 def test_models_that_wrap_others(kind: type[Wrapper]) -> None:

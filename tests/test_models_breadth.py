@@ -99,7 +99,7 @@ def plans(made: Made, ways: Iterable[tuple[int, str]]) -> Iterator[dr.Plan]:
         yield compile_imported(imported, "model", shardings=shardings, mesh=mesh, tail=tail, check=True)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
 def test_it_gives_what_torch_gives(make: Callable[[], Made]) -> None:
     torch.manual_seed(0)
@@ -112,6 +112,7 @@ def test_it_gives_what_torch_gives(make: Callable[[], Made]) -> None:
         assert len(split) >= len(shardings)
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("make", [resnet50, mobilenet_v2, convnext], ids=lambda f: f.__name__)
 def test_pictures_are_split_from_the_first_layer_to_the_last(make: Callable[[], Made]) -> None:

@@ -76,7 +76,7 @@ RUNS: dict[tuple[int, ...], list[tuple[Callable[[], Case], str, str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("shape", RUNS, ids=lambda shape: f"{'x'.join(map(str, shape))} ranks")
 def test_models(shape: tuple[int, ...], tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def programs(draw: st.DrawFn, mesh: DeviceMesh) -> Program:
     return Generator(Drawn(draw(st.binary(min_size=150 * ops, max_size=150 * ops))), mesh, ops).build()
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", MESHES)
 def test_sharded_equals_unsharded(name: str, tail: str) -> None:
@@ -66,7 +66,7 @@ def test_sharded_equals_unsharded(name: str, tail: str) -> None:
     run()
 
 
-@pytest.mark.drawn(7)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", MESHES)
 @pytest.mark.parametrize(("backend", "count"), [("torch", 8), ("tvm", 1)])

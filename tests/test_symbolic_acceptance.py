@@ -19,7 +19,7 @@ LONG = {"resnet50 of any extent", "resnet of any extent", "convnext of any exten
 DRAWN = [name for name in SUBJECTS if name not in LONG][::3]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DRAWN)))
 def test_a_model_gives_what_torch_gives_at_six_sizes(number: int, name: str, tmp_path: Path) -> None:
     subject = SUBJECTS[name]

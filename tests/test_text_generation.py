@@ -189,6 +189,7 @@ def test_weights_stay_in_their_folder(folders: Path, bundles: dict[str, Path], t
     assert ".safetensors: the weights are missing\n  hint: move the file back, or compile" in str(refused.exception)
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 def test_a_launch_prints_the_text(folders: Path, bundles: dict[str, Path]) -> None:
     expected = of_transformers_library(folders / "llama", PROMPT, 20)

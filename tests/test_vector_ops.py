@@ -79,7 +79,7 @@ def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
         torch.testing.assert_close(found[name], tensor, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "options",
     [

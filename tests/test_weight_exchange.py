@@ -115,6 +115,7 @@ def test_experts_and_buffers(tmp_path: Path) -> None:
     assert exchanged.generate(IDS, COUNT).tolist() == tokens_of(two)
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 @pytest.mark.usefixtures("quick_launches")
 def test_sessions_and_servers_on_processes(models: Path) -> None:

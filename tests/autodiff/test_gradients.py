@@ -72,7 +72,7 @@ def test_gradients_are_those_of_autograd(name: str, number: int) -> None:
     assert largest_error(found, by_autograd(one)) < 1e-9
 
 
-@pytest.mark.drawn(16)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", sorted({name for name, _ in SAMPLED}))
 def test_split_gradients_are_those_of_the_whole(name: str) -> None:
     for number in (n for other, n in SAMPLED if other == name):

@@ -63,7 +63,7 @@ def has_autograd(name: str, number: int) -> bool:
     return not has_others and "ties" not in SAMPLES[name][number].attrs
 
 
-@pytest.mark.drawn(100)
+@pytest.mark.drawn(50)
 @pytest.mark.parametrize(("name", "number"), [one for one in differentiable() if has_autograd(*one)], ids=str)
 def test_an_entry_has_autograd_s_gradients(name: str, number: int) -> None:
     drawn = case(name, number)
@@ -117,7 +117,7 @@ OTHERWISE = {
 """Calls whose gradients differ from torch's at some of the points, and why: they are compared as drawn."""
 
 
-@pytest.mark.drawn(250)
+@pytest.mark.drawn(125)
 @pytest.mark.parametrize("spelling", [s for s in CALLS if s.count(".") == 1 and s not in NOT_DIFFERENTIATED])
 def test_an_aten_op_has_autograd_s_gradients(spelling: str) -> None:
     for number, arguments in enumerate([*CALLS[spelling], *(c for s, c in EDGES if s == spelling)]):

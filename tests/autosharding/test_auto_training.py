@@ -152,6 +152,7 @@ def test_updates_in_place_are_as_good_as_can_be(mesh: tuple[int, ...]) -> None:
         assert solve(graph, costs).seconds == pytest.approx(min(times), rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_a_sum_is_made_once() -> None:
     """Two products over a split dim are added before they are reduced, where reducing is dear."""
     x, y = f32("x", 35, 127), f32("y", 35, 127)

@@ -133,6 +133,7 @@ def test_nothing_that_is_ruled_out_is_in_what_fits(shape: tuple[int, ...]) -> No
     assert ruled_out > 40 * GRAPHS, "much is out"
 
 
+@pytest.mark.sweep
 def test_less_memory_never_takes_less_time() -> None:
     """Programs of more choices than can be tried, down to what nothing fits in; what is said to do then does."""
     for seed in range(4):

@@ -113,6 +113,7 @@ def test_ops_of_a_model() -> None:
     assert all(row.seconds > 0 for row in step.ops)
 
 
+@pytest.mark.sweep
 def test_ops_of_prompts_and_of_tokens() -> None:
     generation = compile_language_model(language_model("llama"), max_length=64)
     bundle = generation.plan.bundle(backends=("torch",))

@@ -247,6 +247,7 @@ def test_a_folder_of_a_model_is_compiled_by_a_strategy(tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.sweep
 def test_a_model_needs_no_weights() -> None:
     with torch.device("meta"):
         meta = transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODELS["llama"][1]))

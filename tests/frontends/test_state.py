@@ -61,6 +61,7 @@ def test_other_attributes_are_refused(model: Smoothed) -> None:
     assert not dict(model.named_buffers())
 
 
+@pytest.mark.sweep
 def test_recurrent_gemma_keeps_its_states() -> None:
     torch.manual_seed(0)
     config = transformers.RecurrentGemmaConfig(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WAYS = 5
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_give_the_logits_of_the_whole(name: str) -> None:
     model = language_model(name)

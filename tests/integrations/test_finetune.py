@@ -207,6 +207,7 @@ def test_packing_is_refused_for_other_attention(folder: Path, tmp_path: Path) ->
         dr.finetune(folder, data, tmp_path / "out", dr.FineTuning(packed=True))
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 def test_ranks_train_what_threads_do(folder: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "chats.jsonl", [chat(number) for number in range(9)])

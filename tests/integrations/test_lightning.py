@@ -327,6 +327,7 @@ def test_trainer_option_without_equal_is_refused(options: dict[str, Any], messag
         training.compile()
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("chosen", "steps"),
     [

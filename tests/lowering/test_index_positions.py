@@ -147,7 +147,7 @@ def drawn(seed: int) -> Positions:
     return function
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_functions(seed: int) -> None:
     function = drawn(seed)

@@ -37,7 +37,7 @@ class Flattened(nn.Module):
         return self.use(x.reshape(-1, 8))
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("use", USES)
 def test_a_flattened_batch_gives_what_torch_gives(use: str, tail: str) -> None:

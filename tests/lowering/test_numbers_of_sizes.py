@@ -33,6 +33,7 @@ class Uses(torch.nn.Module):
         return [y for use in OPERATORS for y in (use(x, number), use(number, x), use(x, self.number(x.shape[0])))]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("name", "backend"), [*((name, "torch") for name in SIZES), ("quotient", "tvm")])
 def test_a_number_of_a_size_is_one_operand(name: str, backend: str) -> None:
     model = Uses(SIZES[name])

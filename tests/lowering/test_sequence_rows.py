@@ -71,7 +71,7 @@ def test_batch_of_dependent_sequences_has_its_own_tokens(name: str) -> None:
     assert [list(request.tokens) for request in requests] == alone
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "1/3/2/1"])
 @pytest.mark.parametrize("name", USUAL)
 def test_sequences_of_language_models_are_independent(name: str, strategy: str) -> None:

@@ -74,7 +74,7 @@ def test_every_spelling_has_a_call() -> None:
     assert not set(CALLS) - set(aten_spellings())
 
 
-@pytest.mark.drawn(13)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("start", range(0, len(CASES), TOGETHER))
 def test_they_mean_what_torch_means(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[str] = []

@@ -116,7 +116,7 @@ def assert_same(found: Sequence[dict[str, torch.Tensor]], expected: Sequence[dic
             )
 
 
-@pytest.mark.drawn(20)
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize(("optimizer", "make"), OURS_AND_TORCHS, ids=lambda x: str(x) if not callable(x) else "")
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_a_step_is_torch_s(optimizer: Any, make: Callable[..., Any], clip: float | None) -> None:

@@ -84,7 +84,7 @@ def batches(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(9, 13, dtype=dtype), torch.randn(9, 3, dtype=dtype)) for _ in range(4)]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [

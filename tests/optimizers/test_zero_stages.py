@@ -58,7 +58,7 @@ def steps(optimizer: dr.optim.Optimizer, strategy: str) -> tuple[list[float], An
     return [step(*batch) for batch in data], step.plan.session().state()
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_steps_are_those_of_one_process(optimizer: dr.optim.Optimizer, zero: int) -> None:
@@ -68,6 +68,7 @@ def test_steps_are_those_of_one_process(optimizer: dr.optim.Optimizer, zero: int
     torch.testing.assert_close(state, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1,zero=1", "2/2/1/2,zero=3", "1/1/2/2"])
 @pytest.mark.parametrize(
     "averaging", [dr.optim.EMA(0.75), dr.optim.SWA(start=2, every=3), dr.optim.SWA(start=1)], ids=str

@@ -44,7 +44,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("name", "precision", "strategy", "tail", "backend"), CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_results_are_those_of_torch(

@@ -92,6 +92,7 @@ def types(plan: dr.Plan) -> dict[str, str]:
     return {item.value.name: item.value.tensor.dtype for item in plan.imported.module.main.inputs}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("strategy", "tail", "backend", "keep"),
     [

@@ -259,6 +259,7 @@ def test_plans_are_proved(strategy: str) -> None:
     assert not any(proof.statements.values())
 
 
+@pytest.mark.sweep
 def test_a_folder_is_quantized_when_it_is_saved(tmp_path: Path) -> None:
     """Expert by expert: the bundle has the tensors of each."""
     model("mixtral").save_pretrained(tmp_path / "folder")

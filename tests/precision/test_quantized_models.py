@@ -98,7 +98,7 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "precision"),
     [

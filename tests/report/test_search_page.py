@@ -54,6 +54,7 @@ def page(search: Search, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_draws_every_configuration(

@@ -81,7 +81,7 @@ STOPS = {
 }
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("where", "rank"), [("start", 1), ("late", 0), ("agree", 0), ("run", 2)])
 def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, rank: int) -> None:
     write_bundle(mlp_bundle([3, 0, 2]), files / "m.dist")

@@ -129,6 +129,7 @@ def test_narrow_weights_are_held_once(tmp_path: Path, precision: str) -> None:
         assert peak < 1.15 * size + 8e6
 
 
+@pytest.mark.sweep
 def test_weights_of_the_tvm_backend_are_held_once(tmp_path: Path) -> None:
     tiny, _ = compile_layers(tmp_path / "tiny", 5)
     path, size = compile_layers(tmp_path / "large", 1536)

@@ -80,6 +80,7 @@ def test_a_bundle_under_mpirun(files: Path, sizes: list[int]) -> None:
     assert done.stdout.count("all_reduce (calls)") == 1, "one rank prints the table"
 
 
+@pytest.mark.sweep
 def test_a_bundle_under_torchrun(files: Path) -> None:
     save(files, [3, 2])
     done = torchrun(2, *run_arguments(files), fresh=True)

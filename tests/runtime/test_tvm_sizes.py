@@ -101,6 +101,7 @@ def test_attention(name: str) -> None:
     check_vectors(Attention(), 12, "ragged", 3, {name: "S[1]" if name == "x" else "S[0]"})
 
 
+@pytest.mark.sweep
 def test_a_language_model_on_one_rank_is_compiled_once() -> None:
     plan = compiled_text_model(mesh=1)
     check_text(plan)

@@ -35,7 +35,7 @@ def continued(name: str, ids: torch.Tensor, count: int) -> torch.Tensor:
     return whole[:, ids.shape[1] :]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
@@ -50,6 +50,7 @@ def test_tokens_are_those_of_the_model(name: str, strategy: str) -> None:
         assert torch.equal(compiled(name, strategy).generate(ids, 9), continued(name, ids, 9))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [

@@ -91,6 +91,7 @@ def nested(codes: tuple[object, ...], shape: tuple[int, ...], mesh: tuple[int, .
 CODES = ("R", "I", 0, 1, 2)
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 def test_three_axes(tail: str) -> None:

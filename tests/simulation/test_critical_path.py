@@ -55,6 +55,7 @@ def plain(path: CriticalPath) -> list[tuple[Any, ...]]:
     return [(step.name, step.classes, step.stream, step.start, step.duration) for step in path.steps]
 
 
+@pytest.mark.drawn(23)
 @MACHINES
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calls_have_the_path_of_the_inlined_program(

@@ -130,6 +130,7 @@ def test_sizes_that_differ_from_device_to_device_are_told() -> None:
     assert not differ_by_rank(uneven, uneven)
 
 
+@pytest.mark.sweep
 def test_programs_that_differ_in_more_than_sizes_are_told() -> None:
     few, many = (trained(24, "1/1/1/4", DGX, blocks=n).distributed(repeated=True) for n in (2, 3))
     assert not same_structure(few, many)

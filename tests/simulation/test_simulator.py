@@ -126,7 +126,7 @@ def where(found: Simulation, c: int) -> str:
     return ".".join(op.results[0].name for op in found.peaks[c].ops)
 
 
-@pytest.mark.drawn(60)
+@pytest.mark.drawn(20)
 @MACHINES
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calls_give_exactly_what_the_inlined_program_gives(
@@ -153,7 +153,7 @@ def test_calls_give_exactly_what_the_inlined_program_gives(
     assert events[0] == events[1]
 
 
-@pytest.mark.drawn(84)
+@pytest.mark.drawn(28)
 @MACHINES
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)

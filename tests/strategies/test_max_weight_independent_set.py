@@ -78,6 +78,7 @@ def test_a_search_without_branches_left_finds_a_set_that_none_can_join(monkeypat
         assert all(v in found or links[v] & found for v in weights)
 
 
+@pytest.mark.sweep
 def test_a_long_path_and_a_thick_graph_take_little_time() -> None:
     rng = random.Random(1)
     start = time.perf_counter()

@@ -151,6 +151,7 @@ def test_annotated_heads_stay_in_groups(pattern: str, placements: str) -> None:
     assert heads_of(compiled.plan, "") is None
 
 
+@pytest.mark.sweep
 def test_weights_that_are_sliced_along_the_data_axis_too_stay_in_groups() -> None:
     assert heads_of(generation("Llama", 8, 2, "2/4/1/1,zero=3").plan, "") is None
 

@@ -69,6 +69,7 @@ def test_the_order_is_that_of_the_objective(found: GenerationSearch) -> None:
     assert orders[0] != orders[1] or orders[1] != orders[2]
 
 
+@pytest.mark.sweep
 def test_what_does_not_fit_is_not_ranked() -> None:
     whole = dr.simulate_generation(compiled("gpt2"), profile=MACHINE, **WORKLOAD)
     small = replace(MACHINE, memory=0.9 * sum(whole.weights))

@@ -134,6 +134,7 @@ def test_the_number_of_workers_and_interruptions_change_nothing(tmp_path: Path) 
     assert by_steps(1, kept).resumed == len(simulated)
 
 
+@pytest.mark.sweep
 @pytest.mark.mpirun
 def test_ranks_of_a_launch_search_by_steps(tmp_path: Path) -> None:
     script = tmp_path / "stepping.py"

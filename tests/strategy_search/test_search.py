@@ -102,6 +102,7 @@ def test_the_papers_grid_is_tried() -> None:
         Space(0, (4,))
 
 
+@pytest.mark.sweep
 def test_models_with_dropout_are_divided_into_microbatches() -> None:
     """The positions of samples, which dropout reads, are no sum over microbatches, of which a search runs a few."""
     layers = [torch.nn.Linear(5, 7), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(7, 3)]

@@ -62,6 +62,7 @@ def long() -> Source:
     return source(9)
 
 
+@pytest.mark.sweep
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_cut_chain_is_a_model_of_as_many_blocks(long: Source, count: int) -> None:

@@ -65,7 +65,7 @@ def count(step: dr.TrainingStep, name: str) -> int:
     return sum(op.name == name for function in functions for op in function.ops) // len(functions)
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("strategy", ["3/1/1/1", "1/3/1/1", "3/1/1/1,zero=3,checkpoint=selective"])
 def test_gradients_of_attention(strategy: str, dtype: torch.dtype) -> None:

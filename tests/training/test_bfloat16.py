@@ -72,6 +72,7 @@ def test_models_without_data_are_cast_too() -> None:
     assert ("linear", ["bf16[13,127]"]) in found[0]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("precision", ["bf16", "bf16-true"])
 def test_gradients_of_microbatches_are_summed_in_float32(precision: str) -> None:
     """A sum of 512 gradients of about one, of bfloat16, would stay at 256."""

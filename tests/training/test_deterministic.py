@@ -89,6 +89,7 @@ def _repeated(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x] * 12)[:12]
 
 
+@pytest.mark.sweep
 def test_a_run_goes_on_with_the_same_bits_on_other_ranks(tmp_path: Path) -> None:
     whole, first, second = (compiled(ranks) for ranks in (2, 6, 3))
     dr.train(whole, batches(), steps=5)

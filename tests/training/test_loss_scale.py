@@ -74,7 +74,7 @@ def decayed(parameters: Any) -> Any:
     return [{"params": [p for p in named if all(p is not n for n in no)]}, {"params": no, "weight_decay": 0.0}]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("strategy", "name", "clip"),
     [

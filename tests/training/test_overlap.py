@@ -57,7 +57,7 @@ def trained(step: TrainingStep) -> tuple[list[float], dict[str, torch.Tensor]]:
     return [step(*batch(number)) for number in range(STEPS)], step.parameters()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

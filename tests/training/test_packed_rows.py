@@ -61,6 +61,7 @@ def test_every_token_is_in_one_row() -> None:
     assert dr.pack([], LENGTH)["input_ids"].shape == (0, LENGTH)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("strategy", "names"), [("3/1/1/1", ("position_ids",)), ("1/2/1/2", ("position_ids", "attention_mask"))]
 )

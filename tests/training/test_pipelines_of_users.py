@@ -78,7 +78,7 @@ class Counting(nn.Module):
         return self.layers(x) * self.calls
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("backend", ["torch", "tvm"])
 @pytest.mark.parametrize("strategy", ["1/1/2/3", "1/1/3/1"])
 def test_a_buffer_written_in_forward(strategy: str, backend: str) -> None:

@@ -58,7 +58,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("strategy", ["1/1/1/1", "3/1/1/1", "1/2/1/1"])
 @pytest.mark.parametrize("name", MODELS)
 def test_statistics_equal_torch(name: str, strategy: str) -> None:

@@ -97,7 +97,7 @@ def by_torch(model: GAN, data: Sequence[Batch], every: int = 1, clip: float | No
     return found
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_gan_trains_as_in_torch(gan: GAN, strategy: str, every: int) -> None:

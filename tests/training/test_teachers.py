@@ -60,7 +60,7 @@ def batches(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [tuple(torch.randn(12, 5, generator=generator).double() for _ in range(2)) for _ in range(count)]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "strategy", ["1/1/1/1", "3/1/1/1,zero=1", "1/3/1/1", "2/1/1/1,zero=3", "1/2/1/1,checkpoint=block", "2/2/1/1"]
 )

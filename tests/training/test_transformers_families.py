@@ -78,6 +78,7 @@ def test_layers_that_are_dropped_by_drawn_numbers() -> None:
     steps_are_torch_s(m2m100(encoder_layerdrop=0.0, decoder_layerdrop=0.0).train(), batch, "3/1/1/1")
 
 
+@pytest.mark.sweep
 def test_a_classification_that_looks_at_its_labels() -> None:
     torch.manual_seed(0)
     batch = {"input_ids": tokens(), "labels": torch.randint(2, (6,))}
