@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,9 +21,6 @@ from distir_relax.cli.options import (
     TrustOption,
     WeightsOption,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()

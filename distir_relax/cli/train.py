@@ -138,7 +138,7 @@ def train(
         timed = [] if max_time is None else [TimeLimit(max_time)]
         return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first), *timed]
 
-    where = (backend.value, device.value, timeout)
+    ranks = RankOptions(backend.value, device.value, timeout)
 
     def build_run() -> Run:
         options, observers = build(world.rank == 0)
@@ -148,7 +148,7 @@ def train(
         )]  # fmt: skip
         of_epochs = lambda found: arrange(found, limits[0], in_order, grouped_by)  # noqa: E731
         evaluated = None if evaluation is None else load_evaluation(evaluation, lambda found: arrange(found, limits[1]))
-        file, ranks = BundleFile(bundle, require_signature=require_signature), RankOptions(*where)
+        file = BundleFile(bundle, require_signature=require_signature)
         return Run(
             file, load_data(data, of_epochs), options, observers, evaluated, ranks, received_signal, averaged
         )  # fmt: skip

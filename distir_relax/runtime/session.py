@@ -51,8 +51,8 @@ class Session:
     """The ranks of `bundle` in this process; weights are loaded on construction.
 
     Without a launch these are all ranks, as threads; in a launch, whose `world` it is, the rank that this process is.
-    Every rank of a launch creates and calls sessions alike, with the same arguments. What they return for the whole
-    program is on the first rank, and nothing on the others.
+    Every rank of a launch creates and calls sessions alike, with the same arguments. Results for the whole program
+    are on the first rank; the others get nothing.
 
     `session(inputs)` maps names of inputs to global arrays, and returns global torch tensors on the CPU by output name,
     which the caller owns. Calls are exclusive: a call from another thread waits for the previous one. If a rank raises,

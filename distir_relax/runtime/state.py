@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import Bundle, Manifest, Tensor, TensorWeights, WeightSource, local_intervals
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
-from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
-from distir_relax.runtime.outputs import owners, place
+from distir_relax.runtime.arrays import as_torch, dtype_name
+from distir_relax.runtime.outputs import owners
 from distir_relax.support.units import listed
 
 if TYPE_CHECKING:
-    import torch
-
     from distir_relax.runtime.arrays import Array
     from distir_relax.runtime.backends import RankProgram
 
@@ -23,21 +21,6 @@ if TYPE_CHECKING:
 def changing(manifest: Manifest) -> list[Tensor]:
     """Return the weights that the programs update, in the manifest's order."""
     return [tensor for tensor in manifest.weights if tensor.name in manifest.updates]
-
-
-def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, torch.Tensor]:
-    """Return the global tensors of the state of all ranks in this process; on the CPU, owned by the caller."""
-    import torch
-
-    tensors = {}
-    for tensor in changing(manifest):
-        target = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
-        for rank in owners(manifest.mesh, tensor):
-            part = programs[rank].state[tensor.name]
-            if part.numel():
-                place(target, part.cpu(), local_intervals(tensor, manifest.mesh, rank))
-        tensors[tensor.name] = target
-    return tensors
 
 
 def copy_state(
