@@ -53,6 +53,7 @@ every-case: browser $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(find distir_relax tests -name '*.cpp' -o -name '*.h')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/layers.py --check

@@ -30,9 +30,9 @@ def main() -> int:
 
 
 def count(folder: Path) -> Counter[str]:
-    """Return the lines of Python files by package; those of modules beside the packages are ``modules``."""
+    """Return the lines of Python and C++ files by package; those of modules beside the packages are ``modules``."""
     found = Counter[str]()
-    for path in folder.rglob("*.py"):
+    for path in (path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
         package, *rest = path.relative_to(folder).parts
         found[package if rest else "modules"] += len(path.read_text().splitlines())
     return found

@@ -8,6 +8,7 @@ import torch
 
 from distir_relax.kernels.attention import is_causal
 from distir_relax.kernels.native import (
+    LANES,
     LEAST_SCORES,
     Capability,
     Kernel,
@@ -16,7 +17,6 @@ from distir_relax.kernels.native import (
     host_target,
     stored_name,
 )
-from distir_relax.kernels.native.script import LANES
 
 MOST_SCORES = 1 << 23
 """Scores that torch computes at a time, unless one head has more."""
@@ -58,7 +58,7 @@ def _kernel(
         return None
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < LEAST_SCORES or _has_tiles(dtype):
         return None
-    return attention_grad(q.shape[3], v.shape[3], dtype, mask is not None, torch.get_num_threads() > 1)
+    return attention_grad(q.shape[3], v.shape[3], dtype, mask is not None)
 
 
 def _has_tiles(dtype: str) -> bool:
@@ -75,8 +75,10 @@ def _run(
     # An empty tensor like one whose last dim is not the innermost has that order too.
     written = [x if x.stride(3) == 1 else torch.empty(x.shape, dtype=x.dtype) for x in results]
     places = [number for x in (*operands, *written) for number in (x.data_ptr(), *x.stride()[:3])]
-    if mask is not None:
-        by_lanes = _mask_by_lanes(mask, rows, tokens)
+    by_lanes = None if mask is None else _mask_by_lanes(mask, rows, tokens)
+    if by_lanes is None:
+        places += [0, 0, 0]
+    else:
         places += [by_lanes.data_ptr(), *(0 if by_lanes.shape[d] == 1 else by_lanes.stride(d) for d in (0, 1))]
     threads = min(torch.get_num_threads(), batch * heads)
     scratch = torch.empty(threads, gradient_scratch(rows, tokens, width, value_width), dtype=torch.float32)

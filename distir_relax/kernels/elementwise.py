@@ -11,18 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.kernels.native import (
-    GELU,
-    GELU_GRAD,
-    GELU_TANH,
-    GELU_TANH_GRAD,
     MOST_ELEMENTS,
-    RELU,
-    SILU,
-    SILU_GRAD,
     elementwise,
     stored_name,
     threads_for,
-    times_next,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +27,7 @@ _LEAST = 1 << 15
 
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Return ``x sigmoid(x)``."""
-    result = _of_many(SILU, x)
+    result = _of_many("silu", x)
     if result is None:
         import torch.nn.functional as F
 
@@ -45,7 +37,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """Return ``x`` times the probability of less than it; as torch, with ``approximate="tanh"`` nearly so."""
-    result = _of_many(GELU if approximate == "none" else GELU_TANH, x)
+    result = _of_many(_gelu(approximate), x)
     if result is None:
         import torch.nn.functional as F
 
@@ -55,7 +47,7 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 def silu_grad(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """Return the gradient of `x` from that of ``silu(x)``, of its shape and dtype."""
-    result = _of_many(SILU_GRAD, x, grad)
+    result = _of_many("silu_grad", x, grad)
     if result is None:
         import torch
 
@@ -65,7 +57,7 @@ def silu_grad(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 def gelu_grad(x: torch.Tensor, grad: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """Return the gradient of `x` from that of ``gelu(x)``, of its shape and dtype."""
-    result = _of_many(GELU_GRAD if approximate == "none" else GELU_TANH_GRAD, x, grad)
+    result = _of_many(f"{_gelu(approximate)}_grad", x, grad)
     if result is None:
         import torch
 
@@ -75,7 +67,7 @@ def gelu_grad(x: torch.Tensor, grad: torch.Tensor, approximate: str = "none") ->
 
 def silu_multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``silu(x) * y``, of equal shapes and dtypes."""
-    result = _native(times_next(SILU), x, y)
+    result = _native("silu", x, y, gated=True)
     if result is None:
         import torch.nn.functional as F
 
@@ -85,7 +77,7 @@ def silu_multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def gelu_multiply(x: torch.Tensor, y: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """Return ``gelu(x) * y``, of equal shapes and dtypes."""
-    result = _native(times_next(GELU if approximate == "none" else GELU_TANH), x, y)
+    result = _native(_gelu(approximate), x, y, gated=True)
     if result is None:
         import torch.nn.functional as F
 
@@ -101,21 +93,25 @@ def native_forms() -> dict[Any, Callable[..., torch.Tensor | None]]:
     import torch
 
     aten = torch.ops.aten
-    activations = {aten.silu: SILU, aten.relu: RELU}
-    arithmetic = {aten.add: "{0} + {1}", aten.sub: "{0} - {1}", aten.mul: "{0} * {1}", aten.div: "{0} / {1}"}
+    activations = {aten.silu: "silu", aten.relu: "relu"}
+    arithmetic = {aten.add: "add", aten.sub: "subtract", aten.mul: "multiply", aten.div: "divide"}
     forms: dict[Any, Callable[..., torch.Tensor | None]] = {
-        aten.gelu.default: lambda x, approximate="none": _small(GELU if approximate == "none" else GELU_TANH, x),
-        aten.rsub.Scalar: partial(_small, "{1} - {0}"),
+        aten.gelu.default: lambda x, approximate="none": _small(_gelu(approximate), x),
+        aten.rsub.Scalar: lambda x, y, alpha=1: _small("subtract", y, x, alpha=alpha),
     }
-    for activation, expression in activations.items():
-        forms[activation.default] = partial(_small, expression)
-    for op, expression in arithmetic.items():
-        forms[op.Tensor] = forms[op.out] = partial(_small, expression)
+    for activation, function in activations.items():
+        forms[activation.default] = partial(_small, function)
+    for op, function in arithmetic.items():
+        forms[op.Tensor] = forms[op.out] = partial(_small, function)
     return forms
 
 
-def _small(expression: str, *operands: Any, alpha: float = 1, out: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Return a native expression of tensors, which broadcast, and numbers; None if there is no kernel for them.
+def _gelu(approximate: str) -> str:
+    return "gelu" if approximate == "none" else "gelu_tanh"
+
+
+def _small(function: str, *operands: Any, alpha: float = 1, out: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return a native function of tensors, which broadcast, and numbers; None if there is no kernel for them.
 
     The result is small, of the dtype of the tensors, and written to `out` unless that is None.
     """
@@ -130,46 +126,58 @@ def _small(expression: str, *operands: Any, alpha: float = 1, out: torch.Tensor 
         return None
     if out is not None and (out.dtype != tensors[0].dtype or out.shape != shape or not out.is_contiguous()):
         return None
-    places = iter(range(len(tensors)))
-    texts = [f"{{{next(places)}}}" if isinstance(x, torch.Tensor) else f"T.float32({float(x)!r})" for x in operands]
-    return _compute(expression.format(*texts), tensors, shape, 1, out)
+    return _compute(function, operands, shape, 1, out)
 
 
-def _of_many(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
+def _of_many(function: str, *operands: torch.Tensor) -> torch.Tensor | None:
     """As `_native`, where it is worth the compilation of a kernel."""
-    return _native(expression, *operands) if operands[0].numel() >= _LEAST else None
+    return _native(function, *operands) if operands[0].numel() >= _LEAST else None
 
 
-def _native(expression: str, *operands: torch.Tensor) -> torch.Tensor | None:
-    """Return a native `expression` of operands of one shape and dtype; None if there is no kernel for them."""
+def _native(function: str, *operands: torch.Tensor, gated: bool = False) -> torch.Tensor | None:
+    """Return a native `function` of operands of one shape and dtype; None if there is no kernel for them."""
     x = operands[0]
     if not x.numel() or any(y.shape != x.shape for y in operands):
         return None
-    return _compute(expression, operands, x.shape, threads_for(x))
+    return _compute(function, operands, x.shape, threads_for(x), gated=gated)
 
 
 def _compute(
-    expression: str, operands: Sequence[torch.Tensor], shape: Sequence[int], threads: int,
-    out: torch.Tensor | None = None,
+    function: str, operands: Sequence[Any], shape: Sequence[int], threads: int, out: torch.Tensor | None = None,
+    gated: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return a native expression of operands of one dtype that broadcast to a shape; None if there is no kernel."""
-    x = operands[0]
+    """Return a native function of one or two operands; None if there is no kernel for them.
+
+    They are tensors of one dtype that broadcast to a shape, and at most one number. If it is `gated`, the function of
+    the first is multiplied with the second.
+    """
+    import torch
+
+    numbers = [place for place, y in enumerate(operands) if not isinstance(y, torch.Tensor)]
+    if len(numbers) > 1:
+        return None
+    number = numbers[0] if numbers else -1
+    x = operands[1 if number == 0 else 0]
     dtype = stored_name(x.dtype)
     if not dtype:
         return None
     places: list[int] = []
-    for y in operands:
+    for place, y in enumerate(operands):
+        if place == number:
+            places += (0, 0)
+            continue
         stride = _row_stride(y, shape)
         # Kernels have no gradients for torch.
         if stride is None or y.dtype != x.dtype or not y.is_cpu or y.requires_grad:
             return None
         places += (y.data_ptr(), stride)
-    kernel = elementwise(expression, len(operands), dtype, threads > 1)
+    kernel = elementwise(function, len(operands), number, gated, dtype)
     if kernel is None:
         return None
     result = x.new_empty(shape) if out is None else out
     rows, columns = _rows(shape)
-    kernel(*places, result.data_ptr(), columns, rows, columns, threads)
+    places += (0, 0) * (2 - len(operands))
+    kernel(*places, 0.0 if number < 0 else float(operands[number]), result.data_ptr(), columns, rows, columns, threads)
     return result
 
 

@@ -23,8 +23,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounded: boo
     if kernel:
         x, weight = x.contiguous(), weight.contiguous()
         result = torch.empty_like(x)
-        rows = x.numel() // weight.numel()
-        kernel(x.data_ptr(), weight.data_ptr(), result.data_ptr(), rows, epsilon, threads_for(x))
+        width = weight.numel()
+        kernel(x.data_ptr(), weight.data_ptr(), result.data_ptr(), x.numel() // width, width, epsilon, threads_for(x))
         return result
     if x.dtype == weight.dtype and (not rounded or x.dtype.itemsize > 2):
         return F.rms_norm(x, weight.shape, weight, epsilon)
@@ -46,12 +46,12 @@ def _small_layer_norm(
         return None
     dtype, weight_dtype = stored_name(x.dtype), stored_name(weight.dtype)
     is_plain = bias.dtype == weight.dtype and all(t.is_contiguous() for t in (x, weight, bias)) and is_small(x)
-    kernel = native_layer_norm(weight.numel(), dtype, weight_dtype) if is_plain and dtype and weight_dtype else None
+    kernel = native_layer_norm(dtype, weight_dtype) if is_plain and dtype and weight_dtype else None
     if kernel is None:
         return None
     result = torch.empty_like(x)
-    rows = x.numel() // weight.numel()
-    kernel(x.data_ptr(), weight.data_ptr(), bias.data_ptr(), result.data_ptr(), rows, epsilon)
+    width = weight.numel()
+    kernel(x.data_ptr(), weight.data_ptr(), bias.data_ptr(), result.data_ptr(), x.numel() // width, width, epsilon)
     return result
 
 
@@ -60,7 +60,7 @@ def _kernel(x: torch.Tensor, weight: torch.Tensor, rounded: bool) -> Kernel | No
     dtype, weight_dtype = stored_name(x.dtype), stored_name(weight.dtype)
     if not dtype or not weight_dtype or not x.is_cpu or not x.numel():
         return None
-    return native_rms_norm(weight.numel(), dtype, weight_dtype, rounded and dtype != "float32", threads_for(x) > 1)
+    return native_rms_norm(dtype, weight_dtype, rounded and dtype != "float32")
 
 
 def layer_norm_grad(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -116,14 +116,13 @@ def _native_grad(
 ) -> torch.Tensor | None:
     """Return the gradient of `x` by the native kernel; None if there is none for it."""
     names = _native_names(x, weight, grad)
-    kernel = names and norm_grad(weight.numel(), *names, is_centred, threads_for(x) > 1)
+    kernel = names and norm_grad(*names, is_centred)
     if not kernel:
         return None
     x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
     result = torch.empty_like(x)
-    rows = x.numel() // weight.numel()
     places = x.data_ptr(), weight.data_ptr(), grad.data_ptr(), result.data_ptr()
-    kernel(*places, rows, epsilon, threads_for(x))
+    kernel(*places, x.numel() // weight.numel(), weight.numel(), epsilon, threads_for(x))
     return result
 
 
@@ -135,7 +134,7 @@ def _native_weight_grads(
     `weight` has their shape and dtype. None if there is no kernel for them.
     """
     names = _native_names(x, weight, grad)
-    kernel = names and norm_weight_grad(weight.numel(), *names, is_centred, threads_for(x) > 1)
+    kernel = names and norm_weight_grad(*names, is_centred)
     if not kernel:
         return None
     x, grad = x.contiguous(), grad.contiguous()
@@ -143,7 +142,7 @@ def _native_weight_grads(
     width, threads = weight.numel(), threads_for(x)
     sums = torch.empty((threads, 2, width), dtype=torch.float32)
     places = x.data_ptr(), grad.data_ptr(), of_weight.data_ptr(), of_bias.data_ptr(), sums.data_ptr()
-    kernel(*places, x.numel() // width, epsilon, threads)
+    kernel(*places, x.numel() // width, width, epsilon, threads)
     return of_weight, of_bias
 
 

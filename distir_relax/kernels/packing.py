@@ -13,6 +13,7 @@ EPYC those of up to 64 rows and more, of one row in 124 and 71.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,9 +21,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Protocol
 
 from distir_relax.kernels.measured import Choice, choose, measured_once
-from distir_relax.kernels.native import Kernel, panel_product, panel_rows, stored_name
+from distir_relax.kernels.native import PANEL, Kernel, panel_product, stored_name
 from distir_relax.kernels.native.load import kernel_sources
-from distir_relax.kernels.native.panel_product import PANEL
 
 if TYPE_CHECKING:
     import torch
@@ -135,12 +135,9 @@ def _is_faster_packed(weight: torch.Tensor, rows: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PanelProduct:
-    """The native product with a weight (columns, inner) in panels, and perhaps a bias, which are at addresses.
+    """The native product with a weight (columns, inner) in panels, and perhaps a bias, which are at addresses."""
 
-    `kernels` are that of one thread and that of several.
-    """
-
-    kernels: tuple[Kernel, Kernel]
+    kernel: Kernel
     weight: int
     bias: int
     columns: int
@@ -149,15 +146,14 @@ class PanelProduct:
 
     def __call__(self, x: int, result: int, rows: int, threads: int) -> None:
         """Compute the result of `x`, both at addresses."""
-        kernel = self.kernels[threads > 1]
-        kernel(x, self.weight, self.bias, result, rows, self.columns, self.inner, self.panel, threads)
+        self.kernel(x, self.weight, self.bias, result, rows, self.columns, self.inner, self.panel, threads)
 
 
 def _by_panels(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelProduct | None:
     """Return the native product with a weight and its bias, if there is one."""
     import torch
 
-    panel = panel_rows(packed, weight)
+    panel = _panel_rows(packed, weight)
     dtype = stored_name(weight.dtype)
     if panel is None or dtype is None:
         return None
@@ -165,10 +161,31 @@ def _by_panels(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         return None
     addresses = torch.ops.mkldnn.data_ptr(packed), 0 if bias is None else bias.data_ptr()
     for dots in (True, False) if dtype == "bfloat16" else (False,):
-        alone, together = (panel_product(dtype, bias is not None, parallel, dots) for parallel in (False, True))
-        if alone is not None and together is not None:
-            return PanelProduct((alone, together), *addresses, weight.shape[0], weight.shape[1], panel)
+        kernel = panel_product(dtype, bias is not None, dots)
+        if kernel is not None:
+            return PanelProduct(kernel, *addresses, weight.shape[0], weight.shape[1], panel)
     return None
+
+
+def _panel_rows(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
+    """Return the rows of each panel of `packed`, oneDNN's form of `weight` (out, in); None if it has no such panels."""
+    import torch
+
+    columns, inner = weight.shape
+    pair = 2 if weight.dtype == torch.bfloat16 else 1
+    size, panels = torch.ops.mkldnn._nbytes(packed), -(-columns // PANEL)
+    rows, rest = divmod(size, panels * PANEL * weight.element_size())
+    if rest or rows < inner or rows % pair or inner % pair:
+        return None
+    content = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    found = torch.frombuffer(content, dtype=torch.uint8).view(weight.dtype).view(panels, rows // pair, PANEL, pair)
+    for panel in {0, panels - 1}:
+        given = weight[panel * PANEL : (panel + 1) * PANEL]
+        expected = found.new_zeros(PANEL, rows)
+        expected[: len(given), :inner] = given
+        if not torch.equal(found[panel].permute(1, 0, 2).reshape(PANEL, rows), expected):
+            return None
+    return int(rows)
 
 
 @cache

@@ -67,12 +67,12 @@ def _kernel(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Kernel | N
     is_plain = cos.shape == sin.shape and cos.stride() == sin.stride() and cos.shape[1:] == (1, x.shape[2], width)
     if not is_plain or not x.stride(3) == cos.stride(3) == 1:
         return None
-    return native_rotary(width, dtype, threads_for(x) > 1)
+    return native_rotary(dtype)
 
 
 def _calls(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, result: torch.Tensor) -> Iterator[tuple[int, ...]]:
     """Return the arguments of the kernel for each element of the batch."""
-    batch, heads, positions, _ = x.shape
+    batch, heads, positions, width = x.shape
     x_batch, x_head, x_position, _ = x.stride()
     angle_batch, _, angle_position, _ = cos.stride()
     to_batch, to_head, to_position, _ = result.stride()
@@ -82,5 +82,5 @@ def _calls(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, result: torch.
     for i in range(batch):
         yield (
             at + i * step * x_batch, cos_at + i * angle_step, sin_at + i * angle_step, to + i * step * to_batch,
-            positions, heads, x_position, x_head, angle_position, to_position, to_head, threads_for(x),
+            positions, heads, width, x_position, x_head, angle_position, to_position, to_head, threads_for(x),
         )  # fmt: skip

@@ -65,7 +65,7 @@ def linear_weight_grad(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _native_weight_grad(a: torch.Tensor, b: torch.Tensor, threads: int) -> torch.Tensor:
-    kernel = weight_grad(threads > 1)
+    kernel = weight_grad()
     assert kernel is not None, "it was compared with torch"
     rows, columns = a.shape[-1], b.shape[-1]
     result = a.new_empty(rows, columns)
@@ -107,7 +107,7 @@ def _measure_product(name: str) -> Choice:
 @cache
 def _is_native_faster(threads: int) -> bool:
     name = f"gradient-of-a-weight-{threads}-threads"
-    if weight_grad(threads > 1) is None:
+    if weight_grad() is None:
         return False
     return measured_once(name, lambda: _measure_gradient(name, threads), kernel_sources()) == "native"
 

@@ -20,7 +20,7 @@ BLOCK = 1 << 16
 def moving_square(square: torch.Tensor, value: torch.Tensor, decay: float) -> torch.Tensor:
     """``square decay + value value (1 - decay)``, in place of `square`."""
     threads = threads_for(square)
-    kernel = native_moving_square(threads > 1) if _is_native(square, value) else None
+    kernel = native_moving_square() if _is_native(square, value) else None
     if kernel is not None:
         kernel(square.data_ptr(), value.data_ptr(), square.numel(), decay, 1 - decay, threads)
         return square
@@ -41,7 +41,7 @@ def adam_step(
     import torch
 
     threads = threads_for(weight)
-    kernel = native_adam_step(threads > 1) if _is_native(weight, average, square) else None
+    kernel = native_adam_step() if _is_native(weight, average, square) else None
     if kernel is not None:
         places = weight.data_ptr(), average.data_ptr(), square.data_ptr()
         kernel(*places, weight.numel(), 1 - float(rate) * decay, float(size), float(floor), threads)

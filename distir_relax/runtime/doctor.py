@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.kernels.measured import forget_choices, kept_choices
 from distir_relax.kernels.native import host_target
+from distir_relax.kernels.native.compiler import INSTALL_HINT, host_compiler
 from distir_relax.kernels.native.load import forget_declined
 from distir_relax.runtime.launch import find_mpirun, launch_environment, mpirun_command
 from distir_relax.runtime.launcher_detection import check_connected, detect
@@ -142,18 +143,25 @@ def _kernels() -> Finding:
     except ImportError as wrong:
         return Finding("kernels", False, str(wrong), "pip install torch", essential=False)
 
-    from distir_relax.kernels.native import MOST_ELEMENTS, panel_product
+    from distir_relax.kernels.native import MOST_ELEMENTS, moving_square
     from distir_relax.kernels.packing import pack_linear
 
     kinds = []
     for dtype in (torch.float32, torch.bfloat16):
         layer = pack_linear(torch.ones(128, 64, dtype=dtype), rows=16)
-        by = "TVM and oneDNN" if layer.by_panels else "oneDNN" if layer.packed else "torch"
+        by = "native kernels and oneDNN" if layer.by_panels else "oneDNN" if layer.packed else "torch"
         kinds.append(f"{str(dtype).removeprefix('torch.')} products by {by}")
-    works = panel_product("float32", False, False, False) is not None
-    small = f"ops of up to {MOST_ELEMENTS:,} elements by {'TVM' if works else 'torch'}"
-    fix = "DISTIR_NATIVE=0 is set, or TVM cannot compile here: see the next line"
+    works = moving_square() is not None
+    small = f"ops of up to {MOST_ELEMENTS:,} elements by {'native kernels' if works else 'torch'}"
+    fix = "DISTIR_NATIVE=0 is set, or there is no compiler, or it fails here: see the next lines"
     return Finding("kernels", works, "; ".join([*kinds, small]), fix, essential=False)
+
+
+def _compiler() -> Finding:
+    """What compiles kernels."""
+    compiler = host_compiler()
+    detail = "none: torch's ops are used instead" if compiler is None else " ".join(compiler.command)
+    return Finding("C++ compiler", compiler is not None, detail, INSTALL_HINT, essential=False)
 
 
 def _declined_kernels() -> Finding:

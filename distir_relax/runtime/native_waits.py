@@ -1,4 +1,4 @@
-"""What kernels write when they wait for other ranks, for the watchdog and the reports: see `native.waits`."""
+"""What kernels write when they wait for other ranks, for the watchdog and the reports: see `native/shared_sum.cpp`."""
 
 from __future__ import annotations
 

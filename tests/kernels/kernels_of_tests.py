@@ -1,37 +1,50 @@
-"""Kernels that do not compile, in a module that a child process finds."""
+"""Kernels that do not compile, or do not run well, in a module that a child process finds."""
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
-from distir_relax.kernels.native.load import native
-from distir_relax.kernels.native.script import at_address, kernel
+import torch
+
+from distir_relax.kernels.native.load import Kernel, Pairs, Trial, native
 
 
-@native
+@native()
 def unused(width: int) -> None:
-    raise AssertionError(width)
+    """One without a file."""
 
 
-@native
+@native()
 def wrong(width: int) -> None:
-    raise ValueError(f"no {width}")
+    """One that does not compile."""
 
 
-@native
+@native()
 def aborting(width: int) -> None:
-    os.write(2, b"LLVM ERROR: Do not know how to split this operator's operand!\n")
-    os.abort()
+    """One that ends its process."""
 
 
-@native
+@native()
 def hanging(width: int) -> None:
-    time.sleep(600)
+    """One that does not end."""
 
 
-@native
-def filling(value: int) -> Any:
-    lines = [*at_address("x", "x_", "n", "float32"), "for i in range(n):", f"    x[i] = T.float32({value})"]
-    return kernel(["x_: T.int64", "n: T.int64"], lines, {})
+@native()
+def filling(value: int) -> None:
+    """One that fills float32 numbers with a value."""
+
+
+def run_nothing(kernel: Kernel, *_: Any) -> Pairs:
+    kernel()
+    yield from ()
+
+
+def expect_threes(kernel: Kernel, value: int) -> Pairs:
+    x = torch.empty(5)
+    kernel(x.data_ptr(), 5)
+    yield x, torch.full((5,), 3.0)
+
+
+for _kernel in (aborting, hanging):
+    _kernel.trial = Trial(_kernel, run_nothing, [(3,)])
+filling.trial = Trial(filling, expect_threes, [(3,)])

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from distir_relax.kernels import packing
-from distir_relax.kernels.native import Capability, host_target
-from distir_relax.kernels.native.panel_product import PANEL, panel_product, panel_rows
+from distir_relax.kernels.native import PANEL, Capability, host_target, panel_product
 from distir_relax.kernels.packing import pack_linear
 
 
@@ -30,9 +29,8 @@ DOTS = [False, True][: 1 + host_target().can(Capability.BFLOAT16_DOT)]
 )
 def test_products(dtype: torch.dtype, tolerance: float, dots: bool, biased: bool) -> None:
     dtype_name = str(dtype).removeprefix("torch.")
-    kernel, threaded = (panel_product(dtype_name, biased, parallel, dots) for parallel in (False, True))
+    kernel = panel_product(dtype_name, biased, dots)
     assert kernel is not None
-    assert threaded is not None
     generator = torch.Generator().manual_seed(0)
     for columns, inner in ((1, 2), (64, 16), (127, 66), (200, 1536)):
         weight = torch.randn(columns, inner, generator=generator).to(dtype)
@@ -48,13 +46,13 @@ def test_products(dtype: torch.dtype, tolerance: float, dots: bool, biased: bool
             for threads in (2, 3, 5, 7):
                 other = torch.full((rows, columns), torch.nan, dtype=dtype)
                 ends = other.data_ptr(), rows, columns, inner, packed.shape[1] * packed.shape[3], threads
-                threaded(*addresses[:3], *ends)
+                kernel(*addresses[:3], *ends)
                 assert torch.equal(other, result)
 
 
 @pytest.mark.parametrize("dots", DOTS)
 def test_sums_are_rounded_to_the_nearest_bfloat16(dots: bool) -> None:
-    kernel = panel_product("bfloat16", False, False, dots)
+    kernel = panel_product("bfloat16", False, dots)
     assert kernel is not None
     # Each column is one number times one and another times a small one: their sum needs more bits than bfloat16 has.
     bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.int16)
@@ -65,7 +63,7 @@ def test_sums_are_rounded_to_the_nearest_bfloat16(dots: bool) -> None:
     result = torch.empty(1, len(weight), dtype=torch.bfloat16)
     kernel(x.data_ptr(), packed.data_ptr(), 0, result.data_ptr(), 1, len(weight), 2, packed.shape[1] * 2, 1)
     expected = (large.float() + large.float() * 2.0**-8).to(torch.bfloat16)
-    # LLVM and torch may treat numbers below the least normal one as zero.
+    # Compilers and torch may treat numbers below the least normal one as zero.
     normal = expected.isnan() | (large.abs() >= torch.finfo(torch.bfloat16).tiny * 2**8) | (expected == 0)
     torch.testing.assert_close(result[0][normal], expected[normal], rtol=0, atol=0, equal_nan=True)
 
@@ -74,10 +72,10 @@ def test_panels_are_recognized_by_their_elements() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(127, 66, generator=generator)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
-    found = panel_rows(packed, weight)
+    found = packing._panel_rows(packed, weight)
     # Of another weight, they are not.
-    assert panel_rows(packed, weight.flip(0)) is None
-    assert panel_rows(packed, weight[:, :65]) is None
+    assert packing._panel_rows(packed, weight.flip(0)) is None
+    assert packing._panel_rows(packed, weight[:, :65]) is None
     layer = pack_linear(weight, rows=1)
     assert (layer.by_panels is None) == (found is None)
 

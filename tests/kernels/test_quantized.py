@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from distir_relax.kernels.native import PANEL, Capability, host_target, quantized_product
+from distir_relax.kernels.native import QUANTIZED_PANEL, Capability, host_target, quantized_product
 from distir_relax.kernels.quantized import (
     GROUP,
     dequantize,
@@ -111,7 +111,7 @@ def test_products(
         bias = torch.randn(n, generator=generator).to(dtype)
         layer = pack_quantized(*weight, *([None] if len(weight) == 2 else []), bias, dtype=dtype, rows=1)
         assert isinstance(layer, QuantizedLinear)
-        assert layer.weight.nbytes == -(-n // PANEL) * PANEL * k // GROUP * BYTES_OF_GROUP[make]
+        assert layer.weight.nbytes == -(-n // QUANTIZED_PANEL) * QUANTIZED_PANEL * k // GROUP * BYTES_OF_GROUP[make]
         exact_weight = dequantize(*weight).double()
         x = torch.randn(127, k, generator=generator).to(dtype)
         # Groups of different magnitudes, and of zeros.
@@ -174,7 +174,7 @@ def test_products_of_experts(make: Callable[..., Weight], is_sorted: bool) -> No
         assert torch.equal(found[row], expected)
         exact = torch.zeros(37).double() if place < 0 else spelled_out(weights[place]) @ rounded(x, group)[row]
         torch.testing.assert_close(found[row].double(), exact, rtol=1e-4, atol=1e-3)
-    assert sum(layer.weight.nbytes for layer in layers) == 5 * 2 * PANEL * 96 // GROUP * BYTES_OF_GROUP[make]
+    assert sum(layer.weight.nbytes for layer in layers) == 5 * 2 * QUANTIZED_PANEL * 96 // GROUP * BYTES_OF_GROUP[make]
     assert experts(x[:0], *(places if is_sorted else (places[0][:0], places[1]))).shape == (0, 37)
 
 

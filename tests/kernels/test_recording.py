@@ -285,17 +285,17 @@ def test_random_numbers_are_others_in_each_run() -> None:
 
 
 def test_a_kernel_that_fails_ends_the_list() -> None:
-    kernel = rms_norm(16, "float32", "float32", False, False)
+    kernel = rms_norm("float32", "float32", False)
     if kernel is None:
         pytest.fail("native kernels are needed")
     x, weight, y, z = drawn(3, 16), drawn(16), torch.zeros(3, 16), torch.zeros(3, 16)
     calls = CallList()
-    calls.add(kernel, x.data_ptr(), weight.data_ptr(), y.data_ptr(), 3, 1e-5, 1)
+    calls.add(kernel, x.data_ptr(), weight.data_ptr(), y.data_ptr(), 3, 16, 1e-5, 1)
     calls.run()
     assert torch.equal(y, norms.rms_norm(x, weight, 1e-5))
     y.zero_()
     calls.add(kernel, x.data_ptr())
-    calls.add(kernel, x.data_ptr(), weight.data_ptr(), z.data_ptr(), 3, 1e-5, 1)
+    calls.add(kernel, x.data_ptr(), weight.data_ptr(), z.data_ptr(), 3, 16, 1e-5, 1)
     with pytest.raises(RuntimeError, match="a kernel of a list of calls has failed"):
         calls.run()
     assert len(calls) == 3

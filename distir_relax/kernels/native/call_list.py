@@ -3,7 +3,7 @@
 A call from Python takes a microsecond, and with the tensors around it three or more; one from a list takes a tenth. Its
 arguments are prepared once: numbers, and addresses of memory that stays where it is.
 
-A kernel is a function of TVM's. The loop over a list calls `TVMFFIFunctionCall`, of its library, for each.
+A kernel is a function of TVM's interface. The loop over a list calls `TVMFFIFunctionCall`, of its library, for each.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from distir_relax.kernels.native.load import Kernel, native
-from distir_relax.kernels.native.loop import call_each
-from distir_relax.kernels.native.script import kernel
+from distir_relax.kernels.native.kernels import run_calls
+from distir_relax.kernels.native.load import Kernel
 
-_INTEGER, _FLOAT, _TENSOR = 1, 3, 70
+_INTEGER, _FLOAT = 1, 3
 """TVM's numbers of the types of arguments."""
 
 
@@ -37,7 +36,7 @@ class CallList:
     def add(self, kernel: Kernel, *arguments: int | float) -> None:
         """Add the call of a kernel with numbers and addresses."""
         given = [*kernel.first, *arguments]
-        memory = ctypes.create_string_buffer(b"".join(map(self._argument, given)))
+        memory = ctypes.create_string_buffer(b"".join(map(_argument, given)))
         self.keep += [kernel, memory]
         self._calls.append((kernel.function.__chandle__(), ctypes.addressof(memory), len(given)))
         self._run = None
@@ -56,28 +55,11 @@ class CallList:
         if self._status.value:
             raise RuntimeError("a kernel of a list of calls has failed")
 
-    def _argument(self, value: Any) -> bytes:
-        if isinstance(value, float):
-            return struct.pack("=iid", _FLOAT, 0, value)
-        if isinstance(value, int):
-            return struct.pack("=iiq", _INTEGER, 0, value)
-        import tvm_ffi
 
-        tensor = tvm_ffi.from_dlpack(value)
-        self.keep.append(tensor)
-        return struct.pack("=iiq", _TENSOR, 0, tensor.__chandle__())
-
-
-@native
-def run_calls() -> Any:
-    """Return the loop over a list: of its address, the number of calls, TVM's function, and where the status goes."""
-    lines = [
-        'status_data: T.let[T.handle("int64")] = T.reinterpret(T.handle("int64").ty, status_)',
-        'status = T.decl_buffer((1,), "int64", data=status_data)',
-        "status[0] = T.cast(call_each(calls, count, function), 'int64')",
-    ]
-    arguments = ["calls: T.int64", "count: T.int64", "function: T.int64", "status_: T.int64"]
-    return kernel(arguments, lines, {"call_each": call_each})
+def _argument(value: int | float) -> bytes:
+    if isinstance(value, float):
+        return struct.pack("=iid", _FLOAT, 0, value)
+    return struct.pack("=iiq", _INTEGER, 0, value)
 
 
 @cache

@@ -1,23 +1,23 @@
-"""Kernels that TVM compiles for this processor, called on torch tensors.
+"""Kernels in C++ that are compiled on this machine, called on torch tensors.
 
 A call takes less than a microsecond, and a kernel does the work of several ops; each op of torch takes three or more.
-Small steps, such as one token of one sequence, are bound by that.
+Small steps, such as one token of one sequence, are bound by that. A kernel takes numbers and the addresses of data.
 
-A kernel takes numbers and the addresses of data. Its first parameter, which the caller leaves out, is a tensor of one
-float32: TVM takes from it where a kernel's local memory is.
-
-Kernels are compiled, and first run against torch, in a child process (`kernels.isolated_calls`): a compiler that
-aborts, or code that crashes, hangs or computes something else, costs a warning and torch's form. Compiled kernels are
-kept on disk (`kernels.compiled_files`), and so are the reasons for which others are declined. Those found there load
-without TVM's Python modules, whose import takes a second. ``DISTIR_NATIVE=0`` turns native kernels off.
+Each is a file of this folder, compiled by the compiler of the machine (`native.compiler`) for the instructions of its
+processor, with the constants that its arguments give it. It is compiled, and first run against torch, in a child
+process (`kernels.isolated_calls`): a compiler that fails, or code that crashes, hangs or computes something else, costs
+a warning and torch's form. Libraries are kept on disk (`kernels.compiled_files`), and so are the reasons for which
+kernels are declined. ``DISTIR_NATIVE=0`` turns native kernels off.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, update_wrapper
@@ -35,13 +35,9 @@ from distir_relax.kernels.compiled_files import (
     write_compiled,
 )
 from distir_relax.kernels.isolated_calls import IsolatedCallError, call_isolated
-from distir_relax.kernels.native.dot import with_dot
-from distir_relax.kernels.native.flags import with_flags
-from distir_relax.kernels.native.loop import with_loop
-from distir_relax.kernels.native.machine_code import SUFFIXES, MachineCode, load_kernels, machine_code, share_threads
+from distir_relax.kernels.native.compiler import INSTALL_HINT, Compiler, host_compiler
 from distir_relax.kernels.native.target import Capability, Target, host_target
-from distir_relax.kernels.native.threads import with_launcher
-from distir_relax.kernels.native.waits import with_waits
+from distir_relax.kernels.native.threads import use_threads
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +46,7 @@ P = ParamSpec("P")
 
 
 class Kernel:
-    """A `function` of TVM's that takes numbers and addresses, after some `first` ones, and writes to some of those."""
+    """A `function` that takes numbers and addresses, after some `first` ones, and writes to some of those."""
 
     __slots__ = ("first", "function")
 
@@ -87,26 +83,34 @@ _MOST_SECONDS = 120.0
 """Seconds for the compilation and the trial of a kernel, which take one on a quiet machine."""
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
 """The largest difference, relative to the largest result, or to 1."""
-_DECLINED = ".declined"
-_NO_NEEDS: Callable[..., tuple[Capability, ...]] = lambda *_: ()  # noqa: E731 - a default that has a type
+_LIBRARY, _DECLINED = ".so", ".declined"
+_NO_COMPILER = f"no-compiler{_DECLINED}"
+"""The file that says that a user has been told."""
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
 class NativeKernel(Generic[P]):
-    """A kernel for given sizes and dtypes, the arguments: they have a short `repr`.
+    """A kernel for some dtypes and sizes, the arguments: they have a short `repr`.
 
-    A call returns the compiled kernel. It is None where native kernels are turned off, where the processor lacks what
-    the kernel needs (`Capability.FMA`, and `needs` of the arguments), and where the kernel was declined.
+    A call returns the compiled kernel. It is None where native kernels are turned off, where there is no compiler or
+    the processor lacks what the kernel needs (`Capability.FMA`, and `needs` of the arguments), and where the kernel was
+    declined. Each argument is a constant in its file, in capitals: a number, a truth value, a list of numbers, or a
+    name of C++. `constants` are further ones.
     """
 
-    def __init__(self, write: Callable[P, Any], needs: Callable[..., Iterable[Capability]]) -> None:
-        update_wrapper(self, write)
-        self.write = write
-        self.name = write.__name__.strip("_")
+    def __init__(
+        self, declared: Callable[P, None], needs: Callable[..., Iterable[Capability]], constants: Mapping[str, int]
+    ) -> None:
+        update_wrapper(self, declared)
+        self.declared = declared
+        self.name = declared.__name__
         self.trial: Trial | None = None
         """A run of the kernel against torch; `native.trials` has those of all."""
         self.declined: dict[tuple[Any, ...], str] = {}
         """The reasons for which kernels were declined in this process, by their arguments."""
         self._needs = needs
+        self._constants = constants
+        self._parameters = tuple(inspect.signature(declared).parameters)
         self._load = cache(self._load_locked)
 
     def __call__(self, *args: P.args, **_: P.kwargs) -> Kernel | None:
@@ -114,43 +118,49 @@ class NativeKernel(Generic[P]):
 
     def __reduce__(self) -> Any:
         # The child process finds it by its name.
-        return _find, (self.write.__module__, self.write.__name__)
+        return _find, (self.declared.__module__, self.declared.__name__)
+
+    @property
+    def source(self) -> Path:
+        """The file of the kernel, in the folder of the module that declares it."""
+        return Path(self.declared.__code__.co_filename).parent / f"{self.name}.cpp"
 
     def needs(self, arguments: tuple[Any, ...]) -> tuple[Capability, ...]:
         """Return the instructions that a kernel needs."""
         return (Capability.FMA, *self._needs(*arguments))
 
-    def compile(self, arguments: tuple[Any, ...], target: Target) -> str:
-        """Return LLVM's text of a kernel for a target. Raises errors of TVM; LLVM may end the process."""
-        share_threads()
-        import tvm
-
-        function = self.write(*arguments).with_attr("global_symbol", self.name)  # type: ignore[call-arg]
-        module = tvm.compile(tvm.IRModule({self.name: function}), target=tvm.target.Target(target.to_tvm())).mod
-        text: str = with_flags(module.inspect_source("ll"), target)
-        for with_functions in (with_launcher, with_dot, with_loop, with_waits):
-            text = with_functions(text)
-        return text
+    def compile(self, arguments: tuple[Any, ...], target: Target, compiler: Compiler, library: Path) -> None:
+        """Write the library of a kernel for a target. Raises CompilerError."""
+        macros = {name: str(value) for name, value in self._constants.items()}
+        macros |= {name.upper(): _in_cpp(x) for name, x in zip(self._parameters, arguments, strict=True)}
+        used = target.limited((*self.needs(arguments), Capability.WIDE))
+        compiler.compile(self.source, library, macros, used)
 
     def _load_locked(self, arguments: tuple[Any, ...]) -> Kernel | None:
         with _lock:
             if os.environ.get("DISTIR_NATIVE") == "0":
                 return None
-            target = host_target()
-            if missing := target.missing(self.needs(arguments)):
-                self.declined[arguments] = missing
+            target, compiler = host_target(), host_compiler()
+            if reason := target.missing(self.needs(arguments)):
+                self.declined[arguments] = reason
+                return None
+            if compiler is None:
+                self.declined[arguments] = f"there is no C++ compiler: {INSTALL_HINT}"
+                _warn_once(self.declined[arguments])
                 return None
             try:
                 with TemporaryDirectory() as temporary:
                     folder = compiled_folder() or Path(temporary)
-                    return self._load_from(self._file(arguments, target, folder), arguments, target)
-            except Exception as error:  # of TVM and LLVM: the caller goes on with torch
+                    return self._load_from(self._file(arguments, target, folder), arguments, target, compiler)
+            except (
+                Exception
+            ) as error:  # of the compiler, the child process, or the trial: the caller goes on with torch
                 self.declined[arguments] = str(error)
                 message = f"the kernel {self.name} is not used, but torch: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=4)
                 return None
 
-    def _load_from(self, file: Path, arguments: tuple[Any, ...], target: Target) -> Kernel:
+    def _load_from(self, file: Path, arguments: tuple[Any, ...], target: Target, compiler: Compiler) -> Kernel:
         if found := self._read(file):
             return found
         with one_compiles(file):
@@ -160,26 +170,29 @@ class NativeKernel(Generic[P]):
             if is_usable(reason):
                 raise IsolatedCallError(f"{reason.read_text()} (`distir doctor --measure` tries again)")
             try:
-                code = call_isolated(compile_and_try, self, arguments, target, file.parent, seconds=_MOST_SECONDS)
-            except (IsolatedCallError, AssertionError) as error:
+                content = call_isolated(compile_and_try, self, arguments, target, compiler, seconds=_MOST_SECONDS)
+            except Exception as error:
                 write_compiled(str(error).encode(), reason)
                 raise
-            write_compiled(code.content, file.with_suffix(code.suffix))
-            return self._read(file) or loaded_kernel(code, self.name, file.parent)
+            write_compiled(content + hashlib.sha256(content).digest(), file.with_suffix(_LIBRARY))
+            if found := self._read(file):
+                return found
+        # The file system may have no executables.
+        return loaded_kernel(content, self.name)
 
     def _file(self, arguments: tuple[Any, ...], target: Target, folder: Path) -> Path:
-        """Return where a compiled kernel is kept: by its source, its arguments, TVM's version, and the processor."""
-        key = compiled_key(kernel_sources(self.write.__code__.co_filename), repr(arguments), target.to_tvm())
-        return folder / f"{self.name}-{key}"
+        """Return where a kernel is kept: by its source, its constants, and the processor."""
+        features = sorted(target.limited(Capability).features)
+        sources = kernel_sources(str(self.source))
+        return folder / f"{self.name}-{compiled_key(sources, repr(arguments), repr(self._constants), features)}"
 
     def _read(self, file: Path) -> Kernel | None:
         """Return the kernel of a file; None if there is none, or it was damaged: it is written again."""
-        for suffix in SUFFIXES:
-            written = file.with_suffix(suffix)
-            with suppress(Exception):
-                if is_usable(written):
-                    MachineCode.read(written)
-                    return _kernel(load_kernels(written), self.name)
+        file = file.with_suffix(_LIBRARY)
+        with suppress(Exception):
+            # A part of a library could end the process that loads it.
+            if is_usable(file) and (content := file.read_bytes()) and _is_whole(content):
+                return _kernel(file, self.name)
         return None
 
 
@@ -204,43 +217,68 @@ class Trial:
                 raise AssertionError(f"result {number} differs from torch's by {error:.2g} of the largest")
 
 
-def native(write: Callable[P, Any]) -> NativeKernel[P]:
-    """Decorate a function that returns a `PrimFunc` for given sizes and dtypes."""
-    return NativeKernel(write, _NO_NEEDS)
+def native(
+    needs: Callable[..., Iterable[Capability]] = lambda *_: (), **constants: int
+) -> Callable[[Callable[P, None]], NativeKernel[P]]:
+    """Return the decorator of a function that declares the kernel of its name, by its parameters.
 
-
-def native_needing(needs: Callable[..., Iterable[Capability]]) -> Callable[[Callable[P, Any]], NativeKernel[P]]:
-    """Return the decorator `native` for kernels that need instructions, by their arguments."""
-    return lambda write: NativeKernel(write, needs)
-
-
-def compile_and_try(
-    kernel: NativeKernel[Any], arguments: tuple[Any, ...], target: Target, folder: Path | None = None
-) -> MachineCode:
-    """Return a kernel's machine code, to be loaded from a folder, which ran here, with the results of torch.
-
-    Raises AssertionError if it has others, and errors of TVM; LLVM or the machine code may end the process.
+    A kernel needs further instructions by its arguments, and has `constants`.
     """
-    code = machine_code(kernel.compile(arguments, target), folder)
-    compiled = loaded_kernel(code, kernel.name, folder)
-    if kernel.trial is not None:
-        kernel.trial.check(compiled, arguments)
-    return code
+    return lambda declared: NativeKernel(declared, needs, constants)
 
 
-def loaded_kernel(code: MachineCode, name: str, folder: Path | None = None) -> Kernel:
-    """Return the kernel of machine code. Raises errors of TVM."""
-    return _kernel(code.load(folder=folder), name)
+def compile_and_try(kernel: NativeKernel[Any], arguments: tuple[Any, ...], target: Target, compiler: Compiler) -> bytes:
+    """Return a kernel's library, which ran here, with the results of torch.
+
+    Raises CompilerError, and AssertionError if it has other results; the code may end the process.
+    """
+    import_module("distir_relax.kernels.native.trials")
+    with TemporaryDirectory() as folder:
+        library = Path(folder) / "kernel.so"
+        kernel.compile(arguments, target, compiler, library)
+        if kernel.trial is not None:
+            kernel.trial.check(_kernel(library, kernel.name), arguments)
+        return library.read_bytes()
 
 
-def _kernel(module: Any, name: str) -> Kernel:
-    import torch
+def loaded_kernel(content: bytes, name: str) -> Kernel:
+    """Return the kernel of a library. Raises errors of the loader."""
+    with TemporaryDirectory() as folder:
+        library = Path(folder) / "kernel.so"
+        library.write_bytes(content)
+        return _kernel(library, name)
 
-    return Kernel(module[name], torch.empty(1, dtype=torch.float32))
+
+def _kernel(library: Path, name: str) -> Kernel:
+    import tvm_ffi
+
+    module = tvm_ffi.load_module(str(library))
+    use_threads(module)
+    return Kernel(module[name])
+
+
+def _is_whole(content: bytes) -> bool:
+    return hashlib.sha256(content[:-_CHECKSUM_BYTES]).digest() == content[-_CHECKSUM_BYTES:]
 
 
 def _find(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
+
+
+def _in_cpp(value: Any) -> str:
+    """Return a constant of C++."""
+    if isinstance(value, tuple):
+        return f"{{{', '.join(map(str, value))}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _warn_once(reason: str) -> None:
+    """Warn that no kernels are used, the first time on this machine."""
+    folder = compiled_folder()
+    if folder is None or not is_usable(folder / _NO_COMPILER):
+        warnings.warn(f"native kernels are not used, but torch: {reason}", RuntimeWarning, stacklevel=5)
+    if folder is not None:
+        write_compiled(reason.encode(), folder / _NO_COMPILER)
 
 
 def forget_declined() -> None:
@@ -267,5 +305,7 @@ _lock = threading.Lock()
 
 @cache
 def kernel_sources(*files: str) -> tuple[bytes, ...]:
-    """Return the sources of kernels in `files`, and those of this package, whose functions kernels share."""
-    return tuple(path.read_bytes() for path in sorted({*map(Path, files), *Path(__file__).parent.glob("*.py")}))
+    """Return the sources of kernels in `files`, by default of all, and the headers that they share."""
+    folder = Path(__file__).parent
+    paths = {*map(Path, files or map(str, folder.glob("*.cpp"))), *folder.glob("*.h")}
+    return tuple(path.read_bytes() for path in sorted(paths))

@@ -1,4 +1,4 @@
-"""The target of compilation: an architecture, and the features of a processor by LLVM's names.
+"""The target of compilation: an architecture, and the features of a processor by the names of compilers.
 
 A target has what the processor's flags say. LLVM's or a vendor's name for a processor is a guess in a virtual machine:
 with the features of another one, LLVM aborts on vectors that it takes to be unsupported.
@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
 
 from distir_relax.kernels.processor import processor_flags
 
@@ -20,23 +19,26 @@ class Capability(Enum):
     """Instructions that kernels need; the value says so to users."""
 
     FMA = "fused multiply-add of float32 vectors"
+    WIDE = "vectors of 512 bits (AVX-512)"
     BFLOAT16_DOT = "products of pairs of bfloat16 (AVX512-BF16)"
     INT8_DOT = "sums of four products of 8-bit integers (AVX512-VNNI)"
     BFLOAT16_TILES = "products of tiles of bfloat16 (AMX)"
 
 
+_WIDE = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl"}
 _FEATURES = {
     "x86_64": {
-        Capability.FMA: {"avx2", "fma"},
-        Capability.BFLOAT16_DOT: {"avx512f", "avx512bw", "avx512vl", "avx512bf16"},
-        Capability.INT8_DOT: {"avx512f", "avx512bw", "avx512vl", "avx512vnni"},
+        Capability.FMA: {"avx2", "fma", "f16c"},
+        Capability.WIDE: _WIDE,
+        Capability.BFLOAT16_DOT: {*_WIDE, "avx512bf16"},
+        Capability.INT8_DOT: {*_WIDE, "avx512vnni"},
         Capability.BFLOAT16_TILES: {"amx-tile", "amx-bf16"},
     },
     "aarch64": {Capability.FMA: {"neon"}},
 }
 """The features that give a capability, by architecture; the others have no such instructions in kernels."""
 
-# Linux's names of flags that LLVM calls otherwise.
+# Linux's names of flags that compilers call otherwise.
 _X86_NAMES = {
     "pni": "sse3", "sse4_1": "sse4.1", "sse4_2": "sse4.2", "abm": "lzcnt", "bmi1": "bmi", "avx_vnni": "avxvnni",
     "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16", "avx512_vnni": "avx512vnni",
@@ -49,14 +51,12 @@ _X86_SAME = {
 }  # fmt: skip
 _ARM_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod", "atomics": "lse", "bf16": "bf16"}
 _NAMES = {"x86_64": {**_X86_NAMES, **dict(zip(_X86_SAME, _X86_SAME, strict=True))}, "aarch64": _ARM_NAMES}
-"""LLVM's names of the features that concern kernels, by Linux's names."""
-_LEVEL = {"sse4.2", "popcnt", "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
-"""The features of the third level of x86-64, from which LLVM takes how long instructions take."""
+"""Compilers' names of the features that concern kernels, by Linux's names."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """An architecture such as ``x86_64``, and LLVM's names of the features that kernels may use."""
+    """An architecture such as ``x86_64``, and compilers' names of the features that kernels may use."""
 
     architecture: str
     features: frozenset[str]
@@ -74,13 +74,11 @@ class Target:
         """Return the target with those features alone that concern kernels."""
         return Target(self.architecture, self.features & {*_NAMES.get(self.architecture, {}).values()})
 
-    def to_tvm(self) -> dict[str, Any]:
-        """Return the description of TVM's target."""
-        attributes = [f"+{feature}" for feature in sorted(self.features)]
-        target = {"kind": "llvm", "mtriple": f"{self.architecture}-unknown-linux-gnu", "mattr": attributes}
-        if self.architecture == "x86_64":
-            target["mcpu"] = "x86-64-v3" if self.features >= _LEVEL else "x86-64"
-        return target
+    def limited(self, capabilities: Iterable[Capability]) -> Target:
+        """Return the target with the features alone that give these capabilities, of those that it has."""
+        known = _FEATURES.get(self.architecture, {})
+        given = [known[one] for one in capabilities if self.can(one)]
+        return Target(self.architecture, self.features & frozenset().union(*given))
 
 
 @cache

@@ -7,10 +7,10 @@ is dequantized once, and the product is that of any layer.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from distir_relax.kernels.native import (
-    PANEL,
+    QUANTIZED_PANEL,
     Kernel,
     quantized_product,
     scratch_bytes,
@@ -22,9 +22,6 @@ from distir_relax.kernels.recording import recording
 
 if TYPE_CHECKING:
     import torch
-
-Kernels: TypeAlias = "tuple[Kernel, Kernel]"
-"""The kernel for one thread and the one for several."""
 
 _MOST_INPUTS = 1 << 16
 """The sum of more products of two numbers of 8 bits may be too large for int32."""
@@ -44,15 +41,15 @@ def pack_quantized(
     The weight (n, k) has one of the formats of `quantized.weights`; of several weights of one input, the tensors are
     joined along n. Raises `ValueError` if they have no such format.
     """
-    kernels, grouped = None, values.dim() == 3
+    kernel, grouped = None, values.dim() == 3
     if values.numel():
         _check(values, scales, minimums)
     if values.is_cpu and values.numel() and (grouped or values.shape[1] <= _MOST_INPUTS):
-        kernels = _kernels(stored_name(dtype), 8 if minimums is None else 4, grouped)
-    if kernels is None:
+        kernel = _kernel(stored_name(dtype), 8 if minimums is None else 4, grouped)
+    if kernel is None:
         weight = dequantize(values, scales, minimums, dtype)
         return pack_linear(weight, None if bias is None else bias.to(dtype), rows=rows)
-    return QuantizedLinear(kernels, values, scales, minimums, bias)
+    return QuantizedLinear(kernel, values, scales, minimums, bias)
 
 
 class QuantizedLinear:
@@ -60,7 +57,7 @@ class QuantizedLinear:
 
     def __init__(
         self,
-        kernels: Kernels,
+        kernel: Kernel,
         values: torch.Tensor,
         scales: torch.Tensor,
         minimums: torch.Tensor | None,
@@ -75,7 +72,7 @@ class QuantizedLinear:
         self.scales = _padded(torch.zeros(self.columns, 1, dtype=torch.float32) if grouped else scales)
         self.bias = _padded(torch.zeros(self.columns, dtype=torch.float32) if bias is None else bias.float())
         addresses = self.weight.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
-        self.alone, self.together = (kernel.after(*addresses, self.columns, self.inner) for kernel in kernels)
+        self.kernel = kernel.after(*addresses, self.columns, self.inner)
         self.scratch_per_row = scratch_bytes(1, self.inner, grouped)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,13 +82,11 @@ class QuantizedLinear:
         x = x.contiguous()
         result = x.new_empty(*x.shape[:-1], self.columns)
         if rows:
-            threads = torch.get_num_threads()
-            kernel = self.alone if threads == 1 else self.together
             size = rows * self.scratch_per_row
             # That of a recorded step is its own.
             own = x.new_empty(size, dtype=torch.uint8) if recording() else None
             scratch = _scratch.address_of(size) if own is None else own.data_ptr()
-            kernel(x.data_ptr(), result.data_ptr(), scratch, rows, threads)
+            self.kernel(x.data_ptr(), result.data_ptr(), scratch, rows, torch.get_num_threads())
         return result
 
 
@@ -132,14 +127,10 @@ def _check(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | 
         raise ValueError(f"expected {dtype} scales and minimums of the shape {expected}, {found}")
 
 
-def _kernels(dtype: str | None, bits: int, grouped: bool) -> Kernels | None:
+def _kernel(dtype: str | None, bits: int, grouped: bool) -> Kernel | None:
     if dtype is None:
         return None
-    for instruction in (True, False):
-        alone, together = (quantized_product(dtype, bits, grouped, parallel, instruction) for parallel in (False, True))
-        if alone is not None and together is not None:
-            return alone, together
-    return None
+    return quantized_product(dtype, bits, grouped, True) or quantized_product(dtype, bits, grouped, False)
 
 
 def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> torch.Tensor:
@@ -149,16 +140,16 @@ def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor |
     if minimums is None:
         values = values.view(torch.uint8) ^ 128  # plus 128
     values = _padded(values)
-    panels, bytes_of_group = len(values) // PANEL, values.shape[-1]
+    panels, bytes_of_group = len(values) // QUANTIZED_PANEL, values.shape[-1]
     # Words of four bytes, and then the columns of a panel, become neighbours.
-    words = values.view(panels, PANEL, -1, bytes_of_group // 4, 4).permute(0, 2, 3, 1, 4)
+    words = values.view(panels, QUANTIZED_PANEL, -1, bytes_of_group // 4, 4).permute(0, 2, 3, 1, 4)
     if values.dim() == 2:
         return words.contiguous()
     numbers = [
-        _padded(tensor[..., 0]).view(panels, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8)
+        _padded(tensor[..., 0]).view(panels, QUANTIZED_PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8)
         for tensor in (scales, *([] if minimums is None else [minimums]))
     ]
-    groups, size = words.shape[1], PANEL * bytes_of_group
+    groups, size = words.shape[1], QUANTIZED_PANEL * bytes_of_group
     result = torch.empty(panels, groups, size + sum(tensor.shape[2] for tensor in numbers), dtype=torch.uint8)
     torch.cat(numbers, 2, out=result[:, :, size:])
     result[:, :, :size].view(words.shape).copy_(words)
@@ -167,8 +158,8 @@ def _panels(values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor |
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
     """Return rows with zeros after them, as many as whole panels have."""
-    if not len(rows) % PANEL:
+    if not len(rows) % QUANTIZED_PANEL:
         return rows.contiguous()
-    padded = rows.new_zeros(-(-len(rows) // PANEL) * PANEL, *rows.shape[1:])
+    padded = rows.new_zeros(-(-len(rows) // QUANTIZED_PANEL) * QUANTIZED_PANEL, *rows.shape[1:])
     padded[: len(rows)] = rows
     return padded

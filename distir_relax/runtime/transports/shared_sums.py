@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distir_relax.kernels.native import AREA, STORED, Kernel, c_function, shared_sum, stored_name
+from distir_relax.kernels.native import AREA, STORED, Kernel, shared_sum, stored_name
 from distir_relax.runtime.native_waits import NativeWaits
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SharedSums:
         self._kernels = kernels
         self._rank = rank
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._areas = [first + number * AREA for number in range(ranks)]
+        self._areas = array("q", [first + number * AREA for number in range(ranks)])
         self._next_call = array("q", [1])
         self._ignored = NativeWaits()
         """What callers that record their waiting themselves do not read."""
@@ -73,7 +73,7 @@ class SharedSums:
     def _arguments(self, x: torch.Tensor, out: torch.Tensor, number: int, waits: NativeWaits) -> list[int]:
         next_call, _ = self._next_call.buffer_info()
         places = [x.data_ptr(), out.data_ptr(), x.numel(), self._rank, next_call, number, waits.address]
-        return [*places, c_function("sched_yield"), c_function("clock_gettime"), *self._areas]
+        return [*places, self._areas.buffer_info()[0]]
 
 
 class _Place(NamedTuple):

@@ -19,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from distir_relax.errors import ParseError, RunError, UnsupportedOpError
 from distir_relax.kernels.compiled_files import (
     compiled_folder,
@@ -28,16 +30,15 @@ from distir_relax.kernels.compiled_files import (
     write_compiled,
 )
 from distir_relax.kernels.isolated_calls import call_isolated
-from distir_relax.kernels.native import adam_step
-from distir_relax.kernels.native.load import compile_and_try, kernel_sources
-from distir_relax.kernels.native.machine_code import MachineCode, machine_code
-from distir_relax.kernels.native.target import host_target
-from distir_relax.kernels.native.threads import with_launcher
+from distir_relax.kernels.native.load import kernel_sources
+from distir_relax.kernels.native.target import Target, host_target
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.compiled_program import Compiled
 from distir_relax.runtime.backends.tvm.legalizations import legalizations
+from distir_relax.runtime.backends.tvm.machine_code import MachineCode, machine_code
 from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order_by_torch
 from distir_relax.runtime.backends.tvm.own_kernels import relax_function, with_own_kernels
+from distir_relax.runtime.backends.tvm.vector_functions import exp
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,19 @@ def _compiled_bytes(program: ProgramText, threads: int) -> bytes:
 
 @cache
 def _try_target() -> None:
-    """Run machine code for the host's target."""
-    compile_and_try(adam_step, (False,), host_target())
+    """Run machine code for the host's target, which ends the process if the processor cannot run it."""
+    import tvm
+    from tvm import te
+
+    x = te.placeholder((64,), "float32")
+    function = te.create_prim_func([x, te.compute((64,), lambda i: exp(x[i]))]).with_attr("global_symbol", "main")
+    module = tvm.IRModule({"main": function})
+    code = machine_code(
+        tvm.compile(module, target=tvm.target.Target(tvm_target(host_target()))).mod.inspect_source("ll")
+    )
+    ones, result = (tvm.runtime.tensor(np.full(64, value, "float32")) for value in (1.0, 0.0))
+    code.load()["main"](ones, result)
+    np.testing.assert_allclose(result.numpy(), np.e, rtol=1e-6)
 
 
 def machine(threads: int) -> tuple[Any, kernels.Machine]:
@@ -132,7 +144,20 @@ def machine(threads: int) -> tuple[Any, kernels.Machine]:
 
     host = host_target()
     is_wide = "avx512f" in host.features
-    return tvm.target.Target(host.to_tvm()), kernels.Machine(64 if is_wide else 32, 12 if is_wide else 6, threads)
+    return tvm.target.Target(tvm_target(host)), kernels.Machine(64 if is_wide else 32, 12 if is_wide else 6, threads)
+
+
+def tvm_target(target: Target) -> dict[str, Any]:
+    """Return the description of TVM's target."""
+    attributes = [f"+{feature}" for feature in sorted(target.features)]
+    described = {"kind": "llvm", "mtriple": f"{target.architecture}-unknown-linux-gnu", "mattr": attributes}
+    if target.architecture == "x86_64":
+        described["mcpu"] = "x86-64-v3" if target.features >= _LEVEL else "x86-64"
+    return described
+
+
+_LEVEL = {"sse4.2", "popcnt", "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
+"""The features of the third level of x86-64, from which LLVM takes how long instructions take."""
 
 
 def _compile(program: ProgramText, threads: int) -> Compiled:
@@ -172,7 +197,7 @@ def _compile(program: ProgramText, threads: int) -> Compiled:
 def _kernels(executable: Any) -> MachineCode | None:
     """Return the kernels of an executable, if it has any: their parallel loops may use torch's threads."""
     text = next((m.inspect_source("ll") for m in executable.mod.imports if m.kind == "llvm"), None)
-    return None if text is None else machine_code(with_launcher(text))
+    return None if text is None else machine_code(text)
 
 
 def _bytecode(executable: Any) -> bytes:

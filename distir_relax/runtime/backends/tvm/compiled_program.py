@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from distir_relax.kernels.native.machine_code import MachineCode, load_library
+from distir_relax.runtime.backends.tvm.machine_code import MachineCode, load_library
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 

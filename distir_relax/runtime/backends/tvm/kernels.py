@@ -22,8 +22,8 @@ from functools import cache
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from distir_relax.kernels.native.math import exp
 from distir_relax.kernels.prim_func_text import parse_prim_func
+from distir_relax.runtime.backends.tvm.vector_functions import exp
 
 FLOATS = {"float32": 4, "float64": 8}
 VARIABLE = "n"

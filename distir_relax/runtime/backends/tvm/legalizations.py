@@ -1,4 +1,4 @@
-"""Legalizations of Relax ops by functions that LLVM vectorizes (`kernels.native.math`).
+"""Legalizations of Relax ops by functions that LLVM vectorizes (`vector_functions`).
 
 Those of narrow floats are computed in float32, and rounded once.
 """
@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distir_relax.kernels.native.math import erf, exp, tanh
 from distir_relax.lowering.emit.relax_exact import NARROW
+from distir_relax.runtime.backends.tvm.vector_functions import erf, exp, tanh
 
 
 def legalizations() -> Mapping[str, Callable[[Any, Any], Any]]:

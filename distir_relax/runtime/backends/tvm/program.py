@@ -24,12 +24,12 @@ from distir_relax.bundle import Bundle
 from distir_relax.errors import RunError
 from distir_relax.kernels.indices import checked
 from distir_relax.kernels.isolated_calls import IsolatedCallError
-from distir_relax.kernels.native.machine_code import limit_threads
 from distir_relax.lowering.emit.relax import CALL_PACKED
 from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES, SIZE_KEY
 from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.torch import TorchProgram, load_text, prepare_weights
 from distir_relax.runtime.backends.torch import load as load_by_torch
+from distir_relax.runtime.backends.tvm.machine_code import limit_threads
 from distir_relax.runtime.backends.weights import RankWeights, memory
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ A library loads in a third of a millisecond. LLVM's text becomes machine code in
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import hashlib
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from distir_relax.kernels.native.threads import use_launcher
+from distir_relax.kernels.native import use_openmp
 
 _LIBRARY, _TEXT = ".so", ".ll"
 SUFFIXES = (_LIBRARY, _TEXT)
@@ -109,8 +110,19 @@ def load_kernels(file: Path, keep: bool = True) -> Any:
 
     load_library()
     module = tvm_ffi.load_module(str(file), keep_module_alive=keep)
-    use_launcher(module)
+    if file.suffix == _LIBRARY:
+        _use_threads_of_torch(file)
     return module
+
+
+def _use_threads_of_torch(library: Path) -> None:
+    """Set the function that runs the parallel loops of a library that is loaded, if it has any."""
+    kernel, loaded = use_openmp(), ctypes.CDLL(str(library))
+    with suppress(ValueError):
+        variable = ctypes.c_void_p.in_dll(loaded, "__TVMBackendParallelLaunch")
+        if kernel is not None:
+            kernel(ctypes.addressof(variable))
+    _ctypes.dlclose(loaded._handle)
 
 
 def limit_threads(count: int) -> None:

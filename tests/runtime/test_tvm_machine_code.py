@@ -8,22 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from distir_relax.kernels.native import machine_code as module
-from distir_relax.kernels.native.load import loaded_kernel
-from distir_relax.kernels.native.machine_code import MachineCode, machine_code
 from distir_relax.kernels.native.target import host_target
-from tests.kernels import kernels_of_tests
+from distir_relax.runtime.backends.tvm import machine_code as module
+from distir_relax.runtime.backends.tvm.compile import tvm_target
+from distir_relax.runtime.backends.tvm.machine_code import MachineCode, machine_code
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    """LLVM's text of the kernel ``filling(3)``."""
-    return kernels_of_tests.filling.compile((3,), host_target())
+    """LLVM's text of a function that fills five numbers with 3."""
+    import tvm
+    from tvm import te
+
+    function = te.create_prim_func([te.compute((5,), lambda i: te.const(3.0, "float32"))])
+    filling = tvm.IRModule({"filling": function.with_attr("global_symbol", "filling")})
+    compiled = tvm.compile(filling, target=tvm.target.Target(tvm_target(host_target())))
+    return str(compiled.mod.inspect_source("ll"))
 
 
 def result(code: MachineCode) -> list[float]:
+    import tvm_ffi
+
     x = torch.empty(5)
-    loaded_kernel(code, "filling")(x.data_ptr(), 5)
+    code.load()["filling"](tvm_ffi.from_dlpack(x))
     return x.tolist()
 
 
