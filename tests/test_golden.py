@@ -19,6 +19,7 @@ from distir_relax.layout import DeviceMesh, assuming
 from distir_relax.lowering import (
     AttendStates,
     BatchRequests,
+    BoundAttention,
     Hoist,
     IndexPositions,
     OneSequence,
@@ -97,7 +98,7 @@ def test_a_decode_step() -> None:
         module = program_of(OneSequence().run(ranked), ranked.ranks[1])
         following = {state.tensor.name: state.output for state in states}
         of_requests = (BatchRequests(following), PlanMemory(requests=True))
-        for step in (SkipRepeats(), IndexPositions(), AttendStates(following), Hoist(), *of_requests):
+        for step in (SkipRepeats(), IndexPositions(), BoundAttention(), AttendStates(following), Hoist(), *of_requests):
             module = step.run(module)
         verify(module, check)
         check_memory(module)

@@ -29,6 +29,7 @@ from distir_relax.lowering import (
     AccumulateInCalls,
     AttendStates,
     BatchRequests,
+    BoundAttention,
     DropIdentities,
     FuseDifferentiable,
     FuseLocal,
@@ -82,7 +83,7 @@ for _kind in (
     OrderUpdates, Differentiate, LinearCasts, ShardGradients, Microbatches, ReduceGradients, AccumulateInCalls,
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
-    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, AttendStates, Hoist,
+    OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, BoundAttention, AttendStates, Hoist,
     BatchRequests, PlanMemory,
 ):  # fmt: skip
     register_pass(_kind)

@@ -38,13 +38,37 @@ def unless_all_true(mask: torch.Tensor) -> torch.Tensor | None:
 def is_causal(mask: torch.Tensor, rows: int, tokens: int) -> bool:
     """Return whether a mask on the processor lets each row attend to the keys up to its own, and to no others.
 
-    Language models compute such a mask in each step. Kernels need not read it, and skip the keys after a row's own.
+    It is a boolean one, or has bounds. Kernels need not read it, and skip the keys after a row's own.
     """
     import torch
 
+    if has_bounds(mask):
+        return rows == tokens and mask.is_cpu and torch.equal(mask, _causal_bounds(rows))
     if not mask.is_cpu or mask.dtype != torch.bool or rows != tokens or mask.shape[-2:] != (rows, tokens):
         return False
     return bool((mask == _lower_triangle(rows)).all())
+
+
+def has_bounds(mask: torch.Tensor) -> bool:
+    """Return whether a mask has the first key that each row attends to, and the one after the last."""
+    import torch
+
+    return mask.dtype == torch.int64
+
+
+def within_bounds(bounds: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return the mask (s or 1, t) of bounds as of `attend`."""
+    import torch
+
+    keys = torch.arange(tokens, device=bounds.device)
+    return (keys >= bounds[:, :1]) & (keys < bounds[:, 1:])
+
+
+@lru_cache(maxsize=16)
+def _causal_bounds(rows: int) -> torch.Tensor:
+    import torch
+
+    return torch.stack([torch.zeros(rows, dtype=torch.int64), torch.arange(1, rows + 1)], 1)
 
 
 @lru_cache(maxsize=16)
@@ -68,8 +92,8 @@ def attend(
     """Return the attention of queries (b, h, s, d) to keys (b, g, t, d) and values (b, g, t, e): (b, h, s, e).
 
     Heads in a row share keys and values: `repeats[i]` of them head `i`, by default equal numbers. `mask` is boolean, or
-    added to the scores, and broadcasts to (b, h, s, t). If `causal`, which takes no mask, row `i` attends to the keys
-    up to `i`.
+    added to the scores, and broadcasts to (b, h, s, t); or it has bounds (s or 1, 2), int64: the first key that each
+    row attends to, and the one after the last. If `causal`, which takes no mask, row `i` attends to the keys up to `i`.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -81,6 +105,9 @@ def attend(
     y = _attend_natively(q, k, v, mask, scale, repeats, causal)
     if y is not None:
         return y
+    if mask is not None and has_bounds(mask):
+        causal = is_causal(mask, q.shape[2], k.shape[2])
+        mask = None if causal else within_bounds(mask, k.shape[2])
     if causal:
         k, v = (repeat_heads(x, repeats) if repeats else x for x in (k, v))
         is_grouped = k.shape[1] != q.shape[1]
@@ -131,6 +158,10 @@ def _attend_natively(
         numbers = _limits_of_all(batch, rows, causal)
     elif is_causal(mask, rows, rows):
         numbers = _limits_of_all(batch, rows, True)
+    elif has_bounds(mask):
+        if not are_proper_bounds(mask, rows):
+            return None
+        numbers = array("q", mask.expand(batch, rows, 2).contiguous().numpy().tobytes())
     elif (limits := _limits_by_batch(mask, batch, rows, rows, causal)) is not None:
         numbers = array("q", limits)
     else:
@@ -141,6 +172,12 @@ def _attend_natively(
         found.keep(*kept)
     kernel(*arguments)
     return y
+
+
+def are_proper_bounds(bounds: torch.Tensor, tokens: int) -> bool:
+    """Return whether bounds, as of `attend`, let each row attend to a key, and to none that there is not."""
+    first, end = bounds[:, 0], bounds[:, 1]
+    return bool(((first >= 0) & (first < end) & (end <= tokens)).all())
 
 
 @lru_cache(maxsize=64)
@@ -368,12 +405,20 @@ def _plan(
 
 
 def limits_of(request: Request, mask: torch.Tensor | None) -> list[int] | None:
-    """Return the first position that each row attends to, and the one after the last; None if it leaves some out."""
+    """Return the first position that each row attends to, and the one after the last; None if it leaves some out.
+
+    The mask is a boolean one, or has the bounds of `attend`.
+    """
     import torch
 
     tokens = request.past + request.new
     if mask is None:
         return [0, tokens] * request.new
+    if has_bounds(mask):
+        bounds: list[int] = mask.flatten().tolist()
+        firsts, ends = bounds[::2], bounds[1::2]
+        is_proper = all(0 <= first < end <= tokens for first, end in zip(firsts, ends, strict=True))
+        return bounds * (request.new // len(ends)) if is_proper else None
     if mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-1] != tokens or mask.numel() > request.new * tokens:
         return None
     found = _limits_of_rows(mask.reshape(-1, tokens))

@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from distir_relax.kernels.attention import is_causal
+from distir_relax.kernels.attention import has_bounds, is_causal, within_bounds
 from distir_relax.kernels.native import (
     LANES,
     LEAST_SCORES,
@@ -29,8 +29,8 @@ def attention_grads(
     """Return the gradients of queries (b, h, s, d), keys (b, h, t, d) and values (b, h, t, e) of attention.
 
     `grad` is that of its result, (b, h, s, e). `mask` is boolean, or added to the scores, and broadcasts to
-    (b, h, s, t). If `causal`, row `i` attends to the keys up to `i`. The gradients have the shapes and dtypes of
-    queries, keys and values, and their order of dims in memory.
+    (b, h, s, t), or has bounds, as for `attention.attend`. If `causal`, row `i` attends to the keys up to `i`. The
+    gradients have the shapes and dtypes of queries, keys and values, and their order of dims in memory.
     """
     results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if mask is not None and is_causal(mask, q.shape[2], k.shape[2]):
@@ -41,6 +41,7 @@ def attention_grads(
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
         _run(kernel, (q, k, v, grad), results, mask, scale, causal)
     else:
+        mask = within_bounds(mask, k.shape[2]) if mask is not None and has_bounds(mask) else mask
         for part in _parts(q, k):
             of_part = None if mask is None else _part_of_mask(mask, part)
             values = _by_torch(q[part], k[part], v[part], grad[part], of_part, scale, causal)
@@ -54,11 +55,13 @@ def _kernel(
 ) -> Kernel | None:
     """Return the native kernel for these tensors; None if there is none, or it is slower."""
     dtype = stored_name(q.dtype) if q.is_cpu and q.dtype == k.dtype == v.dtype == grad.dtype else None
-    if dtype is None or (mask is not None and mask.dtype != torch.bool) or 0 in (q.shape[3], v.shape[3]):
+    is_added = mask is not None and mask.dtype != torch.bool and not has_bounds(mask)
+    if dtype is None or is_added or 0 in (q.shape[3], v.shape[3]):
         return None
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < LEAST_SCORES or _has_tiles(dtype):
         return None
-    return attention_grad(q.shape[3], v.shape[3], dtype, mask is not None)
+    is_masked = mask is not None and not has_bounds(mask)
+    return attention_grad(q.shape[3], v.shape[3], dtype, is_masked)
 
 
 def _has_tiles(dtype: str) -> bool:
@@ -75,17 +78,28 @@ def _run(
     # An empty tensor like one whose last dim is not the innermost has that order too.
     written = [x if x.stride(3) == 1 else torch.empty(x.shape, dtype=x.dtype) for x in results]
     places = [number for x in (*operands, *written) for number in (x.data_ptr(), *x.stride()[:3])]
-    by_lanes = None if mask is None else _mask_by_lanes(mask, rows, tokens)
+    bounds = _bounds(mask, rows, tokens, causal)
+    by_lanes = None if mask is None or has_bounds(mask) else _mask_by_lanes(mask, rows, tokens)
     if by_lanes is None:
         places += [0, 0, 0]
     else:
         places += [by_lanes.data_ptr(), *(0 if by_lanes.shape[d] == 1 else by_lanes.stride(d) for d in (0, 1))]
     threads = min(torch.get_num_threads(), batch * heads)
     scratch = torch.empty(threads, gradient_scratch(rows, tokens, width, value_width), dtype=torch.float32)
-    kernel(*places, scratch.data_ptr(), batch * heads, heads, rows, tokens, 0 if causal else tokens, scale, threads)
+    places += [bounds.data_ptr(), scratch.data_ptr()]
+    kernel(*places, batch * heads, heads, rows, tokens, scale, threads)
     for result, value in zip(results, written, strict=True):
         if result is not value:
             result.copy_(value)
+
+
+def _bounds(mask: torch.Tensor | None, rows: int, tokens: int, causal: bool) -> torch.Tensor:
+    """Return the first key that each row attends to at most, and the one after the last."""
+    bounds = torch.tensor([0, tokens]) if mask is None or not has_bounds(mask) else mask.clamp(0, tokens)
+    bounds = bounds.expand(rows, 2).contiguous()
+    if causal:
+        bounds[:, 1] = torch.minimum(bounds[:, 1], torch.arange(1, rows + 1))
+    return bounds
 
 
 def _mask_by_lanes(mask: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:

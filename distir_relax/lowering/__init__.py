@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
     from distir_relax.lowering.ranked.attend_states import AttendStates
+    from distir_relax.lowering.ranked.bound_attention import BoundAttention
     from distir_relax.lowering.ranked.drop_identities import DropIdentities
     from distir_relax.lowering.ranked.fuse import FuseDifferentiable, FuseLocal
     from distir_relax.lowering.ranked.index_positions import IndexPositions
@@ -30,6 +31,7 @@ __all__ = [
     "AccumulateInCalls",
     "AttendStates",
     "BatchRequests",
+    "BoundAttention",
     "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
@@ -58,6 +60,7 @@ _MODULES = {
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "Hoist": "distir_relax.lowering.executable.hoist",
+    "BoundAttention": "distir_relax.lowering.ranked.bound_attention",
     "IndexPositions": "distir_relax.lowering.ranked.index_positions",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
     "MergeEqual": "distir_relax.lowering.ranked.merge_equal",

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import distir_relax as dr
 from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.torch import import_torch
 from distir_relax.interpret import interpret
@@ -192,18 +191,3 @@ def test_sizes_that_are_called_like_an_index_stay() -> None:
         dynamic_shapes={"new": {0: Dim("i0", max=40)}, "past": {0: Dim("past", max=80)}},
     ).module  # fmt: skip
     assert IndexPositions().run(module) is module
-
-
-def test_the_program_of_a_language_model_has_its_mask_in_one_line(tmp_path: Any) -> None:
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=24, intermediate_size=35, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=3, max_position_embeddings=64,
-    )  # fmt: skip
-    plan = dr.compile_generation(transformers.LlamaForCausalLM(config).eval(), strategy="1/3/1/1", max_length=64).plan
-    text = plan.bundle(("torch",)).programs["programs/main_0.py"]
-    prepared = text[text.index("def prepare_sizes") : text.index("def main")]
-    mask = "positions.indexed('i3 <= i2 + past', ('past',), (past,), (batch, 1, new, new + past), torch.bool, "
-    assert prepared.count(mask) == 1
-    assert len(prepared.splitlines()) < 20

@@ -41,7 +41,7 @@ def draw(text: str, generator: torch.Generator) -> torch.Tensor:
     shape = [int(n) for n in dims.split(",") if n]
     dtype = getattr(torch, {short: long for long, (short, _) in DTYPES.items()}[short])
     if numbers:
-        return torch.tensor([int(n) for n in numbers.split()], dtype=dtype)
+        return torch.tensor([int(n) for n in numbers.split()], dtype=dtype).reshape(shape)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
     if not dtype.is_floating_point:
@@ -289,6 +289,10 @@ SAMPLES: dict[str, list[Sample]] = {
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,1,5,7]"),
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
         ),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "i64[5,2] = 0 3 1 4 2 7 0 7 6 7"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
+        ),
     ],
     "renormalized_rows": [of("f64[6,4]", "i64[5] < 6", most=1.5, order=2.0)],
     "nn.attention_of_states": [
@@ -306,6 +310,10 @@ SAMPLES: dict[str, list[Sample]] = {
         of(
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]", "bool[2,1,5,7]"),
             **{"scale": 0.5, "causal": True, "masked": True, "boolean": True},
+        ),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]", "i64[5,2] = 0 3 1 4 2 7 0 7 6 7"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
         ),
         of(
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]", "f64[4,5,7]"),

@@ -405,13 +405,23 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def address_of(process: subprocess.Popen[str]) -> str:
+    """Where the command listens, which it says once its ranks are ready."""
+    assert process.stderr is not None
+    log = list[str]()
+    for line in process.stderr:
+        if line.startswith("http://127.0.0.1:"):
+            return line.strip()
+        log.append(line)
+    pytest.fail(f"exit code {process.wait(30)}: {''.join(log)}")
+
+
 @pytest.mark.mpirun
 def test_the_command(bundle: Path) -> None:
     """It says where it listens, takes a request, and ends cleanly while one is open."""
     with command(str(bundle), "--served-model-name", "mine") as process:
         assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        address = next(line.strip() for line in lines if line.startswith("http://127.0.0.1:"))
+        address = address_of(process)
         until(lambda: _is_up(address))
         assert [model["id"] for model in httpx.get(f"{address}/v1/models").json()["data"]] == ["mine"]
         body = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "stream": True}
@@ -431,7 +441,7 @@ def test_the_command(bundle: Path) -> None:
 def test_a_second_interrupt_ends_the_command_at_once(bundle: Path) -> None:
     with command(str(bundle), "--launcher", "threads") as process:
         assert process.stderr is not None
-        address = next(line.strip() for line in iter(process.stderr.readline, "") if line.startswith("http://"))
+        address = address_of(process)
         until(lambda: _is_up(address))
         body = {"prompt": PROMPT, "max_tokens": 480, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as answer:
@@ -450,7 +460,7 @@ def test_a_second_interrupt_ends_the_command_at_once(bundle: Path) -> None:
 def test_the_command_survives_a_killed_rank(bundle: Path) -> None:
     with command(str(bundle), "-n", "2") as process:
         assert process.stderr is not None
-        address = next(line.strip() for line in iter(process.stderr.readline, "") if line.startswith("http://"))
+        address = address_of(process)
         until(lambda: _is_up(address))
         post, body = f"{address}/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
         expected = httpx.post(post, json=body, timeout=30).json()["choices"]

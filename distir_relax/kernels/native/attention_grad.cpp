@@ -100,55 +100,70 @@ template <bool added> static INLINE void add_tiles(float* result, int64_t of_res
     if (c < vectors) add_tile<1, added>(result + c * LANES, of_result, a, of_row, of_step, b + c * LANES, of_b, steps);
 }
 
-// Makes weights and slopes of a vector of rows from scores and grads.
-static void softmax(const Memory& m, int64_t row, int64_t vector, int64_t end, int64_t ahead, const float* mask,
-                    int64_t mask_lanes, float to_power, float scale) {
-    I32 rows = lane_numbers() + (int32_t)(row + vector * LANES + ahead);
-    float *weights = m.weight + vector * LANES, *slopes = m.slope + vector * LANES;
+// The first key that a row attends to, and the one after the last.
+struct Bounds {
+    int64_t first, end;
+};
+
+// Those of some rows together, as whole tiles.
+static Bounds bounds_of(const Bounds* rows, int64_t count, int64_t tokens) {
+    Bounds found = {tokens, 0};
+    for (int64_t i = 0; i < count; i++) found = {min(found.first, rows[i].first), max(found.end, rows[i].end)};
+    return {found.first / KEYS * KEYS, divided_up(found.end, KEYS) * KEYS};
+}
+
+// Makes weights and slopes of a vector of rows, with `bounds` of `count` rows, from scores and grads of `keys`. Rows
+// and keys after the last are not attended to.
+static void softmax(float* weights, float* slopes, int64_t lanes, Bounds keys, const Bounds* bounds, int64_t count,
+                    const float* mask, int64_t mask_lanes, int64_t tokens, float to_power, float scale) {
+    alignas(64) int32_t first_keys[LANES] = {}, end_keys[LANES] = {};
+    for (int64_t i = 0; i < count; i++) first_keys[i] = (int32_t)bounds[i].first, end_keys[i] = (int32_t)bounds[i].end;
+    I32 first = load(first_keys), end = load(end_keys);
     F32 best = LEAST, total = 0.0f;
-    for (int64_t key = 0; key < end; key++) {
-        Mask is_attended = I32((int32_t)key) <= rows;
-        if (MASKED) is_attended = is_attended & (load(mask + key * mask_lanes + row + vector * LANES) >= 0.0f);
-        F32 score = select(is_attended, load(weights + key * m.lanes) * to_power, LEAST);
-        store(weights + key * m.lanes, score);
+    for (int64_t key = keys.first; key < keys.end; key++) {
+        I32 number = (int32_t)key;
+        Mask is_attended = (number >= first) & (number < end);
+        if (MASKED) is_attended = is_attended & (load(mask + min(key, tokens - 1) * mask_lanes) >= 0.0f);
+        F32 score = select(is_attended, load(weights + key * lanes) * to_power, LEAST);
+        store(weights + key * lanes, score);
         best = max(best, score);
     }
-    for (int64_t key = 0; key < end; key++) {
-        F32 score = load(weights + key * m.lanes), power = exp2_to_one(score - best);
-        if (MASKED) power = select(score > LEAST_SEEN, power, 0.0f);
-        store(weights + key * m.lanes, power);
+    for (int64_t key = keys.first; key < keys.end; key++) {
+        F32 score = load(weights + key * lanes);
+        F32 power = select(score > LEAST_SEEN, exp2_to_one(score - best), 0.0f);
+        store(weights + key * lanes, power);
         total = total + power;
     }
     F32 share = select(total == 0.0f, 0.0f, 1.0f / total), along = 0.0f;
-    for (int64_t key = 0; key < end; key++) {
-        F32 weight = load(weights + key * m.lanes) * share;
-        store(weights + key * m.lanes, weight);
-        along = fma(weight, load(slopes + key * m.lanes), along);
+    for (int64_t key = keys.first; key < keys.end; key++) {
+        F32 weight = load(weights + key * lanes) * share;
+        store(weights + key * lanes, weight);
+        along = fma(weight, load(slopes + key * lanes), along);
     }
-    for (int64_t key = 0; key < end; key++) {
-        F32 slope = load(weights + key * m.lanes) * (load(slopes + key * m.lanes) - along) * scale;
-        store(slopes + key * m.lanes, slope);
+    for (int64_t key = keys.first; key < keys.end; key++) {
+        F32 slope = load(weights + key * lanes) * (load(slopes + key * lanes) - along) * scale;
+        store(slopes + key * lanes, slope);
     }
 }
 
 // - addresses of queries (b, h, s, WIDTH), keys (b, h, t, WIDTH), values (b, h, t, VALUE_WIDTH), the gradient of the
 //   result (b, h, s, VALUE_WIDTH), and of the gradients of queries, keys and values, each with its strides by batch,
 //   head and row in elements; that of the last dim is 1;
+//
 // - the address of the mask (b, h, t, lanes), float32, negative for a key that a row does not attend to, with its
-// strides
-//   by batch and head; lanes are the rows up to a whole vector;
-// - the address of the memory of each thread;
-// - the numbers b * h, h, s and t; `ahead`, the number of keys after key i that row i attends to, 0 if causal; the
-// scale
-//   of the scores, and the number of threads.
+//   strides by batch and head; lanes are the rows up to a whole vector;
+//
+// - the addresses of the bounds of each row, and of the memory of each thread;
+//
+// - the numbers b * h, h, s and t, the scale of the scores, and the number of threads.
 static void attention_grad(const DTYPE* q, int64_t q_batch, int64_t q_head, int64_t q_row, const DTYPE* k,
                            int64_t k_batch, int64_t k_head, int64_t k_row, const DTYPE* v, int64_t v_batch,
                            int64_t v_head, int64_t v_row, const DTYPE* g, int64_t g_batch, int64_t g_head,
                            int64_t g_row, DTYPE* of_q, int64_t of_q_batch, int64_t of_q_head, int64_t of_q_row,
                            DTYPE* of_k, int64_t of_k_batch, int64_t of_k_head, int64_t of_k_row, DTYPE* of_v,
                            int64_t of_v_batch, int64_t of_v_head, int64_t of_v_row, const float* mask,
-                           int64_t mask_batch, int64_t mask_head, float* scratch, int64_t units, int64_t heads,
-                           int64_t rows, int64_t tokens, int64_t ahead, float scale, int64_t threads) {
+                           int64_t mask_batch, int64_t mask_head, const Bounds* bounds, float* scratch, int64_t units,
+                           int64_t heads, int64_t rows, int64_t tokens, float scale, int64_t threads) {
     int64_t all_vectors = divided_up(rows, LANES), blocks = divided_up(all_vectors, MOST_VECTORS);
     int64_t most = divided_up(all_vectors, blocks), lanes = most * LANES, keys = divided_up(tokens, KEYS) * KEYS;
     int64_t size = (2 * keys + 3 * lanes) * (WIDE + VALUE_WIDE) + 2 * keys * lanes;
@@ -166,28 +181,34 @@ static void attention_grad(const DTYPE* q, int64_t q_batch, int64_t q_head, int6
             for (int64_t i = 0; i < keys * (WIDE + VALUE_WIDE); i += LANES) store(m.key_sum + i, F32(0.0f));
             for (int64_t block = 0; block < blocks; block++) {
                 int64_t row = block * lanes, vectors = min(most, all_vectors - block * most);
-                int64_t count = min(lanes, rows - row), end = min(tokens, row + vectors * LANES + ahead);
+                int64_t count = min(lanes, rows - row);
+                Bounds attended = bounds_of(bounds + row, count, tokens);
                 copy_rows<WIDTH>(m.query, queries.at(b, h, row), q_row, count, vectors * LANES);
                 copy_rows<VALUE_WIDTH>(m.grad, grads.at(b, h, row), g_row, count, vectors * LANES);
                 transpose(m.query_lanes, m.query, vectors * LANES, WIDE, lanes);
                 transpose(m.grad_lanes, m.grad, vectors * LANES, VALUE_WIDE, lanes);
-                for (int64_t key = 0; key < end; key += KEYS) {
+                for (int64_t key = attended.first; key < attended.end; key += KEYS) {
                     add_tiles<false>(m.weight + key * lanes, lanes, m.key + key * WIDE, WIDE, 1, m.query_lanes, lanes,
                                      WIDE, vectors);
                     add_tiles<false>(m.slope + key * lanes, lanes, m.value + key * VALUE_WIDE, VALUE_WIDE, 1,
                                      m.grad_lanes, lanes, VALUE_WIDE, vectors);
                 }
-                const float* of_head = MASKED ? mask + b * mask_batch + h * mask_head : nullptr;
-                for (int64_t vector = 0; vector < vectors; vector++)
-                    softmax(m, row, vector, end, ahead, of_head, all_vectors * LANES, to_power, scale);
-                for (int64_t key = 0; key < end; key += KEYS) {
+                const float* of_head = MASKED ? mask + b * mask_batch + h * mask_head + row : nullptr;
+                for (int64_t vector = 0; vector < vectors; vector++) {
+                    int64_t lane = vector * LANES;
+                    softmax(m.weight + lane, m.slope + lane, lanes, attended, bounds + row + lane,
+                            min<int64_t>(LANES, count - lane), of_head + lane, all_vectors * LANES, tokens, to_power,
+                            scale);
+                }
+                for (int64_t key = attended.first; key < attended.end; key += KEYS) {
                     add_tiles<true>(m.value_sum + key * VALUE_WIDE, VALUE_WIDE, m.weight + key * lanes, lanes, 1,
                                     m.grad, VALUE_WIDE, count, VALUE_WIDE / LANES);
                     add_tiles<true>(m.key_sum + key * WIDE, WIDE, m.slope + key * lanes, lanes, 1, m.query, WIDE, count,
                                     WIDE / LANES);
                 }
                 for (int64_t first = 0; first < vectors * LANES; first += KEYS)
-                    add_tiles<false>(m.query_sum + first * WIDE, WIDE, m.slope + first, 1, lanes, m.key, WIDE, end,
+                    add_tiles<false>(m.query_sum + first * WIDE, WIDE, m.slope + attended.first * lanes + first, 1,
+                                     lanes, m.key + attended.first * WIDE, WIDE, attended.end - attended.first,
                                      WIDE / LANES);
                 write_rows<WIDTH>(to_q.at(b, h, row), of_q_row, m.query_sum, count);
             }

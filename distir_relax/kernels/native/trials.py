@@ -249,7 +249,9 @@ def _attention_grad(kernel: Kernel, width: int, value_width: int, dtype: str, ma
     results = [_blank(t) for t in tensors[:3]]
     places = [n for t in (*tensors, *results) for n in (t.data_ptr(), 0, t.stride(0), t.stride(1))]
     scratch = torch.zeros(_THREADS, gradient_scratch(rows, rows, width, value_width), dtype=torch.float32)
-    kernel(*places, *places_of_mask, scratch.data_ptr(), heads, heads, rows, rows, 0, 0.25, _THREADS)
+    bounds = torch.stack([torch.zeros(rows, dtype=torch.int64), torch.arange(1, rows + 1)], 1)
+    addresses = bounds.data_ptr(), scratch.data_ptr()
+    kernel(*places, *places_of_mask, *addresses, heads, heads, rows, rows, 0.25, _THREADS)
     yield from zip(results, expected, strict=True)
 
 

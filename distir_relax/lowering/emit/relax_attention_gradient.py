@@ -9,11 +9,15 @@ _MASKED_SCORE = -1e30
 
 
 def attention_gradients(
-    ops: Mapping[str, Callable[..., Any]], softmax: Callable[..., Any], causal_mask: Callable[..., Any]
+    ops: Mapping[str, Callable[..., Any]],
+    softmax: Callable[..., Any],
+    causal_mask: Callable[..., Any],
+    within_bounds: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Return `distir_relax.kernels.attention_gradients.attention_grads` over Relax's `ops` by name."""
 
     def grads(q: Any, k: Any, v: Any, grad: Any, mask: Any, scale: float, causal: bool) -> Any:
+        mask = within_bounds(mask, k) if mask is not None and str(mask.ty.dtype) == "int64" else mask
         number, swapped = _numbers(ops, str(q.ty.dtype)), _swapping(ops)
         scores = ops["multiply"](ops["matmul"](q, swapped(k)), number(scale))
         allowed = mask if mask is not None and str(mask.ty.dtype) == "bool" else None

@@ -54,10 +54,11 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
     return {
         "R": SimpleNamespace(**ops),
         "attention_gradients": SimpleNamespace(
-            attention_grads=attention_gradients(ops, ops["nn"].softmax, _causal_mask)
+            attention_grads=attention_gradients(ops, ops["nn"].softmax, _causal_mask, _within_bounds)
         ),
         "attention_of_states": _attention_of_states,
         "causal_mask": _causal_mask,
+        "within_bounds": _within_bounds,
         "conv_weight_grad": _conv_weight_grad,
         "tvm_extern": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
         "indices": SimpleNamespace(checked=_checked),
@@ -336,6 +337,15 @@ def _causal_mask(query: Any, key: Any) -> Any:
 
     rows, columns = (relax.op.arange(0, x.ty.shape[2], 1, "int64") for x in (query, key))
     return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
+
+
+def _within_bounds(bounds: Any, key: Any) -> Any:
+    """A boolean (s, t) mask: row i attends to the columns from its first on, before its end."""
+    from tvm import relax
+
+    columns = _bound(relax.op.arange(0, key.ty.shape[2], 1, "int64"))
+    first, end = (_bound(relax.op.strided_slice(bounds, [1], [n], [n + 1])) for n in (0, 1))
+    return relax.op.logical_and(relax.op.greater_equal(columns, first), relax.op.less(columns, end))
 
 
 def _attention_of_states(attend: Callable[..., Any], new: Sequence[Any], past: Sequence[Any], views: Any) -> Any:

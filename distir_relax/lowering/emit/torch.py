@@ -32,6 +32,7 @@ from distir_relax.lowering.executable.check_memory import check_memory
 from distir_relax.lowering.executable.hoist import PREPARE, SIZES, Hoist
 from distir_relax.lowering.executable.plan_memory import PlanMemory
 from distir_relax.lowering.ranked.attend_states import AttendStates
+from distir_relax.lowering.ranked.bound_attention import BoundAttention
 from distir_relax.lowering.ranked.index_positions import IndexPositions
 from distir_relax.lowering.ranked.skip_repeats import SkipRepeats
 from distir_relax.ops import Trait, lookup
@@ -130,7 +131,7 @@ def _program(module: Module, entry: str, name: str, **options: Any) -> _Program:
 
 
 def _rewritten(module: Module) -> Module:
-    return IndexPositions().run(SkipRepeats().run(module))
+    return BoundAttention().run(IndexPositions().run(SkipRepeats().run(module)))
 
 
 def _executable(module: Module) -> Module:

@@ -147,7 +147,7 @@ class TorchFunction:
     symbols: Sequence[str] = ()
     """The symbols of the function's sizes and those of its callees."""
     masks: set[str] = field(default_factory=set)
-    """The values of sizes that may be None instead, if all their elements are true (`Code.none_if_true`)."""
+    """The values of sizes that may be None instead, if all their elements are true (`Code.mask`)."""
 
     def __post_init__(self) -> None:
         self.scope = Scope(self.function, set(self.taken))
@@ -354,9 +354,9 @@ class TorchFunction:
 
 
 def masks_of(ops: Iterable[Op], function: Function) -> set[str]:
-    """Return the values of sizes of a function of which `ops` take None instead (`Code.none_if_true`)."""
+    """Return the values of sizes of a function of which `ops` take None instead (`Code.mask`)."""
     users = [
-        (v.name, not op.callee and n in lookup(op.name, op.location).code.none_if_true and v.tensor.dtype == "bool")
+        (v.name, not op.callee and n == lookup(op.name, op.location).code.mask and v.tensor.dtype == "bool")
         for op in ops
         for n, v in enumerate(op.operands)
     ]

@@ -60,7 +60,9 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     row = "[s]" if attrs["causal"] else "s"
     head, key_head = ("[h]", "[k]") if attrs.get("grouped") else ("h", "h")
     text = f"b {head} {row} [d], b {key_head} [t] [d], b {key_head} [t] e"
-    if len(types) == 4:
+    if attrs.get("bounded"):
+        text += f", {row if types[3].shape[0] == types[0].shape[2] else '[one]'} [two]"
+    elif len(types) == 4:
         text += ", " + " ".join(["b", head, row, "[t]"][4 - len(types[3].shape) :])
     return parse_rule(f"{text} -> b {head} {row} e", [t.shape for t in types], [results[0].shape])
 
@@ -90,9 +92,8 @@ def relax_attention(attrs: Attrs) -> str:
     if attrs["causal"]:
         scores = f"R.where(causal_mask({{0}}, {{1}}), {scores}, R.const(-1e30, {{dtype}}))"
     if attrs["masked"]:
-        scores = (
-            f"R.where({{3}}, {scores}, R.const(-1e30, {{dtype}}))" if attrs["boolean"] else f"R.add({scores}, {{3}})"
-        )
+        allowed = "within_bounds({3}, {1})" if attrs.get("bounded") else "{3}" if attrs["boolean"] else ""
+        scores = f"R.where({allowed}, {scores}, R.const(-1e30, {{dtype}}))" if allowed else f"R.add({scores}, {{3}})"
     return f"R.matmul(R.nn.softmax({scores}, 3), {{2}})"
 
 
@@ -143,7 +144,7 @@ define(
     code=Code(
         relax=relax_attention,
         unrepeated=(1, 2),
-        none_if_true=(3,),
+        mask=3,
     ),
     gradient=Gradient(all=attention_gradient),
     incremental=IncrementalForm(dims=lambda op: (2,), compute=_continue_causal, of_states="nn.attention_of_states"),

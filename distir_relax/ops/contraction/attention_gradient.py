@@ -105,7 +105,9 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     # A causal mask counts rows from the first, so the rows of a causal query must be whole.
     row = "[s]" if attrs["causal"] else "s"
     text = f"b h {row} [d], b h [t] [d], b h [t] e, b h {row} e"
-    if len(types) == 5:
+    if attrs.get("bounded"):
+        text += f", {row if types[4].shape[0] == types[0].shape[2] else '[one]'} [two]"
+    elif len(types) == 5:
         text += ", " + " ".join(["b", "h", row, "[t]"][4 - len(types[4].shape) :])
     shapes = [t.shape for t in types], [t.shape for t in results]
     return parse_rule(f"{text} -> b h {row} [d], b h [t] [d], b h [t] e", *shapes, summed=("s", "e"))
@@ -114,8 +116,13 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 def attended_keys(rows: int, keys: int, attrs: Attrs) -> int:
     """Return the mean number of keys for which a CPU's kernels compute a row's scores: with a causal mask, those up to
     the row's own. A boolean mask of a sequence to itself counts as causal, as that of language models is."""
-    is_causal = attrs["causal"] or (attrs["masked"] and attrs["boolean"] and rows == keys)
+    is_causal = attrs["causal"] or (attrs["masked"] and not _is_added(attrs) and rows == keys)
     return (keys + 1) // 2 if is_causal else keys
+
+
+def _is_added(attrs: Attrs) -> bool:
+    """Return whether the mask is added to the scores."""
+    return attrs["masked"] and not attrs["boolean"] and not attrs.get("bounded")
 
 
 def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
@@ -179,7 +186,11 @@ def _code(attrs: Attrs) -> str:
 def _cpu_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Return the bytes of the native kernel, which computes a head at a time, if there are enough scores for it."""
     (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
-    if b * h * s * t < LEAST_SCORES or types[0].dtype not in STORED or (attrs["masked"] and not attrs["boolean"]):
+    if (
+        b * h * s * t < LEAST_SCORES
+        or types[0].dtype not in STORED
+        or (attrs["masked"] and not (attrs["boolean"] or attrs.get("bounded")))
+    ):
         return _workspace(types, attrs, results)
     return 4.0 * gradient_scratch(s, t, d, e)
 
@@ -191,7 +202,7 @@ define(
     cost=Cost(
         flops=_flops, product=_product, cpu_product=_cpu_product, workspace=_workspace, cpu_workspace=_cpu_workspace
     ),
-    code=Code(relax=_code, none_if_true=(4,)),
+    code=Code(relax=_code, mask=4),
     gradient=Gradient(all=_second_gradient),
     traits={Trait.KEEPS_ORDER},
 )

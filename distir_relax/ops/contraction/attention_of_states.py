@@ -95,6 +95,6 @@ define(
     Semantics(infer=_infer, torch=_torch),
     Split(_rule),
     cost=Cost(flops=_flops, moved=_moved, product=_product),
-    code=Code(relax=_relax, none_if_true=(5,)),
+    code=Code(relax=_relax, mask=5),
     kernels=[ForRequests(_for_requests, _STATES, _load)],
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from distir_relax.ir import TensorType
 from distir_relax.kernels.index_expression import compute, dim_of
-from distir_relax.ops.table import FREE, Attrs, Code, Rule, Semantics, Split, Types, define
+from distir_relax.layout.symbolic_size import Size
+from distir_relax.ops.table import FREE, Attrs, Code, Element, Rule, Semantics, Split, Types, define
+from distir_relax.ops.table.index_expression import all_of, any_of, compared, index_of
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -22,6 +28,34 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(tuple(attrs["shape"]), attrs["dtype"]),)
 
 
+def _element(
+    elements: Sequence[Element], shapes: Sequence[Sequence[Size]], attrs: Mapping[str, Any], shape: Sequence[Size]
+) -> Element:
+    """Return the expression. Raises NotImplementedError for one with `min` or `max`, which no `Element` has."""
+    known = dict(zip(attrs["names"], attrs["sizes"], strict=True))
+
+    def named(name: str) -> Element:
+        if name in known:
+            return known[name]  # type: ignore[no-any-return]
+        dim = dim_of(name, len(shape))
+        return index_of(dim) if shape[dim] != 1 else 0
+
+    def computed(op: str, *operands: Any) -> Element:
+        if op not in _OPS:
+            raise NotImplementedError(f"{op} of elements")
+        return _OPS[op](*operands)
+
+    return compute(attrs["value"], named, lambda number: number, computed)
+
+
+_OPS: Mapping[str, Callable[..., Element]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "floor_divide": operator.floordiv,
+    "negative": lambda x: -1 * x, "less_equal": lambda x, y: compared(x, "<=", y, ()),
+    "equal": lambda x, y: compared(x, "==", y, ()), "not_equal": lambda x, y: compared(x, "!=", y, ()),
+    "logical_and": lambda *parts: all_of(parts), "logical_or": lambda *parts: any_of(parts),
+}  # fmt: skip
+
+
 define(
     "indexed",
     Semantics(
@@ -34,6 +68,7 @@ define(
             "shape": "the shape",
             "dtype": "bool or an integer dtype",
         },
+        element=_element,
     ),
     # As of other positions, every device computes all of it.
     Split(lambda types, attrs, results: Rule((), (), (((),) * len(results[0].shape),))),

@@ -342,8 +342,9 @@ class Code:
     with `repeats` too, if not all elements are repeated equally often."""
     repeats: Callable[[Attrs], tuple[int, tuple[int, ...]]] | None = None
     """For an op that repeats each element of a dim: the dim, and how often it repeats each."""
-    none_if_true: tuple[int, ...] = ()
-    """The boolean operands for which the torch expression takes None as well, if all elements are true."""
+    mask: int | None = None
+    """The operand that is a mask of keys by rows. For a boolean one, the torch expression takes None as well if all
+    elements are true, or bounds of each row, int64, with the attribute `bounded` (`lowering.BoundAttention`)."""
 
 
 PLAIN_CODE = Code()

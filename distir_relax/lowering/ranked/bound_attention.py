@@ -1,0 +1,192 @@
+"""Masks of attention as bounds: the first key of each row, and the one after the last.
+
+A causal mask, and that of a sliding window, need two numbers for each row, where a tensor has one for each key:
+
+    %mask: bool[new, new + past] = indexed() {value="i1 <= i0 + past", ...}
+    %mask.bounds: i64[new, 2] = indexed() {value="i1 * (i0 + past + 1)", ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from distir_relax.ir import Attribute, Function, Module, Op, TensorType, Value, fresh_name, live_ops, value_names
+from distir_relax.ir.symbols import module_symbols
+from distir_relax.layout import assuming, size_of, symbols_within
+from distir_relax.layout.symbolic_size import Size, SymbolicSize
+from distir_relax.lowering.ranked.index_positions import index_elements
+from distir_relax.lowering.ranked.skip_repeats import has_effects
+from distir_relax.ops import lookup
+from distir_relax.ops.table import Element, is_index
+from distir_relax.ops.table.index_expression import Condition, compared, index_of, reindexed_number
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAttention:
+    """Pass: ranked stage, in and out."""
+
+    takes: ClassVar[tuple[str, ...]] = ("ranked",)
+    gives: ClassVar[str] = ""
+
+    def run(self, module: Module) -> Module:
+        """Give attention (`Code.mask`) the bounds of its masks, where those are functions of positions alone."""
+        if any(is_index(symbol) for symbol in module_symbols(module).values()):
+            return module
+        with assuming(module.guards):
+            masks = _Masks(module)
+            return replace(module, functions=tuple(map(masks.bounded, module.functions)))
+
+
+@dataclass(slots=True)
+class _Masks:
+    """The masks of a module that have bounds: values of a function, and inputs of functions that all calls give one."""
+
+    module: Module
+    elements: dict[str, dict[str, Element]] = field(init=False)
+    inputs: set[tuple[str, int]] = field(init=False)
+    """Inputs that have bounds instead of a mask: the names of functions, and numbers."""
+
+    def __post_init__(self) -> None:
+        self.elements = {f.name: index_elements(f) for f in self.module.functions}
+        self.inputs = set()
+        called = {op.callee for f in self.module.functions for op in f.ops if op.callee}
+        for function in self.module.functions:
+            outputs = {output.value.name for output in function.outputs}
+            for n, item in enumerate(function.inputs):
+                if function.name in called and _is_mask(item.value) and item.value.name not in outputs:
+                    self.inputs.add((function.name, n))
+        while wrong := self._wrong():
+            self.inputs -= wrong
+
+    def _wrong(self) -> set[tuple[str, int]]:
+        """Return the inputs that a call gives another value, or that are used otherwise."""
+        wrong = set[tuple[str, int]]()
+        for function in self.module.functions:
+            numbers = {item.value.name: n for n, item in enumerate(function.inputs)}
+            for op in function.ops:
+                for n, value in enumerate(op.operands):
+                    takes = self._takes(op, n)
+                    if not takes and value.name in numbers:
+                        wrong.add((function.name, numbers[value.name]))
+                    if takes and op.callee and not self._has(function, value):
+                        wrong.add((op.callee, n))
+        return wrong & self.inputs
+
+    def _takes(self, op: Op, number: int) -> bool:
+        """Return whether an operand may have bounds."""
+        if op.callee:
+            return (op.callee, number) in self.inputs
+        return number == lookup(op.name, op.location).code.mask
+
+    def _has(self, function: Function, value: Value) -> bool:
+        """Return whether a value has bounds, or is an input that has."""
+        element = self.elements[function.name].get(value.name)
+        if element is not None:
+            return _is_mask(value) and _bounds(value, element) is not None
+        return any((function.name, n) in self.inputs for n, i in enumerate(function.inputs) if i.value == value)
+
+    def bounded(self, function: Function) -> Function:
+        """Return a function whose attention, and calls, take bounds."""
+        taken, made = value_names(function), dict[str, Value]()
+        locations = {v.name: op.location for op in function.ops for v in op.results}
+        inputs = list(function.inputs)
+        for n, item in enumerate(inputs):
+            if (function.name, n) in self.inputs:
+                made[item.value.name] = Value(item.value.name, _kind(item.value))
+                inputs[n] = replace(item, value=made[item.value.name])
+        ops = list[Op]()
+        for op in function.ops:
+            operands = list(op.operands)
+            for n, value in enumerate(op.operands):
+                if not self._takes(op, n) or not self._has(function, value):
+                    continue
+                if value.name not in made:
+                    of_mask = _bounds(value, self.elements[function.name][value.name])
+                    assert of_mask is not None, "it has bounds"
+                    result = Value(fresh_name(f"{value.name}.bounds", taken), _kind(value))
+                    ops.append(replace(of_mask, results=(result,), location=locations[value.name]))
+                    made[value.name] = result
+                operands[n] = made[value.name]
+            is_bounded = not op.callee and tuple(operands) != op.operands
+            attrs = {**op.attrs, "boolean": False, "bounded": True} if is_bounded else op.attrs
+            ops.append(replace(op, operands=tuple(operands), attrs=attrs))
+        if not made:
+            return function
+        changed = replace(function, inputs=tuple(inputs), ops=tuple(ops))
+        return replace(changed, ops=live_ops(changed, has_effects))
+
+
+def _is_mask(value: Value) -> bool:
+    return value.tensor.dtype == "bool" and len(value.tensor.shape) >= 2
+
+
+def _kind(mask: Value) -> TensorType:
+    """Return the type of the bounds of a mask."""
+    return TensorType((mask.tensor.shape[-2], 2), "int64")
+
+
+def _bounds(mask: Value, element: Element) -> Op | None:
+    """Return the op that computes the bounds of a mask; None if they do not describe it."""
+    shape = mask.tensor.shape
+    found = _first_and_end(element, shape)
+    if found is None:
+        return None
+    # The rows are dim 0 of the bounds; of the dims before them, all elements are alike.
+    indices = (*[0] * (len(shape) - 2), index_of(0))
+    used = {symbol for numbers in found for size in numbers for symbol in symbols_within(size) if is_index(symbol)}
+    if not used <= symbols_within(index_of(len(shape) - 2)):
+        return None
+    rows = shape[-2]
+    firsts, ends = ([reindexed_number(size, indices) for size in numbers] for numbers in found)
+    firsts, ends = _extremes(">=", [0, *firsts], rows), _extremes("<=", [shape[-1], *ends], rows)
+    first, end = _joined("max", firsts), _joined("min", ends)
+    value = f"i1 * ({end})" if firsts == [0] else f"(1 - i1) * ({first}) + i1 * ({end})"
+    symbols = frozenset().union(*map(symbols_within, (*firsts, *ends)))
+    names = sorted((symbol for symbol in symbols if not is_index(symbol)), key=str)
+    kind = _kind(mask)
+    attrs: dict[str, Attribute] = {
+        "value": value, "names": tuple(map(str, names)), "sizes": tuple(map(size_of, names)), "shape": kind.shape,
+        "dtype": kind.dtype,
+    }  # fmt: skip
+    return Op("indexed", (), (replace(mask, type=kind),), attrs)
+
+
+def _first_and_end(element: Element, shape: Sequence[Size]) -> tuple[list[Size], list[Size]] | None:
+    """Return lower bounds of the last index where a mask is true, and numbers that it is below; None for others."""
+    index = index_of(len(shape) - 1)
+    (symbol,) = symbols_within(index)
+    firsts, ends = list[Size](), list[Size]()
+    if isinstance(element, bool):
+        return ([], []) if element else None
+    if not isinstance(element, Condition):
+        return None
+    for part in element.parts if element.kind == "and" else (element,):
+        if not isinstance(part, Condition) or part.kind != "<=":
+            return None
+        difference = part.parts[1] - part.parts[0]
+        times = dict(difference.terms).get((symbol,)) if isinstance(difference, SymbolicSize) else None
+        if times not in (1, -1):
+            return None
+        rest = difference - times * index
+        if symbol in symbols_within(rest):
+            return None
+        if times < 0:
+            ends.append(rest + 1)
+        else:
+            firsts.append(-1 * rest)
+    return firsts, ends
+
+
+def _extremes(relation: str, numbers: Sequence[Size], rows: Size) -> list[Size]:
+    """Return the numbers without those that another one has this relation to in every row."""
+    left = list(dict.fromkeys(numbers))
+    for number in tuple(left):
+        if any(compared(other, relation, number, (rows,)) is True for other in left if other != number):
+            left.remove(number)
+    return left
+
+
+def _joined(function: str, numbers: Sequence[Size]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{function}({', '.join(map(str, numbers))})"
