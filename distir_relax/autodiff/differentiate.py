@@ -10,7 +10,7 @@ from distir_relax.autodiff.backward import gradients, is_differentiable
 from distir_relax.autodiff.call_gradients import Functions
 from distir_relax.autodiff.own_gradients import without_own_gradients
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
+from distir_relax.ir import GRADIENT_ROLE, Function, Module, Op, Output, TensorType, Value, live_ops
 from distir_relax.ops import Builder, cast, update_after_reads
 
 
@@ -51,7 +51,7 @@ class Differentiate:
         for output, wrt in pairs:
             grads |= self._gradients(g, ops, output, [v.name for v in wrt], functions)
         wrt = [v for _, wrt in pairs for v in wrt]
-        grad_outputs = tuple(Output(f"{v.name}.grad", grads[v.name]) for v in wrt)
+        grad_outputs = tuple(Output(f"{v.name}.grad", grads[v.name], role=GRADIENT_ROLE, of=v.name) for v in wrt)
         ops = update_after_reads(g.ops)
         function = Function(main.name, tuple(g.inputs), ops, (*main.outputs, *grad_outputs))
         function = replace(function, ops=live_ops(function))

@@ -9,7 +9,6 @@ from typing import ClassVar
 from distir_relax.ir import Function, Module, Op, producers
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.elementwise.casts import LINEAR
-from distir_relax.optimizers import GRADIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class LinearCasts:
         producers_of = {f.name: producers(f) for f in module.functions}
         marked: defaultdict[str, set[str]] = defaultdict(set)
         seen: set[tuple[str, str]] = set()
-        gradients = [o.value.name for o in module.main.outputs if o.name.endswith(GRADIENT)]
+        gradients = [output.value.name for output in module.main.gradients.values()]
         worklist = [(module.main.name, name) for name in gradients]
         while worklist:
             place = function, name = worklist.pop()

@@ -9,7 +9,6 @@ from typing import ClassVar
 from distir_relax.ir import Module, Op, Value, producers
 from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.elementwise.casts import LINEAR
-from distir_relax.optimizers import GRADIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class ReduceGradients:
         """Insert the casts."""
         main = module.main
         producer_of = producers(main)
-        outputs = [o for o in main.outputs if o.name.endswith(GRADIENT)]
+        outputs = list(main.gradients.values())
         annotated = {o.name: list(_annotations(producer_of, o.value)) for o in outputs}
         operands = {op.results[0].name for ops in annotated.values() for op in ops}
         g = Builder.of(main)

@@ -14,7 +14,6 @@ from distir_relax.ir import (
     Input,
     Module,
     Op,
-    Output,
     Value,
     callees_first,
     fresh_name,
@@ -63,7 +62,7 @@ class _FunctionSharding:
                 self._call(op)
             else:
                 self._op(op, self.strategies[self.graph.op_nodes[self.function.name, number]])
-        outputs = tuple(Output(o.name, self.values[o.value.name]) for o in self.function.outputs)
+        outputs = tuple(replace(o, value=self.values[o.value.name], layout=None) for o in self.function.outputs)
         return Function(self.function.name, tuple(inputs), tuple(self.ops), outputs)
 
     def _op(self, op: Op, strategy: OpStrategy) -> None:

@@ -32,7 +32,7 @@ from distir_relax.ir import Gather, Module, Pass, print_module
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
 from distir_relax.layout import DeviceMesh, Symbol
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
-from distir_relax.optimizers import NEW, with_state
+from distir_relax.optimizers import with_state
 from distir_relax.precision import WEIGHT_FORMATS, quantize_weights
 from distir_relax.proof import Proof, Refuted, prove
 from distir_relax.runtime.session_cache import Sessions
@@ -132,9 +132,9 @@ class Plan:
     @property
     def state_names(self) -> tuple[str, ...]:
         """The names of the weights that the program changes."""
-        new = {o.name.removesuffix(NEW) for o in self.modules["global"].main.outputs if o.name.endswith(NEW)}
-        changed = {*new, *(i.value.name for i in self.modules["global"].main.inputs if i.role == "state")}
-        return tuple(i.value.name for i in self.modules["global"].main.inputs if i.value.name in changed)
+        main = self.modules["global"].main
+        changed = {*main.next_values, *(i.value.name for i in main.inputs if i.role == "state")}
+        return tuple(i.value.name for i in main.inputs if i.value.name in changed)
 
     @property
     def symbols(self) -> dict[str, Symbol]:

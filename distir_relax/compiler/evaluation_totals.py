@@ -18,12 +18,12 @@ from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.loss_module import TOTALS
 from distir_relax.interpret.global_executor import interpret
-from distir_relax.ir import Function, Input, Op, Output, TensorType, Value, dependents, live_ops, producers
+from distir_relax.ir import NEXT_ROLE, Function, Input, Op, Output, TensorType, Value, dependents, live_ops, producers
 from distir_relax.layout import is_symbolic, typical_value
 from distir_relax.ops import Builder, cast, evaluate, lookup
 from distir_relax.ops.table import Rule
 from distir_relax.ops.table.rule import BLOCKED, Factor
-from distir_relax.optimizers import NEW
+from distir_relax.optimizers import next_value
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def keep_totals(imported: Imported, names: Collection[str], rows: int) -> Import
             name, kind = f"{TOTALS}.{output.name}.{value.name}", TensorType(value.tensor.shape, dtype)
             state = g.input(name, kind, "state")
             total = g.emit("add", state, cast(g, value, dtype))
-            updates.append(Output(f"{name}{NEW}", g.emit("assign", state, total)))
+            updates.append(next_value(name, g.emit("assign", state, total)))
             zeros[name] = torch.zeros(kind.shape, dtype=getattr(torch, dtype))
             totals[value.name] = cast(g, total, value.tensor.dtype)
         for value, elements in scalar.means:
@@ -77,7 +77,7 @@ def keep_totals(imported: Imported, names: Collection[str], rows: int) -> Import
             for key, term in terms.items():
                 state = g.input(key, TensorType(term.tensor.shape, "float64"), "state")
                 sums.append(g.emit("add", state, term))
-                updates.append(Output(f"{key}{NEW}", g.emit("assign", state, sums[-1])))
+                updates.append(next_value(key, g.emit("assign", state, sums[-1])))
                 zeros[key] = torch.zeros(term.tensor.shape, dtype=torch.float64)
             totals[value.name] = cast(g, g.emit("divide", *sums), value.tensor.dtype)
         for op in scalar.ops:
@@ -85,7 +85,7 @@ def keep_totals(imported: Imported, names: Collection[str], rows: int) -> Import
             results = g.emit(op.name, *operands, **op.attrs)
             found = results if isinstance(results, tuple) else (results,)
             totals.update((old.name, new) for old, new in zip(op.results, found, strict=True))
-        outputs.append(Output(output.name, totals[output.value.name]))
+        outputs.append(replace(output, value=totals[output.value.name]))
     if not updates:
         return imported
     changed = Function(main.name, tuple(g.inputs), tuple(g.ops), (*outputs, *updates))
@@ -96,14 +96,14 @@ def keep_totals(imported: Imported, names: Collection[str], rows: int) -> Import
 
 def evaluated_names(main: Function) -> list[str]:
     """Return the outputs of an evaluation that are not new values of weights."""
-    return [output.name for output in main.outputs if not output.name.endswith(NEW)]
+    return [output.name for output in main.outputs if output.role != NEXT_ROLE]
 
 
 def accumulated(main: Function) -> list[str]:
     """Return the outputs of an evaluation that are of all batches: that of the last one counts."""
     states = [item.value.name for item in main.inputs if item.value.name.startswith(f"{TOTALS}.")]
     values = dependents(main, states)
-    return [o.name for o in main.outputs if not o.name.endswith(NEW) and o.value.name in values]
+    return [o.name for o in main.outputs if o.role != NEXT_ROLE and o.value.name in values]
 
 
 @dataclass(frozen=True)

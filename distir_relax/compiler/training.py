@@ -45,12 +45,12 @@ from distir_relax.frontends.torch.module_modes import in_mode
 from distir_relax.frontends.torch.trainer_arguments import read_arguments
 from distir_relax.frontends.torch.trainer_settings import TrainerSettings
 from distir_relax.frontends.torch.transformers_options import noisy_embeddings
+from distir_relax.ir import NEXT_ROLE
 from distir_relax.layout import print_placements, typical_value
 from distir_relax.ops.elementwise.seed import SEED, takes_seed
 from distir_relax.optimizers import (
     GRADIENT_NORM,
     LOSS_SCALE,
-    NEW,
     OPTIMIZERS,
     AdamW,
     Averaging,
@@ -664,7 +664,7 @@ class Training:
             imported = snapshot(fix_dims(imported, self.dims or {}))
         main = imported.module.main
         for output in main.outputs:
-            if output.value.tensor.shape and not output.name.endswith(NEW):
+            if output.value.tensor.shape and output.role != NEXT_ROLE:
                 raise ImportModelError(
                     f"expected a scalar for {output.name!r}, found {output.value.tensor}", hint="take the mean"
                 )

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import (
+    NEXT_ROLE,
     CachedState,
     Function,
     Inline,
@@ -81,8 +82,8 @@ class _Rewriter:
         for op in self.main.ops:
             is_fixed = any(v.name in self._fixed for v in op.results)
             self._builder.ops.append(op if is_fixed else replace(op, operands=self._read(op.operands)))
-        outputs = [(o.name, self._read([o.value])[0]) for o in self.main.outputs]
-        return self._builder.function(self.main.name, [*outputs, *((o.name, o.value) for o in self._states)])
+        outputs = [replace(o, value=self._read([o.value])[0]) for o in self.main.outputs]
+        return self._builder.function(self.main.name, [*outputs, *self._states])
 
     def _read(self, operands: Sequence[Value]) -> tuple[Value, ...]:
         """Return the operands of an op of each call."""
@@ -125,7 +126,7 @@ class _Rewriter:
         state = self._builder.input(f"{value.name}.kept", value.tensor, "input", self._builder.location)
         result: Value = self._builder.emit("keep", state, value)
         self.records.append(CachedState(state.name, f"{state.name}.next", 0, False))
-        self._states.append(Output(f"{state.name}.next", result))
+        self._states.append(Output(f"{state.name}.next", result, role=NEXT_ROLE, of=state.name))
         return result
 
 

@@ -27,7 +27,7 @@ from distir_relax.incremental.roles import (
     result_types,
     window_extras,
 )
-from distir_relax.ir import CachedState, Function, Inline, Module, Op, TensorType, Value, dependents
+from distir_relax.ir import NEXT_ROLE, CachedState, Function, Inline, Module, Op, Output, TensorType, Value, dependents
 from distir_relax.ir.symbols import check_symbols, module_symbols, specialize, specialize_op
 from distir_relax.layout import Guard, Symbol, assuming, is_always, size_of
 from distir_relax.ops import Builder, IncrementalForm, IncrementalStep, Trait, lookup
@@ -120,8 +120,10 @@ class _Derivation:
 
     def result(self) -> Function:
         """Return the incremental function; the next values of its states come after the other outputs."""
-        outputs = [(o.name, self.made[o.value.name, self._new(o.value)]) for o in self.full.outputs]
-        outputs += [(state.output, state.next) for state in self._states if state.next is not None]
+        outputs = [replace(o, value=self.made[o.value.name, self._new(o.value)]) for o in self.full.outputs]
+        for state in self._states:
+            if state.next is not None:
+                outputs.append(Output(state.output, state.next, role=NEXT_ROLE, of=state.input.name))
         return self.builder.function(self.full.name, outputs)
 
     def records(self) -> list[CachedState]:

@@ -48,7 +48,7 @@ class LastPositions:
         with assuming((*module.guards, guard)):
             last = _emit_last(main, states, positions, builder)
         outputs = [replace(output, value=last.get(output.name, output.value)) for output in main.outputs]
-        function = builder.function(main.name, [(o.name, o.value) for o in outputs])
+        function = builder.function(main.name, outputs)
         functions = (replace(function, ops=live_ops(function)),)
         return replace(module, functions=functions, records=(*module.records, guard))
 

@@ -14,7 +14,9 @@ from typing import NoReturn, TypeGuard
 from distir_relax.errors import DistIRError, ParseError, PlacementError
 from distir_relax.ir.program import (
     CALL,
+    GRADIENT_ROLE,
     MEMORY,
+    NEXT_ROLE,
     ROLES,
     STAGES,
     TASK,
@@ -243,7 +245,7 @@ class _Parser:
         while not self.accept("}"):
             label = self.string("an output's name")
             self.expect(":")
-            outputs.append(Output(label, self.use(), self.layout()))
+            outputs.append(Output(label, self.use(), self.layout(), *self.output_role()))
             self.accept(",")
         return Function(name, tuple(inputs), tuple(ops), tuple(outputs))
 
@@ -283,6 +285,13 @@ class _Parser:
         if self.accept(":"):
             return name, self.type()
         return name, Untyped(self.devices() if self.accept("@") else ())
+
+    def output_role(self) -> tuple[str, str]:
+        for role in (GRADIENT_ROLE, NEXT_ROLE):
+            if self.accept(role):
+                self.expect("of")
+                return role, self.string("an input's name")
+        return "", ""
 
     def layout(self) -> DTensorType | None:
         if not self.accept("as"):

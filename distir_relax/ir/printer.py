@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
+from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Output, Value
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.ir.types import DTensorType, PerRank, Untyped, print_devices
 from distir_relax.layout import Symbol
@@ -41,7 +41,7 @@ def print_function(function: Function, note: Note | None = None) -> str:
     lines.append(") {")
     mine = partial(note, function.name) if note else None
     lines += ["  " + print_op(op, mine) for op in function.ops]
-    outputs = ", ".join(f"{json.dumps(o.name)}: {o.value}{_layout(o.layout)}" for o in function.outputs)
+    outputs = ", ".join(f"{json.dumps(o.name)}: {o.value}{_layout(o.layout)}{_role(o)}" for o in function.outputs)
     return "\n".join([*lines, f"  return {outputs}", "}"])
 
 
@@ -92,6 +92,10 @@ def _definition(value: Value) -> str:
 
 def _layout(layout: DTensorType | None) -> str:
     return f" as {layout}" if layout else ""
+
+
+def _role(output: Output) -> str:
+    return f" {output.role} of {json.dumps(output.of)}" if output.role else ""
 
 
 def _remark(location: str, note: str) -> str:

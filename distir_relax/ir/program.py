@@ -164,13 +164,23 @@ class Input:
     layout: DTensorType | None = None
 
 
+GRADIENT_ROLE, NEXT_ROLE = "gradient", "next"
+"""The roles of outputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A function's output, with the name that the user sees; `layout` as for an `Input`."""
+    """A function's output, with the name that the user sees; `layout` as for an `Input`.
+
+    An output with a `role` is the gradient by an input, or its next value: ``gradient`` or ``next``, and `of` is the
+    name of that input.
+    """
 
     name: str
     value: Value
     layout: DTensorType | None = None
+    role: str = ""
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -181,6 +191,16 @@ class Function:
     inputs: tuple[Input, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Output, ...]
+
+    @property
+    def gradients(self) -> dict[str, Output]:
+        """The outputs that are gradients, by the inputs by which they are."""
+        return {output.of: output for output in self.outputs if output.role == GRADIENT_ROLE}
+
+    @property
+    def next_values(self) -> dict[str, Output]:
+        """The outputs that are next values of inputs, by these."""
+        return {output.of: output for output in self.outputs if output.role == NEXT_ROLE}
 
     def __repr__(self) -> str:
         sizes = count(len(self.inputs), "input"), count(len(self.ops), "op"), count(len(self.outputs), "output")

@@ -236,7 +236,7 @@ class _Unroller:
     ) -> list[Output]:
         (placement,) = sharded.value.dtensor.placements
         if not isinstance(placement, Shard):
-            return [Output(output.name, parts.at(0))]
+            return [replace(output, value=parts.at(0), layout=None)]
         names = [f"{output.name}.{index}" for index in range(self.count)]
         records.append(_parts_of("output", output.name, placement, names, sharded.value.dtensor.shape))
         return [Output(name, parts.at(index)) for index, name in enumerate(names)]

@@ -21,7 +21,6 @@ from distir_relax.ir import (
     Input,
     Module,
     Op,
-    Output,
     PerRank,
     Value,
     classify_devices,
@@ -207,7 +206,8 @@ def _project_rank(
         else:
             ops.append(Op(op.name, operands, results, attrs, op.location))
     started.finish_all(list(values.values()))
-    outputs = tuple(Output(o.name, values[o.value.name]) for o in function.outputs if _is_on(o.value, rank))
+    mine = [output for output in function.outputs if _is_on(output.value, rank)]
+    outputs = tuple(replace(output, value=values[output.value.name], layout=None) for output in mine)
     return Function(function.name, tuple(inputs), tuple(ops), outputs)
 
 

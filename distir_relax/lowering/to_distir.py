@@ -146,7 +146,7 @@ class _Lowering:
     def main(self) -> Function:
         inputs = [self._input(item) for item in self.function.inputs]
         self._body()
-        outputs = tuple(Output(o.name, self._output(o)) for o in self.function.outputs)
+        outputs = tuple(replace(o, value=self._output(o), layout=None) for o in self.function.outputs)
         return Function(self.name, tuple(inputs), tuple(self.builder.ops), outputs)
 
     def callee(self, operands: list[Value], operand_padding: list[PadValues]) -> _Callee:
@@ -158,7 +158,7 @@ class _Lowering:
             inputs.append(Input(value, item.role, item.location, item.layout))
         self._body()
         results = [self.values[o.value.name] for o in self.function.outputs]
-        outputs = tuple(Output(o.name, v) for o, v in zip(self.function.outputs, results, strict=True))
+        outputs = tuple(replace(o, value=v, layout=None) for o, v in zip(self.function.outputs, results, strict=True))
         function = Function(self.name, tuple(inputs), tuple(self.builder.ops), outputs)
         return _Callee(function, tuple(map(self._pad_values, results)))
 

@@ -12,7 +12,7 @@ from distir_relax.optimizers.loss_scale import LOSS_SCALE, LossScale
 from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.muon import Muon
 from distir_relax.optimizers.nadam import NAdam, RAdam
-from distir_relax.optimizers.optimize import CHANGED, GRADIENT, GRADIENT_NORM, NEW, STEP, Optimize
+from distir_relax.optimizers.optimize import CHANGED, GRADIENT, GRADIENT_NORM, STEP, Optimize, next_value
 from distir_relax.optimizers.optimizer import Optimizer, Update, kinds_of, rates_of
 from distir_relax.optimizers.order_updates import OrderUpdates
 from distir_relax.optimizers.reload_weights import ReloadWeights
@@ -32,7 +32,6 @@ __all__ = [
     "GRADIENT",
     "GRADIENT_NORM",
     "LOSS_SCALE",
-    "NEW",
     "OPTIMIZERS",
     "SGD",
     "STEP",
@@ -61,6 +60,7 @@ __all__ = [
     "from_torch",
     "kinds_of",
     "losses_of",
+    "next_value",
     "rates_of",
     "with_state",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Output, TensorType, Value
+from distir_relax.ir import TensorType, Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.conditional_update import ConditionalUpdate
 
@@ -72,8 +72,8 @@ class ScaledStep:
         inverses = {dtype: cast(g, inverse, dtype) for dtype in {v.tensor.dtype for v in gradients.values()}}
         self.unscaled = {name: g.emit("multiply", v, inverses[v.tensor.dtype]) for name, v in gradients.items()}
 
-    def next_scale(self, suffix: str) -> list[Output]:
-        """Emit the new scale and count; return the outputs, whose names end in `suffix`."""
+    def next_scale(self) -> list[tuple[str, Value]]:
+        """Emit the new scale and count; return the states with their new values."""
         g, options, scale = self._g, self._options, self._scale
         count = g.input(GOOD_STEPS, TensorType((), "int64"), "state")
         zero, following = g.constant(0, "int64"), g.emit("add", count, g.constant(1, "int64"))
@@ -90,4 +90,4 @@ class ScaledStep:
                 count, g.emit("where", self.is_finite, g.emit("where", is_due, zero, following), zero),
             ),
         }  # fmt: skip
-        return [Output(f"{name}{suffix}", g.emit("assign", *pair)) for name, pair in new.items()]
+        return [(name, g.emit("assign", *pair)) for name, pair in new.items()]

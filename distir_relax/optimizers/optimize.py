@@ -11,7 +11,18 @@ from typing import ClassVar
 
 from distir_relax.bundle import OWN_STEP, STEP_COUNT
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Op, Output, TensorType, UpdateProgram, Value, live_ops, print_module
+from distir_relax.ir import (
+    NEXT_ROLE,
+    Function,
+    Module,
+    Op,
+    Output,
+    TensorType,
+    UpdateProgram,
+    Value,
+    live_ops,
+    print_module,
+)
 from distir_relax.ops import Builder, Trait, cast, lookup
 from distir_relax.optimizers.averaging import Averaging, add_averages
 from distir_relax.optimizers.clip import clip_gradients, norm_of_gradients
@@ -27,9 +38,14 @@ GRADIENT_NORM = "gradient_norm"
 """The output with the norm of all gradients before clipping, a scalar of float32 or float64."""
 GRADIENT = ".grad"
 NEW = ".new"
-"""Suffixes of output names: gradients, and new values of weights and state."""
+"""Suffixes of the names of outputs: gradients, and next values of weights and state (`Output.role`)."""
 CHANGED = ".changed"
 """Suffix of inputs of an update's own program: what the model leaves in the place of a parameter."""
+
+
+def next_value(name: str, value: Value) -> Output:
+    """Return the output with the next value of a weight or a state."""
+    return Output(f"{name}{NEW}", value, role=NEXT_ROLE, of=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +79,7 @@ class Optimize:
             raise DistIRError(f"expected a norm above 0 to clip gradients to, found {self.clip_norm}")
         main = module.main
         parameters = {i.value.name: i.value for i in main.inputs if i.role == "parameter"}
-        given = {o.name.removesuffix(GRADIENT): o for o in main.outputs if o.name.endswith(GRADIENT)}
-        given = {name: o for name, o in given.items() if name in parameters}
+        given = {name: output for name, output in main.gradients.items() if name in parameters}
         grads = {name: o.value for name, o in given.items() if self.trained is None or name in self.trained}
         self._check(parameters, grads)
         g = Builder.of(main)
@@ -78,8 +93,8 @@ class Optimize:
             of = {name: parameters[name] for name in mine}
             _check_groups(update.optimizer, list(of))
             new = self._step(g, update, of, mine, begun)
-            values = {output.name: output.value for output in new}
-            ops.updated(number, update, {name: values[f"{name}{NEW}"] for name in mine})
+            values = {output.of: output.value for output in new}
+            ops.updated(number, update, {name: values[name] for name in mine})
             outputs += new
             program = self._program(update, of, mine, begun.in_place_of, is_first=not number)
             records.append(UpdateProgram(print_module(program), update.loss))
@@ -101,7 +116,7 @@ class Optimize:
         changed = {n: g.input(f"{n}{CHANGED}", v.tensor) for n, v in parameters.items() if n in in_place_of}
         outputs = self._step(g, update, taken, gradients, _Begun(in_place_of=changed))
         # The first update counts the step.
-        outputs = [output for output in outputs if is_first or output.name != STEP + NEW]
+        outputs = [output for output in outputs if is_first or output.of != STEP]
         program = Function("main", tuple(g.inputs), tuple(g.ops), tuple(outputs))
         return Module("global", (replace(program, ops=live_ops(program)),))
 
@@ -139,12 +154,12 @@ class Optimize:
         writing = None if scaled is None else scaled.writing
         if scaled is not None:
             grads = scaled.unscaled
-            outputs += scaled.next_scale(NEW)
+            outputs += [next_value(name, value) for name, value in scaled.next_scale()]
         if begun.step is None and self._counts:
             before = g.input(STEP, TensorType((), "int64"), "state")
             following = g.emit("add", before, g.constant(1, "int64"))
             begun.step = (_write_back(g, before, following, writing), following)
-            outputs.append(Output(STEP + NEW, begun.step[0]))
+            outputs.append(next_value(STEP, begun.step[0]))
         count: Value | None = None if begun.step is None else cast(g, begun.step[1], "float64")
         number = count
         if update.every > 1 and begun.step is not None:
@@ -176,15 +191,13 @@ class Optimize:
                 writing.keep(start, old.values())
             # Compute all new values before the first is written back: they may depend on old ones.
             kept = {label: _write_back(g, old[label], value, writing) for label, value in new.items()}
-            outputs += [
-                Output(f"{name}.{label}{NEW}" if label else f"{name}{NEW}", value) for label, value in kept.items()
-            ]
+            outputs += [next_value(f"{name}.{label}" if label else name, value) for label, value in kept.items()]
             weights[name] = kept[""]
             self._check_order(name, g.ops[start:])
         if self.averaging is not None and count is not None:
             averages = add_averages(g, weights, self.averaging, count)
             skipped = None if scaled is None else writing
-            outputs += [Output(f"{name}{NEW}", _write_back(g, *pair, skipped)) for name, pair in averages.items()]
+            outputs += [next_value(name, _write_back(g, *pair, skipped)) for name, pair in averages.items()]
         return outputs
 
     @property

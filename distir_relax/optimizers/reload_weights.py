@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Module, Output
+from distir_relax.ir import Module
 from distir_relax.ops import Builder
-from distir_relax.optimizers.optimize import NEW
+from distir_relax.optimizers.optimize import next_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +29,5 @@ class ReloadWeights:
         g.location = ""
         weights = {i.value.name: i.value for i in main.inputs if i.role in ("parameter", "state")}
         new = [(name, g.emit("assign", weights[name], weights[name])) for name in self.names if name in weights]
-        outputs = (*main.outputs, *(Output(f"{name}{NEW}", value) for name, value in new))
+        outputs = (*main.outputs, *(next_value(name, value) for name, value in new))
         return replace(module, functions=(replace(main, ops=tuple(g.ops), outputs=outputs), *module.functions[1:]))

@@ -40,7 +40,7 @@ from distir_relax.layout import Shard, local_intervals
 from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.serialized import slices
 from distir_relax.ops.table.spmd_inference import local_attrs
-from distir_relax.optimizers import CHANGED, GRADIENT, LOSS_SCALE, NEW
+from distir_relax.optimizers import CHANGED, GRADIENT, LOSS_SCALE
 from distir_relax.proof.gradients import number_gradients
 from distir_relax.proof.numbering import Numbering, plain
 from distir_relax.proof.schedule import check_schedule
@@ -82,7 +82,7 @@ def _compare(model: Module, sharded: Module) -> list[Unproved]:
     if parts is None:
         given = _gradients_given(program)
         results, gradients = _of_model(numbering, imported, program, _gradients_of(update) or given)
-        results.update((f"{name}{GRADIENT}", gradients[name]) for name in given)
+        results.update((program.gradients[name].name, gradients[name]) for name in given)
         changed = _changed(numbering, imported, program)
         return _compare_outputs(numbering, program, {**results, **_of_update(numbering, update, gradients, changed)})
     whole, in_time = inline(parse(parts.sharded)), inline(parse(parts.placed))
@@ -90,10 +90,11 @@ def _compare(model: Module, sharded: Module) -> list[Unproved]:
     step = whole.main
     wrt = _gradients_given(step)
     results, gradients = _of_model(numbering, imported, step, wrt)
-    _compare_outputs(numbering, step, {**results, **{f"{name}{GRADIENT}": n for name, n in gradients.items()}})
+    named = {step.gradients[name].name: number for name, number in gradients.items()}
+    _compare_outputs(numbering, step, {**results, **named})
     in_parts = _Parts(numbering, step, in_time.main, in_time.meshes[0].size)
     expected = in_parts.outputs()
-    gradients = {name: expected.pop(f"{name}{GRADIENT}") for name in wrt}
+    gradients = {name: expected.pop(step.gradients[name].name) for name in wrt}
     changed = {name: in_parts.numbers[0][value.name] for name, value in _in_place_of(in_time.main).items()}
     own = replace(step, outputs=tuple(Output(name, value) for name, value in _in_place_of(step).items()))
     _compare_outputs(numbering, own, _changed(numbering, imported, step))
@@ -164,13 +165,14 @@ def _of_updates(
         loss = next(output for output in program.outputs if output.name == record.loss)
         _compare_outputs(numbering, replace(program, outputs=(loss,)), {record.loss: expected[record.loss]})
         # New parameters have the name of their input in the numbers of the model, and one of their own in the program.
-        given = {found[name].name: number for name, number in expected.items() if name.endswith(NEW)}
+        nexts = {output.name for output in program.next_values.values()}
+        given = {found[name].name: number for name, number in expected.items() if name in nexts}
         ops = _ancestors(program, loss.value.name, given=given)
         update = parse(record.text).main
         known = numbering.add_all(ops, {**_number_inputs(numbering, program), **given})
         gradients = number_gradients(numbering, ops, known, loss.value, _gradients_of(update), None)
         expected.update(_of_update(numbering, update, gradients, {}))
-        new = {name: expected[f"{name}{NEW}"] for name in inputs if f"{name}{NEW}" in expected}
+        new = {of: expected[o.name] for of, o in program.next_values.items() if of in inputs and o.name in expected}
         numbers.update(_number_model_inputs(numbering, model, inputs, new))
         numbering.add_all(of_parameters, numbers)
     numbering.add_all(left, numbers)
@@ -187,8 +189,7 @@ def _gradients_of(update: Function | None) -> list[str]:
 def _gradients_given(program: Function) -> list[str]:
     """Return the inputs whose gradients are outputs of a program."""
     inputs = {item.value.name for item in program.inputs}
-    names = [o.name.removesuffix(GRADIENT) for o in program.outputs if o.name.endswith(GRADIENT)]
-    return [name for name in names if name in inputs]
+    return [name for name in program.gradients if name in inputs]
 
 
 def _changed(numbering: Numbering, model: Function, program: Function) -> dict[str, int]:
@@ -249,6 +250,7 @@ def _compare_outputs(numbering: Numbering, program: Function, expected: Mapping[
     needed = _ancestors(program, *(output.value.name for output in program.outputs))
     numbers = numbering.add_all(needed, _number_inputs(numbering, program))
     found = {output.name: output.value.name for output in program.outputs}
+    of = {output.name: output.of for output in program.outputs}
     for name, number in expected.items():
         if name not in found:
             raise _OtherResult(f"the output {name!r} is missing", "", _HINT)
@@ -267,7 +269,7 @@ def _compare_outputs(numbering: Numbering, program: Function, expected: Mapping[
     return [
         Unproved(op, f"the model has no output {name!r}")
         for name, op in others.items()
-        if any(value.name != name.removesuffix(NEW) for value in op.operands)
+        if any(value.name != of[name] for value in op.operands)
     ]
 
 

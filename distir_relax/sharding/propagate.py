@@ -197,8 +197,8 @@ class _Layout:
             self._declare(item, tuple(R if _is_interleaved(p) else p for p in self._target_layout(item.value)))
         self._body()
         self._place_states()
-        results = [(o.name, self.values[o.value.name]) for o in self.instance.function.outputs]
-        outputs = tuple(Output(name, self._complete(value)) for name, value in results)
+        results = [(o, self.values[o.value.name]) for o in self.instance.function.outputs]
+        outputs = tuple(replace(o, value=self._complete(value), layout=None) for o, value in results)
         return Function(self.name, tuple(self.inputs), tuple(self.ops), outputs)
 
     def _place_states(self) -> None:

@@ -42,7 +42,7 @@ def replicate_all(module: Module, mesh: DeviceMesh) -> tuple[Function, ...]:
     program = _Program(module, len(mesh.shape))
     main = module.main
     ops, values = program.body(main)
-    outputs = tuple(Output(o.name, values[o.value.name]) for o in main.outputs)
+    outputs = tuple(replace(o, value=values[o.value.name], layout=None) for o in main.outputs)
     inputs = tuple(replace(item, value=values[item.value.name], layout=None) for item in main.inputs)
     return (Function(main.name, inputs, ops, outputs), *(callee.function for callee in program.callees.values()))
 

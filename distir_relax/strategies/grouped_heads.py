@@ -130,7 +130,7 @@ class AttentionFinder:
                     return None
                 (weights if name in values else query_weights).append((name, dims[0][0]))
         outputs = (o for o in self.classes.function.outputs if o.value.name in values)
-        if any(output.name.removesuffix(".next") not in self.states for output in outputs):
+        if any(output.of not in self.states for output in outputs):
             return None
         return GroupedAttention(self.classes, owner, repeats, values, ops, weights, query_weights)
 

@@ -21,11 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Module, Op, Output, TensorType, Value, fresh_name, value_names
+from distir_relax.ir import GRADIENT_ROLE, Module, Op, Output, TensorType, Value, fresh_name, value_names
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
 from distir_relax.ops import Trait, lookup
-from distir_relax.optimizers import GRADIENT
 from distir_relax.sharding.factors import is_annotation
 from distir_relax.sharding.named_annotations import Mark, change_annotations
 from distir_relax.strategies.apply import STRATEGY_ROUND
@@ -82,7 +81,7 @@ class ShardGradients:
         names = value_names(main)
         ops, outputs = list(main.ops), list[Output]()
         for output in main.outputs:
-            placements = layouts.get(output.name.removesuffix(GRADIENT)) if output.name.endswith(GRADIENT) else None
+            placements = layouts.get(output.of) if output.role == GRADIENT_ROLE else None
             if placements is not None:
                 data = R if self.strategy.zero == 1 else placements[0]
                 annotated = Value(fresh_name(f"{output.value.name}.part", names), output.value.type)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from distir_relax.compiler.source import Source
 from distir_relax.frontends.outline_blocks import Outline
-from distir_relax.ir import Function, Op, Output, Value, required_ops
+from distir_relax.ir import Function, Op, Value, required_ops
 
 MIN_BLOCKS = 3
 """A shorter chain is not worth cutting."""
@@ -57,7 +57,7 @@ class Chain:
         }
         dropped = {number for block in self.blocks[count:] for number in block}
         ops = [_with_operands(op, kept) for number, op in enumerate(main.ops) if number not in dropped]
-        outputs = tuple(Output(o.name, kept.get(o.value.name, o.value)) for o in main.outputs)
+        outputs = tuple(replace(o, value=kept.get(o.value.name, o.value), layout=None) for o in main.outputs)
         ops = [*required_ops(ops, [o.value.name for o in outputs])]
         used = {v.name for op in ops for v in op.operands} | {o.value.name for o in outputs}
         before = {v.name for op in main.ops for v in op.operands}

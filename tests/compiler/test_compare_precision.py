@@ -49,7 +49,7 @@ def errors_of(found: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
 
 
 def test_errors_of_outputs_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_kernel", lambda *arguments: None)
     model, x = scores()
     lines: list[str] = []
     found = dr.compare_precision(model, (x,), precisions=["int8", "bf16"], on_result=lines.append)

@@ -51,7 +51,7 @@ def test_results_are_those_of_torch(
     name: str, precision: str, strategy: str, tail: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Inputs of products with quantized weights are not rounded.
-    monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_kernel", lambda *arguments: None)
     module, inputs = model(name)
     before = {key: value.clone() for key, value in module.state_dict().items()}
     plan = dr.compile(module, inputs, precision=precision, strategy=strategy, tail=tail, verify=True)

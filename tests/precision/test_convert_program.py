@@ -117,7 +117,7 @@ def test_an_onnx_file_in_bfloat16(words: Path, strategy: str, tail: str, backend
 
 
 def test_an_onnx_file_with_weights_of_4_bits(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_kernel", lambda *arguments: None)
     plan = dr.compile(words, precision="int4", strategy="1/3/1/1", tail="pad", verify=True)
     w1, w2 = dequantize(*quantize_int4(WEIGHTS["w1"].T.contiguous())).T, dequantize(*quantize_int4(WEIGHTS["w2"]))
     expected, _ = of_words(torch.float32, w1=w1, w2=w2)
@@ -153,7 +153,7 @@ def of_relax(x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("strategy", "backend"), [("1/2/1/1", "torch"), ("1/3/1/1", "tvm")])
 def test_a_relax_module(strategy: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that it transposes are those of linear layers."""
-    monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_kernel", lambda *arguments: None)
     module, x = script(RELAX, "\n@I.ir_module(s_tir=True)\nclass Module:\n"), drawn(5, 96, seed=9) * 8
 
     def run(precision: str, *keep: str) -> tuple[dr.Plan, Any]:

@@ -111,7 +111,7 @@ def logits(generation: dr.Generation) -> torch.Tensor:
 @pytest.fixture
 def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products with the dequantized weight: inputs are not rounded."""
-    monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_kernel", lambda *arguments: None)
 
 
 @pytest.mark.drawn(1)

@@ -12,5 +12,5 @@ from tests.precision import random_quantized_models as random_models
 @pytest.mark.parametrize("seed", range(7))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_random_model_is_that_with_dequantized_weights(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_kernels", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_kernel", lambda *arguments: None)
     random_models.check(seed)

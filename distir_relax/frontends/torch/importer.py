@@ -55,7 +55,7 @@ from distir_relax.frontends.torch.symbolic_export import (
 )
 from distir_relax.frontends.torch.traceable import traceable_functions
 from distir_relax.frontends.torch.transformers_options import control_flow_hint, image_hint
-from distir_relax.ir import Module, Value
+from distir_relax.ir import NEXT_ROLE, Module, Output, Value
 from distir_relax.layout import Guards, guarding
 from distir_relax.ops.elementwise.seed import takes_seed
 from distir_relax.support.torch_compat import levels_restored, unlogged_errors
@@ -484,7 +484,7 @@ def _flatten(signature: CallSignature, mutated: Mapping[str, str]) -> Flatten:
 
 def _mutations(
     importer: GraphImporter, program: ExportedProgram, names: Mapping[str, str], results: Sequence[Any]
-) -> tuple[list[tuple[str, Value]], dict[str, str]]:
+) -> tuple[list[Output], dict[str, str]]:
     """Return the outputs that are new values of state and inputs, and a map from outputs to mutated inputs."""
     from torch.export.graph_signature import OutputKind
 
@@ -492,16 +492,16 @@ def _mutations(
     inputs = {item.value.name: item.value for item in importer.builder.inputs}
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     importer.builder.location = ""
-    outputs: list[tuple[str, Value]] = []
+    outputs = list[Output]()
     mutated: dict[str, str] = {}
     for spec, result in zip(specs, results, strict=True):
         target = str(spec.target)
         if is_state_mutation(spec):
             new = importer.value(result, f"{target}.new")
             state = importer.builder.emit("assign", inputs[names[target]], new)
-            outputs.append((f"{target}.new", state))
+            outputs.append(Output(f"{target}.new", state, role=NEXT_ROLE, of=names[target]))
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
             name = importer.result(placeholders[target]).name
-            outputs.append((f"{name}.new", importer.value(result, f"{name}.new")))
+            outputs.append(Output(f"{name}.new", importer.value(result, f"{name}.new"), role=NEXT_ROLE, of=name))
             mutated[f"{name}.new"] = name
     return outputs, mutated

@@ -41,7 +41,8 @@ def attention_gradient(b: Backward) -> tuple[Value | None, ...]:
     q, k, v, *masks = b.op.operands
     if 3 in b.wrt:
         return _by_ops(b)
-    attrs = {name: b.attrs[name] for name in ("scale", "causal", "masked", "boolean")}
+    names = ("scale", "causal", "masked", "boolean", "bounded")
+    attrs = {name: b.attrs[name] for name in names if name in b.attrs}
     grads: tuple[Value, ...] = b.emit("attention_grad", q, k, v, b.grad, *masks, **attrs)
     return (*grads, None)[: len(b.op.operands)]
 
@@ -61,6 +62,8 @@ def attention_weights(g: Builder, q: Value, k: Value, mask: Value | None, causal
     """Emit the attention weights, (b, h, s, t)."""
     dtype = q.tensor.dtype
     scores = g.emit("multiply", g.emit("matmul", q, transpose(g, k)), g.constant(scale, dtype))
+    if mask is not None and mask.tensor.dtype == "int64":
+        mask = _within_bounds(g, mask, k.tensor.shape[2])
     boolean = mask is not None and mask.tensor.dtype == "bool"
     if mask is not None and not boolean:
         scores = g.emit("add", scores, mask)
@@ -70,6 +73,13 @@ def attention_weights(g: Builder, q: Value, k: Value, mask: Value | None, causal
     weights = g.emit("nn.softmax", g.emit("where", allowed, scores, g.constant(MASKED_SCORE, dtype)), axis=3)
     # A fully masked row has weights of zero.
     return g.emit("where", allowed, weights, g.constant(0.0, dtype))
+
+
+def _within_bounds(g: Builder, bounds: Value, keys: Any) -> Any:
+    """Return the mask (s, t) of bounds of each row (`lowering.BoundAttention`)."""
+    column = g.emit("arange", start=0, end=keys, stride=1, dtype="int64")
+    first, end = (g.emit("strided_slice", bounds, axes=(1,), begin=(n,), end=(n + 1,), strides=(1,)) for n in (0, 1))
+    return g.emit("logical_and", g.emit("greater_equal", column, first), g.emit("less", column, end))
 
 
 def _attention_mask(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -> Value | None:

@@ -102,9 +102,10 @@ class Builder:
         self._arrays.append((value, data))
         return value
 
-    def function(self, name: str, outputs: Sequence[tuple[str, Value]]) -> Function:
-        """Return the function built so far, with these outputs."""
-        return Function(name, tuple(self.inputs), tuple(self.ops), tuple(Output(n, v) for n, v in outputs))
+    def function(self, name: str, outputs: Sequence[Output | tuple[str, Value]]) -> Function:
+        """Return the function built so far, with these outputs; those without a role are names and values."""
+        found = (item if isinstance(item, Output) else Output(*item) for item in outputs)
+        return Function(name, tuple(self.inputs), tuple(self.ops), tuple(found))
 
     def reserve(self, names: Iterable[str]) -> None:
         """Reserve names: no value is given one of them."""

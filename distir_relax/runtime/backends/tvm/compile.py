@@ -128,7 +128,7 @@ def _try_target() -> None:
     from tvm import te
 
     x = te.placeholder((64,), "float32")
-    function = te.create_prim_func([x, te.compute((64,), lambda i: exp(x[i]))]).with_attr("global_symbol", "main")
+    function = te.create_prim_func([x, te.compute((64,), lambda i: exp(x(i)))]).with_attr("global_symbol", "main")
     module = tvm.IRModule({"main": function})
     code = machine_code(
         tvm.compile(module, target=tvm.target.Target(tvm_target(host_target()))).mod.inspect_source("ll")
