@@ -118,15 +118,16 @@ def _small(function: str, *operands: Any, alpha: float = 1, out: torch.Tensor | 
     import torch
 
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    numbers = [float(x) for x in operands if isinstance(x, (int, float))]
-    if len(tensors) + len(numbers) < len(operands) or alpha != 1 or not all(map(math.isfinite, numbers)):
+    numbers = {place: float(x) for place, x in enumerate(operands) if isinstance(x, (int, float))}
+    if len(tensors) + len(numbers) < len(operands) or alpha != 1 or not all(map(math.isfinite, numbers.values())):
         return None
+    number, value = next(iter(numbers.items()), (-1, 0.0))
     shape: Sequence[int] = torch.broadcast_shapes(*(x.shape for x in tensors))  # type: ignore[no-untyped-call]
     if not 0 < math.prod(shape) <= MOST_ELEMENTS:
         return None
     if out is not None and (out.dtype != tensors[0].dtype or out.shape != shape or not out.is_contiguous()):
         return None
-    return _compute(function, operands, shape, 1, out)
+    return _compute(function, tensors, shape, 1, out, number=number, value=value) if len(numbers) < 2 else None
 
 
 def _of_many(function: str, *operands: torch.Tensor) -> torch.Tensor | None:
@@ -143,41 +144,37 @@ def _native(function: str, *operands: torch.Tensor, gated: bool = False) -> torc
 
 
 def _compute(
-    function: str, operands: Sequence[Any], shape: Sequence[int], threads: int, out: torch.Tensor | None = None,
-    gated: bool = False,
+    function: str, tensors: Sequence[torch.Tensor], shape: Sequence[int], threads: int,
+    out: torch.Tensor | None = None, gated: bool = False, number: int = -1, value: float = 0.0,
 ) -> torch.Tensor | None:  # fmt: skip
     """Return a native function of one or two operands; None if there is no kernel for them.
 
-    They are tensors of one dtype that broadcast to a shape, and at most one number. If it is `gated`, the function of
-    the first is multiplied with the second.
+    They are `tensors` of one dtype that broadcast to a shape, and operand `number`, if it is not -1, which is the
+    number `value`. If it is `gated`, the function of the first is multiplied with the second.
     """
-    import torch
-
-    numbers = [place for place, y in enumerate(operands) if not isinstance(y, torch.Tensor)]
-    if len(numbers) > 1:
-        return None
-    number = numbers[0] if numbers else -1
-    x = operands[1 if number == 0 else 0]
+    x = tensors[0]
     dtype = stored_name(x.dtype)
     if not dtype:
         return None
     places: list[int] = []
-    for place, y in enumerate(operands):
-        if place == number:
-            places += (0, 0)
-            continue
+    for y in tensors:
         stride = _row_stride(y, shape)
         # Kernels have no gradients for torch.
         if stride is None or y.dtype != x.dtype or not y.is_cpu or y.requires_grad:
             return None
         places += (y.data_ptr(), stride)
-    kernel = elementwise(function, len(operands), number, gated, dtype)
+    count = len(tensors)
+    if number >= 0:
+        places[2 * number : 2 * number] = (0, 0)
+        count += 1
+    elif count == 1:
+        places += (0, 0)
+    kernel = elementwise(function, count, number, gated, dtype)
     if kernel is None:
         return None
     result = x.new_empty(shape) if out is None else out
     rows, columns = _rows(shape)
-    places += (0, 0) * (2 - len(operands))
-    kernel(*places, 0.0 if number < 0 else float(operands[number]), result.data_ptr(), columns, rows, columns, threads)
+    kernel(*places, value, result.data_ptr(), columns, rows, columns, threads)
     return result
 
 
