@@ -14,6 +14,7 @@ from distir_relax.bundle import local_bytes
 from distir_relax.calibration.measure import random_inputs
 from distir_relax.calibration.memory_peak import host_peak
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
+from distir_relax.kernels.packing import can_pack_bfloat16
 from distir_relax.runtime.session import Session
 from distir_relax.simulation.simulator import simulate_module
 from tests.machines import machine
@@ -58,5 +59,7 @@ def test_the_peak_of_a_step_with_native_attention(precision: str | None) -> None
     measured = resident + host_peak(run)
     module = fuse_for_ranks(step.plan.modules["distributed"])
     predicted = simulate_module(module, replace(machine(1), kind="cpu")).peak_memory[0]
-    # The gradient that is broadcast is copied before a product, 4 % of the peak in bfloat16, which is not predicted.
-    assert predicted == pytest.approx(measured, rel=0.05)
+    # The gradient that is broadcast is copied before a product, 4 % of the peak in bfloat16, which is not predicted, and
+    # neither are the copies of oneDNN, which multiplies bfloat16 where the processor does.
+    by_onednn = precision is not None and can_pack_bfloat16()
+    assert predicted == pytest.approx(measured, rel=0.09 if by_onednn else 0.05)
