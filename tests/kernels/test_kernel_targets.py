@@ -93,10 +93,13 @@ def compiled_samples(names: tuple[str, ...], trials: tuple[Trial, ...], each: in
 
 def test_every_kernel_is_compiled_or_declined() -> None:
     """`python -m tests.kernels.targets` compiles all samples for all."""
-    found = compiled_samples(("x86-64", "haswell", "sapphirerapids"), TRIALS, 1)
+    found = compiled_samples(("x86-64", "haswell"), TRIALS, 1)
     assert found["x86-64"] == set()
-    assert found["haswell"] == found["sapphirerapids"] == {trial.kernel.name for trial in TRIALS}
-    some = tuple(trial for trial in TRIALS if trial.kernel in (attend_requests, panel_product))
+    assert found["haswell"] == {trial.kernel.name for trial in TRIALS}
+    # Those that need further instructions.
+    special = {"attend_requests", "panel_product", "quantized_product"}
+    assert compiled_samples(("sapphirerapids",), TRIALS, 0)["sapphirerapids"] == special
+    some = tuple(trial for trial in TRIALS if trial.kernel.name in special - {"quantized_product"})
     assert compiled_samples(("neoverse-v2",), some, 1)["neoverse-v2"] == {"attend_requests", "panel_product"}
 
 

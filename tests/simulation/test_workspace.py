@@ -59,7 +59,7 @@ def test_the_peak_of_a_step_with_native_attention(precision: str | None) -> None
     measured = resident + host_peak(run)
     module = fuse_for_ranks(step.plan.modules["distributed"])
     predicted = simulate_module(module, replace(machine(1), kind="cpu")).peak_memory[0]
-    # The gradient that is broadcast is copied before a product, 4 % of the peak in bfloat16, which is not predicted, and
-    # neither are the copies of oneDNN, which multiplies bfloat16 where the processor does.
+    # The gradient that is broadcast is copied before a product, 4 % of the peak in bfloat16, which is not predicted,
+    # and neither are the copies of oneDNN, which multiplies bfloat16 where the processor does.
     by_onednn = precision is not None and can_pack_bfloat16()
     assert predicted == pytest.approx(measured, rel=0.09 if by_onednn else 0.05)
