@@ -86,9 +86,10 @@ exact: $(READY)
 schedules: $(READY)
 	$(BIN)/python -m tests.schedules.random_pipelines 1000
 
-# All native kernels for all kinds of processors, run where this one can.
+# All native kernels for all kinds of processors, run where this one can, and for Arm by qemu (qemu-user-static), if it is there.
 kernels: $(READY)
 	$(BIN)/python -m tests.kernels.targets
+	if command -v qemu-aarch64 qemu-aarch64-static; then $(BIN)/python -m tests.kernels.emulated; fi
 
 # Models with symbolic dims in all layouts, and SmolLM2-135M at all lengths; its weights and their reader lie apart.
 shapes: $(READY) $(SMOLLM)

@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import mkstemp
 
@@ -38,9 +38,17 @@ def compiled_folder() -> Path | None:
 
 def compiled_key(*parts: object) -> str:
     """Return the hash of `parts`, which have a `repr` of their content, the versions of TVM, and the processor."""
-    versions = version("apache-tvm"), version("apache-tvm-ffi")
+    versions = [_version(package) for package in ("apache-tvm", "apache-tvm-ffi")]
     processor = f"{processor_field('model name')} {processor_field('flags')}"
     return hashlib.sha256(repr((parts, versions, processor)).encode()).hexdigest()[:24]
+
+
+def _version(package: str) -> str:
+    """Return the version of a package; empty without it: kernels need no TVM."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def is_usable(file: Path) -> bool:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,12 @@ def test_one_process_compiles_a_file_and_others_wait(folder: Path) -> None:
 
 def test_nobody_waits_where_there_are_no_locks(tmp_path: Path) -> None:
     assert seconds_of_waiting(tmp_path / "none" / "a", 30) < 10
+
+
+def test_without_tvm_there_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    with_tvm = compiled_key(1)
+    monkeypatch.setattr(compiled_files, "version", missing)
+    assert compiled_key(1) not in (with_tvm, compiled_key(2))

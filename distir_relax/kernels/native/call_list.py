@@ -36,7 +36,7 @@ class CallList:
     def add(self, kernel: Kernel, *arguments: int | float) -> None:
         """Add the call of a kernel with numbers and addresses."""
         given = [*kernel.first, *arguments]
-        memory = ctypes.create_string_buffer(b"".join(map(_argument, given)))
+        memory = ctypes.create_string_buffer(b"".join(map(argument_bytes, given)))
         self.keep += [kernel, memory]
         self._calls.append((kernel.function.__chandle__(), ctypes.addressof(memory), len(given)))
         self._run = None
@@ -56,7 +56,8 @@ class CallList:
             raise RuntimeError("a kernel of a list of calls has failed")
 
 
-def _argument(value: int | float) -> bytes:
+def argument_bytes(value: int | float) -> bytes:
+    """Return an argument as kernels take it: its type and its value."""
     if isinstance(value, float):
         return struct.pack("=iid", _FLOAT, 0, value)
     return struct.pack("=iiq", _INTEGER, 0, value)

@@ -129,12 +129,17 @@ class NativeKernel(Generic[P]):
         """Return the instructions that a kernel needs."""
         return (Capability.FMA, *self._needs(*arguments))
 
+    def macros(self, arguments: tuple[Any, ...]) -> dict[str, str]:
+        """Return the constants of the file, by name."""
+        of_parameters = zip(self._parameters, arguments, strict=True)
+        return {name: str(value) for name, value in self._constants.items()} | {
+            name.upper(): _in_cpp(value) for name, value in of_parameters
+        }
+
     def compile(self, arguments: tuple[Any, ...], target: Target, compiler: Compiler, library: Path) -> None:
         """Write the library of a kernel for a target. Raises CompilerError."""
-        macros = {name: str(value) for name, value in self._constants.items()}
-        macros |= {name.upper(): _in_cpp(x) for name, x in zip(self._parameters, arguments, strict=True)}
         used = target.limited((*self.needs(arguments), Capability.WIDE))
-        compiler.compile(self.source, library, macros, used)
+        compiler.compile(self.source, library, self.macros(arguments), used)
 
     def _load_locked(self, arguments: tuple[Any, ...]) -> Kernel | None:
         with _lock:
