@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, OnWritten, write_bundle
+from distir_relax.compiler.attention_bounds import bound_attention
 from distir_relax.compiler.import_precision import import_in_precision, is_torch
 from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
 from distir_relax.compiler.origin import from_files, origin_of
@@ -320,7 +321,7 @@ def read_model(
     check_precision(precision, keep, name)
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
         imported = import_in_precision(model, example_inputs, example_kwargs, name, options)
-        imported = snapshot(fix_dims(imported, dims))
+        imported = bound_attention(snapshot(fix_dims(imported, dims)))
     imported = imported if checkpoint is None else with_checkpoint(imported, checkpoint)
     if imported.origin.model is None:
         imported = replace(imported, origin=origin_of(model))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from distir_relax.bundle import AVERAGED, BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.checkpoints import DataPosition, read_parameters
+from distir_relax.compiler.attention_bounds import bound_attention
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.evaluation_totals import accumulated, evaluated_names, keep_totals
@@ -611,7 +612,7 @@ class Training:
                     computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims,
                     autocast=self._autocast,
                 )  # fmt: skip
-                imported = snapshot(fix_dims(imported, self.dims or {}))
+                imported = bound_attention(snapshot(fix_dims(imported, self.dims or {})))
             with with_loss(model, loss):
                 parameters = dict(model.named_parameters(remove_duplicate=False))
                 digests = {name: tensor_digest(attrgetter(name)(model)) for name in sorted(imported.fixed)}

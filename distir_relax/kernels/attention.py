@@ -425,6 +425,17 @@ def limits_of(request: Request, mask: torch.Tensor | None) -> list[int] | None:
     return None if found is None else found * (2 * request.new // len(found))
 
 
+def bounds_of_mask(mask: torch.Tensor) -> torch.Tensor | None:
+    """Return the bounds (s, 2) of a boolean mask (..., s, t), as for `attend`; None for another one."""
+    import torch
+
+    rows = mask.reshape(-1, *mask.shape[-2:])
+    if 0 in mask.shape or not bool((rows == rows[:1]).all()):
+        return None
+    found = _limits_of_rows(rows[0])
+    return None if found is None else torch.tensor(found).view(-1, 2)
+
+
 def _limits_of_rows(mask: torch.Tensor) -> list[int] | None:
     """Return the first position that is true in each row, and the one after the last; None if it leaves some out."""
     import torch

@@ -205,3 +205,39 @@ def test_the_program_of_a_language_model_has_no_mask(window: int | None) -> None
     model.generation_config.eos_token_id = None
     expected = model.generate(prompt, max_new_tokens=9, do_sample=False)[:, 20:]
     assert generation.generate(prompt, max_new_tokens=9).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("strategy", ["1/2/1/1", "2/1/1/2", "1/1/2/2"])
+def test_no_stage_of_a_training_has_a_mask_of_positions(strategy: str) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=24, intermediate_size=35, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).train()
+    ids = torch.randint(0, 61, (4, 19), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "labels": ids, "use_cache": False}
+    step = dr.compile_training(model, example_batch=batch, optimizer=dr.optim.SGD(lr=0.1), strategy=strategy)
+    for stage in ("global", "sharded", "distributed", "ranked"):
+        text = step.plan.text(stage)
+        assert "bounded=True" in text
+        assert "19,19]" not in text
+    loss = step(batch)
+    assert loss == pytest.approx(float(model(input_ids=ids, labels=ids).loss), rel=1e-5)
+
+
+def test_constant_masks_that_leave_out_keys_between_others_stay() -> None:
+    class Model(nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones(5, 5).tril().bool()
+            own = mask & (torch.arange(5) != 2)
+            y = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            return y + F.scaled_dot_product_attention(q, q, q, attn_mask=own)
+
+    q = drawn(2, 3, 5, 4)
+    plan = dr.compile(Model(), (q,), mesh=1)
+    text = plan.text("ranked")
+    assert (text.count("bounded=True"), text.count("boolean=True")) == (1, 1)
+    torch.testing.assert_close(plan(q), Model()(q), rtol=1e-5, atol=1e-6)

@@ -25,9 +25,9 @@ from distir_relax.ops.table.index_expression import Condition, compared, index_o
 
 @dataclass(frozen=True, slots=True)
 class BoundAttention:
-    """Pass: ranked stage, in and out."""
+    """Pass: global or ranked stage, in and out."""
 
-    takes: ClassVar[tuple[str, ...]] = ("ranked",)
+    takes: ClassVar[tuple[str, ...]] = ("global", "ranked")
     gives: ClassVar[str] = ""
 
     def run(self, module: Module) -> Module:
@@ -109,13 +109,18 @@ class _Masks:
                     ops.append(replace(of_mask, results=(result,), location=locations[value.name]))
                     made[value.name] = result
                 operands[n] = made[value.name]
-            is_bounded = not op.callee and tuple(operands) != op.operands
-            attrs = {**op.attrs, "boolean": False, "bounded": True} if is_bounded else op.attrs
-            ops.append(replace(op, operands=tuple(operands), attrs=attrs))
+            ops.append(with_bounds(op, operands))
         if not made:
             return function
         changed = replace(function, inputs=tuple(inputs), ops=tuple(ops))
         return replace(changed, ops=live_ops(changed, has_effects))
+
+
+def with_bounds(op: Op, operands: Sequence[Value]) -> Op:
+    """Return an op or a call with other operands: where those differ, they are the bounds of masks."""
+    if op.callee or tuple(operands) == op.operands:
+        return replace(op, operands=tuple(operands))
+    return replace(op, operands=tuple(operands), attrs={**op.attrs, "boolean": False, "bounded": True})
 
 
 def _is_mask(value: Value) -> bool:
