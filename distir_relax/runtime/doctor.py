@@ -224,6 +224,6 @@ def _last_line(text: str, code: int) -> str:
 
 
 _CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _kernels,
+    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _compiler, _kernels,
     _declined_kernels, _choices,
 )  # fmt: skip
