@@ -7,7 +7,7 @@ from dataclasses import replace
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Function, Op, TensorType, Value
 from distir_relax.kernels.attention import bounds_of_mask
-from distir_relax.lowering.ranked.bound_attention import BoundAttention, with_bounds
+from distir_relax.lowering.ranked.bound_attention import BoundAttention, is_mask, with_bounds
 from distir_relax.ops import lookup
 
 
@@ -41,7 +41,9 @@ def _with_bounds(op: Op, found: dict[str, Value]) -> Op:
 
 def _is_mask_alone(function: Function, value: Value) -> bool:
     """Return whether a value is a boolean mask of attention, and nothing else."""
+    if not is_mask(value):
+        return False
     users = [(op, number) for op in function.ops for number, v in enumerate(op.operands) if v.name == value.name]
-    is_mask = all(not op.callee and lookup(op.name, op.location).code.mask == number for op, number in users)
+    is_alone = all(not op.callee and lookup(op.name, op.location).code.mask == number for op, number in users)
     is_output = any(output.value.name == value.name for output in function.outputs)
-    return value.tensor.dtype == "bool" and len(value.tensor.shape) >= 2 and is_mask and not is_output and bool(users)
+    return is_alone and not is_output and bool(users)

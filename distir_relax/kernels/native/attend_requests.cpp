@@ -26,7 +26,6 @@ constexpr int largest_of_repeats() {
     for (int repeats : REPEATED) most = repeats > most ? repeats : most;
     return most;
 }
-constexpr int up_to(int number, int step) { return (number + step - 1) / step * step; }
 
 // Keys of a block, and those whose scores are computed at the same time.
 constexpr int KEYS = 64, TOGETHER = 8;

@@ -18,7 +18,6 @@
 #include "call.h"
 #include "functions.h"
 
-constexpr int up_to(int number, int step) { return (number + step - 1) / step * step; }
 constexpr int WIDE = up_to(WIDTH, LANES), VALUE_WIDE = up_to(VALUE_WIDTH, LANES);
 // Vectors of a tile.
 constexpr int VECTORS = 2;

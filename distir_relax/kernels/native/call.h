@@ -103,3 +103,4 @@ EXPORT(use_threads)
 template <class T> inline T min(T a, T b) { return a < b ? a : b; }
 template <class T> inline T max(T a, T b) { return a > b ? a : b; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int up_to(int number, int step) { return (number + step - 1) / step * step; }

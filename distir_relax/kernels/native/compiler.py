@@ -50,7 +50,7 @@ class Compiler:
             )
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         command = [*self.command, *_OPTIONS, *options, *defined, "-o", str(library), str(source)]
-        # The compiler looks for its parts in the path. Zig keeps what it compiles; the library is kept by us.
+        # The compiler looks for its parts in the path. Zig's own cache goes with the library's folder.
         environment = {"PATH": os.defpath, **os.environ, "ZIG_LOCAL_CACHE_DIR": str(library.parent)}
         try:
             done = subprocess.run(

@@ -14,7 +14,7 @@
 // Rows of a panel, of 256 bytes, by which few rows of an input read ahead.
 constexpr int AHEAD = 20;
 // Most rows whose sums of a panel are in registers.
-constexpr int ROWS = 4;
+constexpr int ROWS = MOST_OF_BLOCK;
 // The least rows of a thread for which threads share a panel: each reads all of it.
 constexpr int SHARED_ROWS = 8;
 constexpr int VECTORS = PANEL / LANES;
@@ -27,7 +27,7 @@ struct Product {
     const Words* w;
     const DTYPE* bias;
     DTYPE* y;
-    int64_t rows, n, steps, inner, panel_steps, threads;
+    int64_t n, steps, inner, panel_steps, threads;
 };
 
 static INLINE F32 add_products(F32 sums, const uint32_t* weights, const DTYPE* x) {
@@ -80,19 +80,15 @@ template <int count> static NOINLINE void compute_rows(const Product& of, int64_
 }
 
 static void compute_panel(const Product& of, int64_t p, int64_t begin, int64_t count) {
-    int64_t row = begin, block = 0;
-    for (; row + ROWS <= begin + count; row += ROWS) compute_rows<ROWS>(of, p, row, block++);
-    if (count % ROWS >= 2) {
-        compute_rows<2>(of, p, row, block);
-        row += 2;
-    }
-    if (count % 2) compute_rows<1>(of, p, row, block);
+    each_block(
+        begin, count,
+        BODY(int64_t row, auto size, int64_t block) { compute_rows<decltype(size)::value>(of, p, row, block); });
 }
 
 // x (rows, inner), w (n / PANEL, panel, PANEL), bias (n) -> y (rows, n)
 static void panel_product(const DTYPE* x, const Words* w, const DTYPE* bias, DTYPE* y, int64_t rows, int64_t n,
                           int64_t inner, int64_t panel, int64_t threads) {
-    Product of = {x, w, bias, y, rows, n, inner / PAIR, inner, panel / PAIR, threads};
+    Product of = {x, w, bias, y, n, inner / PAIR, inner, panel / PAIR, threads};
     // Threads take turns, so that together they read one stream. Of the panels that are left, too few for all threads,
     // each has a share of the rows, unless there are few rows.
     int64_t panels = divided_up(n, PANEL), whole = panels / threads, left = panels % threads;

@@ -15,7 +15,7 @@
 #include "vector.h"
 
 // Most rows whose sums of a panel are in registers.
-constexpr int ROWS = 4;
+constexpr int ROWS = MOST_OF_BLOCK;
 // Bytes by which a panel is read ahead.
 constexpr int AHEAD = BITS == 4 ? 12288 : 5120;
 // With fewer rows, starting the threads takes longer than rounding.
@@ -55,7 +55,7 @@ struct Product {
     int8_t* rounded;
     float* row_scales;
     Offset* row_offsets;
-    int64_t rows, threads;
+    int64_t threads;
     int64_t group() const { return GROUPED ? GROUP : inner; }
     int64_t groups() const { return inner / group(); }
     int64_t records() const { return inner / INPUTS_OF_RECORD; }
@@ -178,7 +178,7 @@ template <int count> static NOINLINE void compute_rows(const Product& of, int64_
 // each row, and 8 for each of its groups.
 static void quantized_product(const Record* w, const float* scales, const float* bias, int64_t n, int64_t inner,
                               const DTYPE* x, DTYPE* y, char* scratch, int64_t rows, int64_t threads) {
-    Product of = {w, scales, bias, n, inner, x, y, (int8_t*)scratch, nullptr, nullptr, rows, threads};
+    Product of = {w, scales, bias, n, inner, x, y, (int8_t*)scratch, nullptr, nullptr, threads};
     of.row_scales = (float*)(scratch + rows * inner);
     of.row_offsets = (Offset*)(of.row_scales + rows * of.groups());
     parallel(rows < SERIAL_ROWS ? 1 : threads, [=](int64_t t) {
@@ -186,15 +186,11 @@ static void quantized_product(const Record* w, const float* scales, const float*
     });
     parallel(threads, [=](int64_t t) {
         // Threads take turns, so that together they read one stream.
-        for (int64_t p = t; p * PANEL < n; p += threads) {
-            int64_t row = 0, block = 0;
-            for (; row + ROWS <= rows; row += ROWS) compute_rows<ROWS>(of, p, row, block++);
-            if (rows % ROWS >= 2) {
-                compute_rows<2>(of, p, row, block);
-                row += 2;
-            }
-            if (rows % 2) compute_rows<1>(of, p, row, block);
-        }
+        for (int64_t p = t; p * PANEL < n; p += threads)
+            each_block(
+                0, rows, BODY(int64_t row, auto size, int64_t block) {
+                    compute_rows<decltype(size)::value>(of, p, row, block);
+                });
     });
 }
 EXPORT(quantized_product)

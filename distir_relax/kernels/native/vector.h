@@ -357,6 +357,22 @@ template <class Body> INLINE void each_vector(int64_t width, const Body& body) {
     if (j < width) body(j, (int)(width - j));
 }
 
+// Calls `body(row, size, block)` for each block of the most rows, then for the 2 and the 1 that are left. The size is a
+// `Constant`; `block` is the number of the block.
+constexpr int MOST_OF_BLOCK = 4;
+template <int number> struct Constant {
+    static constexpr int value = number;
+};
+template <class Body> INLINE void each_block(int64_t begin, int64_t count, const Body& body) {
+    int64_t row = begin, block = 0;
+    for (; row + MOST_OF_BLOCK <= begin + count; row += MOST_OF_BLOCK) body(row, Constant<MOST_OF_BLOCK>{}, block++);
+    if (count % MOST_OF_BLOCK >= 2) {
+        body(row, Constant<2>{}, block);
+        row += 2;
+    }
+    if (count % 2) body(row, Constant<1>{}, block);
+}
+
 // Reductions: of registers, of halves of a register, and of the last four elements.
 typedef float FourFloats __attribute__((vector_size(16)));
 typedef int32_t FourInts __attribute__((vector_size(16)));

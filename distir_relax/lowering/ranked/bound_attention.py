@@ -44,18 +44,19 @@ class _Masks:
     """The masks of a module that have bounds: values of a function, and inputs of functions that all calls give one."""
 
     module: Module
-    elements: dict[str, dict[str, Element]] = field(init=False)
+    bounds: dict[str, dict[str, Op]] = field(init=False)
+    """The ops that compute the bounds of masks: by function, and by mask."""
     inputs: set[tuple[str, int]] = field(init=False)
     """Inputs that have bounds instead of a mask: the names of functions, and numbers."""
 
     def __post_init__(self) -> None:
-        self.elements = {f.name: index_elements(f) for f in self.module.functions}
+        self.bounds = {f.name: _all_bounds(f) for f in self.module.functions}
         self.inputs = set()
         called = {op.callee for f in self.module.functions for op in f.ops if op.callee}
         for function in self.module.functions:
             outputs = {output.value.name for output in function.outputs}
             for n, item in enumerate(function.inputs):
-                if function.name in called and _is_mask(item.value) and item.value.name not in outputs:
+                if function.name in called and is_mask(item.value) and item.value.name not in outputs:
                     self.inputs.add((function.name, n))
         while wrong := self._wrong():
             self.inputs -= wrong
@@ -82,15 +83,13 @@ class _Masks:
 
     def _has(self, function: Function, value: Value) -> bool:
         """Return whether a value has bounds, or is an input that has."""
-        element = self.elements[function.name].get(value.name)
-        if element is not None:
-            return _is_mask(value) and _bounds(value, element) is not None
+        if value.name in self.bounds[function.name]:
+            return True
         return any((function.name, n) in self.inputs for n, i in enumerate(function.inputs) if i.value == value)
 
     def bounded(self, function: Function) -> Function:
         """Return a function whose attention, and calls, take bounds."""
         taken, made = value_names(function), dict[str, Value]()
-        locations = {v.name: op.location for op in function.ops for v in op.results}
         inputs = list(function.inputs)
         for n, item in enumerate(inputs):
             if (function.name, n) in self.inputs:
@@ -103,11 +102,8 @@ class _Masks:
                 if not self._takes(op, n) or not self._has(function, value):
                     continue
                 if value.name not in made:
-                    of_mask = _bounds(value, self.elements[function.name][value.name])
-                    assert of_mask is not None, "it has bounds"
-                    result = Value(fresh_name(f"{value.name}.bounds", taken), _kind(value))
-                    ops.append(replace(of_mask, results=(result,), location=locations[value.name]))
-                    made[value.name] = result
+                    made[value.name] = Value(fresh_name(f"{value.name}.bounds", taken), _kind(value))
+                    ops.append(replace(self.bounds[function.name][value.name], results=(made[value.name],)))
                 operands[n] = made[value.name]
             ops.append(with_bounds(op, operands))
         if not made:
@@ -123,13 +119,26 @@ def with_bounds(op: Op, operands: Sequence[Value]) -> Op:
     return replace(op, operands=tuple(operands), attrs={**op.attrs, "boolean": False, "bounded": True})
 
 
-def _is_mask(value: Value) -> bool:
+def is_mask(value: Value) -> bool:
+    """Return whether a value may be a mask of attention."""
     return value.tensor.dtype == "bool" and len(value.tensor.shape) >= 2
 
 
 def _kind(mask: Value) -> TensorType:
     """Return the type of the bounds of a mask."""
     return TensorType((mask.tensor.shape[-2], 2), "int64")
+
+
+def _all_bounds(function: Function) -> dict[str, Op]:
+    """Return the ops that compute bounds, by mask, of a function's masks that have them."""
+    elements, found = index_elements(function), dict[str, Op]()
+    for op in function.ops:
+        for value in op.results:
+            if value.name in elements and is_mask(value):
+                of_mask = _bounds(value, elements[value.name])
+                if of_mask is not None:
+                    found[value.name] = replace(of_mask, location=op.location)
+    return found
 
 
 def _bounds(mask: Value, element: Element) -> Op | None:
