@@ -14,20 +14,18 @@ import torch
 import distir_relax as dr
 from distir_relax.compiler.pass_manager import Observer, Verify, run_passes
 from distir_relax.compiler.pass_pipeline import compile_passes
+from distir_relax.executable import BatchRequests, Hoist, PlanMemory
+from distir_relax.executable.check_memory import check_memory
 from distir_relax.ir import Module, Pass, parse, print_module, program_of, verify
 from distir_relax.layout import DeviceMesh, assuming
 from distir_relax.lowering import (
     AttendStates,
-    BatchRequests,
     BoundAttention,
-    Hoist,
     IndexPositions,
     OneSequence,
-    PlanMemory,
     SkipRepeats,
 )
 from distir_relax.lowering.emit.torch import to_executable, to_torch
-from distir_relax.lowering.executable.check_memory import check_memory
 from distir_relax.ops import check
 from tests.blocks import blocks_module
 from tests.decoder import Decoder

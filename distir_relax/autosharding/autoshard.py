@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from distir_relax.autosharding.partial_sums import deferrable_sums
 from distir_relax.autosharding.solver import InsufficientMemory
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
+from distir_relax.executable.lasting_values import computed_once
 from distir_relax.ir import Autosharding, Module, Op, inlined_main, memoize
 from distir_relax.layout import DeviceMesh
 from distir_relax.sharding.annotation_propagation import propagate_annotations
@@ -61,7 +63,9 @@ class PlaceBySearch:
     def graph(self, module: Module, ignored: frozenset[int] = frozenset()) -> Graph:
         """Return the strategy graph; annotations of the numbers `free` in the inlined program are ignored."""
         heterogeneity = Heterogeneity.of(self.profile, self.mesh, self.memory is not None)
-        return build_graph(module, self.mesh, self.hazards, ignored, heterogeneity)
+        # A runtime that does not fold ops on shapes runs all ops in each call.
+        folds = not self.profile.shape_op
+        return build_graph(module, self.mesh, self.hazards, ignored, heterogeneity, folds)
 
     def _conflict(self, module: Module, graph: Graph, error: InsufficientMemory, limit: float) -> DistIRError:
         """Return the error that names the annotations that no placements fit with; `error` if there are none.
@@ -100,11 +104,12 @@ def _annotation_text(annotation: Op) -> str:
 def build_graph(
     module: Module, mesh: DeviceMesh, hazards: NonfiniteValues = NonfiniteValues(),  # noqa: B008
     ignored: frozenset[int] = frozenset(), heterogeneity: Heterogeneity = Heterogeneity(),  # noqa: B008
+    folds: bool = True,
 ) -> Graph:  # fmt: skip
     """Return the strategy graph of a module of the global stage on a mesh; `hazards` are those of its constants.
 
     Annotations of the numbers `free` in the inlined program are ignored. Classes of dims are cut by device speed if
-    `heterogeneity` has any.
+    `heterogeneity` has any. With `folds`, values that depend on weights alone cost nothing: they are computed once.
     """
     inlined, facts = inlined_main(module), _analyze(module, hazards)
     targets = propagate_annotations(inlined.function, facts.factoring, mesh)
@@ -112,6 +117,7 @@ def build_graph(
         module,
         StrategySpace(facts.factoring, targets, mesh, facts.hazards, facts.deferrable, ignored, heterogeneity),
         inlined.function,
+        facts.once if folds else {},
     )
     graph.build(inlined.instance)
     return graph
@@ -125,6 +131,8 @@ class _ProgramFacts:
     hazards: NonfiniteValues
     deferrable: frozenset[str]
     """The values that may be left as partial sums."""
+    once: Mapping[str, set[str]]
+    """The values of each function that are computed once."""
 
 
 @memoize(8)
@@ -132,4 +140,4 @@ def _analyze(module: Module, constant_hazards: NonfiniteValues) -> _ProgramFacts
     """Analyze a program, whatever the mesh; `constant_hazards` are those of its constants."""
     inlined, factoring = inlined_main(module).function, factoring_of(module)
     hazards = propagate_nonfinite(Module("global", (inlined,)), constant_hazards)[inlined.name]
-    return _ProgramFacts(factoring, hazards, deferrable_sums(inlined, factoring, hazards))
+    return _ProgramFacts(factoring, hazards, deferrable_sums(inlined, factoring, hazards), computed_once(module))

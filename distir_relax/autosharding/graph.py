@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -90,11 +90,15 @@ class Edge:
 
 @dataclass(slots=True)
 class Graph:
-    """The nodes and edges of a module of the global stage; `inlined` is its entry with calls inlined."""
+    """The nodes and edges of a module of the global stage; `inlined` is its entry with calls inlined.
+
+    `once` has the values by function that no call computes: the count of their nodes is 0.
+    """
 
     module: Module
     space: StrategySpace
     inlined: Function
+    once: Mapping[str, Collection[str]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     op_nodes: dict[tuple[str, int], int] = field(default_factory=dict)
     """By function and op number: the node of an op."""
@@ -192,9 +196,9 @@ class Graph:
             strategies = self.space.strategies(target, self.inlined.ops[target])
             if is_annotation(op):
                 self.annotations[target] = op
-            index = self._add_node(
-                (name, "op", keys.ops[number]), op, op.results[0], "", strategies, count * repeats(op.results[0].name)
-            )
+            first = op.results[0]
+            runs = 0 if first.name in self.once.get(name, ()) else count * repeats(first.name)
+            index = self._add_node((name, "op", keys.ops[number]), op, first, "", strategies, runs)
             self.op_nodes[name, number] = index
             self._roles[index] = tuple(self.nodes[index].role for index, _ in producers)
             for operand, value in enumerate(op.operands):

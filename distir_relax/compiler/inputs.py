@@ -61,7 +61,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Program:
-    """A fully typed program of the distributed stage; `tensors` are its weights by name, None if not given."""
+    """A fully typed program of all devices: of the distributed stage, or as it is executed.
+
+    `tensors` are its weights by name, None if not given.
+    """
 
     module: Module
     tensors: Mapping[str, Any] | None = None
@@ -111,6 +114,8 @@ def classify_input(value: Any, where: str = "") -> Input:
     if isinstance(value, Module):
         value = (value,)
     if isinstance(value, tuple) and value and isinstance(value[0], Module):
+        if value[0].stage == "executable" and not value[0].ranks:
+            return Program(value[0])
         if value[0].stage != "distributed":
             return Model(value)
         return Program(infer_types(value[0]), value[1] if len(value) == 2 else None)
@@ -146,7 +151,8 @@ def read_target(target: str | Path) -> Input:
     except ImportModelError as error:
         hint = "give a bundle, a program's text, an .onnx file, or file.py:function"
         raise ImportModelError(error.message, error.where, hint) from None
-    module = infer_types(parse(source, str(target), places=True))
+    module = parse(source, str(target), places=True)
+    module = module if module.stage == "executable" else infer_types(module)
     # The text may be hand-written.
     verify(module, check)
     return Program(module)

@@ -21,6 +21,7 @@ from distir_relax.autodiff import Differentiate, LinearCasts, ReduceGradients
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
+from distir_relax.executable import BatchRequests, Hoist, PlanMemory
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Inline, Pass, pass_name
@@ -28,12 +29,10 @@ from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering import (
     AccumulateInCalls,
     AttendStates,
-    BatchRequests,
     BoundAttention,
     DropIdentities,
     FuseDifferentiable,
     FuseLocal,
-    Hoist,
     IndexPositions,
     JoinProducts,
     MergeEqual,
@@ -42,7 +41,6 @@ from distir_relax.lowering import (
     OrderSums,
     OverlapCollectives,
     Pipeline,
-    PlanMemory,
     Project,
     SkipRepeats,
     ToDistIR,

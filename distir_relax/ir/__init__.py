@@ -63,9 +63,9 @@ from distir_relax.ir.records import (
     print_records,
 )
 from distir_relax.ir.types import (
+    EACH,
+    PACKED,
     DTensorType,
-    EachType,
-    PackedType,
     PerRank,
     PlacedType,
     Size,
@@ -80,9 +80,11 @@ from distir_relax.ir.verify import Known, verifies_by_default, verify, verify_pl
 
 __all__ = [
     "CALL",
+    "EACH",
     "GRADIENT_ROLE",
     "MEMORY",
     "NEXT_ROLE",
+    "PACKED",
     "STAGES",
     "TASK",
     "WAIT",
@@ -92,7 +94,6 @@ __all__ = [
     "CachedState",
     "DTensorType",
     "DeviceEquivalence",
-    "EachType",
     "Function",
     "Gather",
     "HeadPartition",
@@ -107,7 +108,6 @@ __all__ = [
     "Op",
     "Output",
     "OutputAssembly",
-    "PackedType",
     "Pass",
     "PerRank",
     "PlacedType",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NoReturn, TypeGuard
 
@@ -29,9 +29,9 @@ from distir_relax.ir.program import (
     Value,
 )
 from distir_relax.ir.types import (
+    EACH,
+    PACKED,
     DTensorType,
-    EachType,
-    PackedType,
     PerRank,
     PlacedType,
     Size,
@@ -87,8 +87,6 @@ _TOKEN = re.compile(
 )
 
 
-_KINDS = {"packed": PackedType, "each": EachType}
-"""The types of tensors that have a word after their sizes."""
 _INTEGER = re.compile("-?[0-9]{1,20}")
 
 
@@ -338,8 +336,12 @@ class _Parser:
         if not self.accept("@"):
             if any(isinstance(n, PerRank) for n in kind.shape):
                 self.fail("devices, such as @ {0,1}, after sizes by device", "none")
-            return next((t(kind.shape, kind.dtype) for word, t in _KINDS.items() if self.accept(word)), kind)
-        return PlacedType(kind.shape, kind.dtype, self.devices())
+            return replace(kind, form=form) if (form := self.form()) else kind
+        return PlacedType(kind.shape, kind.dtype, self.devices(), self.form())
+
+    def form(self) -> str:
+        """Read the form of a tensor, if it has one."""
+        return next((word for word in (PACKED, EACH) if self.accept(word)), "")
 
     def dtensor(self) -> DTensorType:
         shape = self.shape("a shape such as (4, 8)")

@@ -9,7 +9,7 @@ global       `TensorType`    the user's model                              front
 sharded      `DTensorType`   layouts of all values, `redistribute` ops     `sharding.propagate`
 distributed  `PlacedType`    device sets, explicit communication           `lowering.to_distir`
 ranked       `TensorType`    one function per distinct rank                `lowering.project`
-executable   `TensorType`    what runs once and in each call, packed       `lowering.Hoist`
+executable   `TensorType`    what runs once and in each call, packed       `executable.Hoist`
                              weights, the memory of results
 ===========  ==============  ============================================  =====================
 
@@ -76,10 +76,15 @@ class Value:
 
     @property
     def tensor(self) -> TensorType:
-        """The type of a value of the global or ranked stage; `VerificationError` for another."""
+        """The type of a value of one device; `VerificationError` for another."""
         if isinstance(self.type, TensorType):
             return self.type
         raise VerificationError(f"{self} is not a tensor of one device: {self.type}")
+
+    @property
+    def local(self) -> TensorType:
+        """The type on one device: of several, the first. `VerificationError` for a value of the sharded stage."""
+        return self.type.local(0) if isinstance(self.type, PlacedType) else self.tensor
 
     @property
     def dtensor(self) -> DTensorType:

@@ -1,16 +1,17 @@
 """Types of values, by stage. A size is a number, or symbolic (`layout.symbolic_size`).
 
 ``TensorType``   global, ranked and executable stages: a tensor of one device
-``PackedType``   executable stage: a weight in the layout of a kernel
-``EachType``     executable stage: a tensor for each request of a step
 ``DTensorType``  sharded stage: a global tensor with its placement along each mesh axis
-``PlacedType``   distributed stage: one local tensor on each device of a set; shapes may differ by device
+``PlacedType``   distributed and executable stages: one local tensor on each device of a set; shapes may differ
+
+In the executable stage tensors have a `form`: ``packed``, a weight in the layout of a kernel (weights that are packed
+together are one object), and ``each``, one tensor for each request of a step, whose sizes are those of each.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distir_relax.layout import (
     DTYPES,
@@ -56,12 +57,17 @@ def at_rank(size: Size, index: int) -> int:
     return size.values[index] if isinstance(size, PerRank) else size
 
 
+PACKED, EACH = "packed", "each"
+"""The forms of tensors in the executable stage, besides plain ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor of `shape` and `dtype` on one device."""
+    """A tensor of `shape` and `dtype` on one device; `form` is that of the executable stage."""
 
     shape: tuple[int, ...]
     dtype: str
+    form: str = ""
 
     @property
     def elements(self) -> int:
@@ -77,36 +83,20 @@ class TensorType:
     @property
     def typical(self) -> TensorType:
         """The type with typical sizes instead of symbolic ones."""
-        return TensorType(tuple(map(typical_value, self.shape)), self.dtype) if is_symbolic(self.shape) else self
+        return replace(self, shape=tuple(map(typical_value, self.shape))) if is_symbolic(self.shape) else self
 
     @property
     def generic(self) -> TensorType:
         """The type with large primes instead of symbols (`layout.symbolic_size.generic_value`)."""
-        return TensorType(tuple(map(generic_value, self.shape)), self.dtype) if is_symbolic(self.shape) else self
-
-    def __str__(self) -> str:
-        return f"{DTYPES[self.dtype][0]}[{print_sizes(self.shape, ',')}]"
-
-
-@dataclass(frozen=True, slots=True)
-class PackedType(TensorType):
-    """A weight in the layout of a kernel, in the executable stage. Weights that are packed together are one object."""
-
-    def __str__(self) -> str:
-        return f"{TensorType.__str__(self)} packed"
-
-
-@dataclass(frozen=True, slots=True)
-class EachType(TensorType):
-    """One tensor for each request of a step, in the executable stage: sizes of requests are those of each."""
+        return replace(self, shape=tuple(map(generic_value, self.shape))) if is_symbolic(self.shape) else self
 
     @property
-    def one(self) -> TensorType:
-        """The type of a request's."""
-        return TensorType(self.shape, self.dtype)
+    def plain(self) -> TensorType:
+        """The type without its form."""
+        return TensorType(self.shape, self.dtype) if self.form else self
 
     def __str__(self) -> str:
-        return f"{TensorType.__str__(self)} each"
+        return f"{DTYPES[self.dtype][0]}[{print_sizes(self.shape, ',')}]{_word(self.form)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +124,23 @@ class PlacedType:
     shape: tuple[Size, ...]
     dtype: str
     devices: tuple[int, ...]
+    form: str = ""
 
     def local(self, index: int) -> TensorType:
         """Return the type on the device at `index` in `devices`."""
         # Inlined `at_rank`: the simulator calls this for every operand.
         shape = tuple([size.values[index] if isinstance(size, PerRank) else size for size in self.shape])
-        return TensorType(shape, self.dtype)
+        return TensorType(shape, self.dtype, self.form)
+
+    @property
+    def plain(self) -> PlacedType:
+        """The type without its form."""
+        return PlacedType(self.shape, self.dtype, self.devices) if self.form else self
 
     def __str__(self) -> str:
         is_spaced = any(is_symbolic(n.values if isinstance(n, PerRank) else n) for n in self.shape)
         shape = (", " if is_spaced else ",").join(map(str, self.shape))
-        return f"{DTYPES[self.dtype][0]}[{shape}] @ {print_devices(self.devices)}"
+        return f"{DTYPES[self.dtype][0]}[{shape}] @ {print_devices(self.devices)}{_word(self.form)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +154,10 @@ class Untyped:
 
 
 Type = TensorType | DTensorType | PlacedType | Untyped
+
+
+def _word(form: str) -> str:
+    return f" {form}" if form else ""
 
 
 def print_devices(devices: tuple[int, ...]) -> str:

@@ -12,12 +12,12 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import remap_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import (
+    EACH,
     DTensorType,
-    EachType,
-    PackedType,
     PerRank,
     PlacedType,
     TensorType,
+    Type,
     Untyped,
     print_devices,
 )
@@ -38,9 +38,9 @@ class OpCheck(Protocol):
         """Raise `VerificationError` unless the programs of a ranked module's ranks are consistent."""
 
 
-_TYPE_OF_STAGE = {
-    "global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType,
-    "executable": TensorType,
+_TYPES_OF_STAGE = {
+    "global": (TensorType,), "sharded": (DTensorType,), "distributed": (PlacedType,), "ranked": (TensorType,),
+    "executable": (TensorType, PlacedType),
 }  # fmt: skip
 _OF_RANKS = ("ranked", "executable")
 """Stages whose functions are programs of ranks."""
@@ -188,9 +188,11 @@ def _differs_by_rank(value: object) -> bool:
 
 def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, where: str) -> None:
     name, devices = op.callee, op.devices
-    if (devices is not None) != (module.stage == "distributed"):
+    values = *op.operands, *op.results
+    is_placed = module.stage == "distributed" or any(isinstance(v.type, PlacedType) for v in values)
+    if (devices is not None) != is_placed:
         raise VerificationError(
-            f"calls of the distributed stage name their devices, others do not, found @{name} "
+            f"calls of programs of all devices name theirs, others do not, found @{name} "
             f"{'on some' if devices is not None else 'on none'} in the {module.stage} stage",
             where,
         )
@@ -215,7 +217,7 @@ def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, wher
                 raise VerificationError(f"{inner} of @{name} is not on the devices {print_devices(devices)}", where)
             kind = remap_devices(kind, devices)
         # A function that is called for each request takes and gives one of each.
-        if kind not in (outer.type, outer.type.one if isinstance(outer.type, EachType) else None):
+        if kind != outer.type and kind != _one(outer.type):
             raise VerificationError(
                 f"{inner} of @{name} is {kind} in this call, found {outer}: {outer.type}",
                 where,
@@ -245,13 +247,12 @@ def _verify_streams(function: Function) -> None:
 def verify_type(module: Module, value: Value, where: str) -> None:
     """Raise `VerificationError` unless a value's type is valid in itself and at the module's stage."""
     kind = value.type
-    expected = _TYPE_OF_STAGE[module.stage]
+    expected = _TYPES_OF_STAGE[module.stage]
     if not isinstance(kind, expected):
-        raise VerificationError(
-            f"the {module.stage} stage has {expected.__name__} values, found {value}: {kind}", where
-        )
+        names = " or ".join(t.__name__ for t in expected)
+        raise VerificationError(f"the {module.stage} stage has {names} values, found {value}: {kind}", where)
     assert not isinstance(kind, Untyped)
-    if isinstance(kind, (PackedType, EachType)) and module.stage != "executable":
+    if not isinstance(kind, DTensorType) and kind.form and module.stage != "executable":
         raise VerificationError(
             f"values are packed, or one each, in the executable stage, found {value}: {kind}", where
         )
@@ -267,6 +268,11 @@ def verify_type(module: Module, value: Value, where: str) -> None:
                 raise VerificationError(
                     f"{value} lists {len(size.values)} sizes for {len(kind.devices)} devices", where
                 )
+
+
+def _one(kind: Type) -> Type:
+    """Return the type of a request's tensor, of one for each request."""
+    return kind.plain if isinstance(kind, (TensorType, PlacedType)) and kind.form == EACH else kind
 
 
 def _verify_devices(module: Module, devices: tuple[int, ...], what: str, where: str) -> None:

@@ -6,9 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distir_relax.lowering.executable.batch_requests import BatchRequests
-    from distir_relax.lowering.executable.hoist import Hoist
-    from distir_relax.lowering.executable.plan_memory import PlanMemory
     from distir_relax.lowering.gradient_accumulation import AccumulateInCalls
     from distir_relax.lowering.microbatches import Microbatches
     from distir_relax.lowering.multi_mesh import ToPlaces
@@ -30,12 +27,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AccumulateInCalls",
     "AttendStates",
-    "BatchRequests",
     "BoundAttention",
     "DropIdentities",
     "FuseDifferentiable",
     "FuseLocal",
-    "Hoist",
     "IndexPositions",
     "JoinProducts",
     "MergeEqual",
@@ -44,7 +39,6 @@ __all__ = [
     "OrderSums",
     "OverlapCollectives",
     "Pipeline",
-    "PlanMemory",
     "Project",
     "SkipRepeats",
     "ToDistIR",
@@ -55,11 +49,9 @@ __all__ = [
 _MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
     "AttendStates": "distir_relax.lowering.ranked.attend_states",
-    "BatchRequests": "distir_relax.lowering.executable.batch_requests",
     "DropIdentities": "distir_relax.lowering.ranked.drop_identities",
     "FuseDifferentiable": "distir_relax.lowering.ranked.fuse",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
-    "Hoist": "distir_relax.lowering.executable.hoist",
     "BoundAttention": "distir_relax.lowering.ranked.bound_attention",
     "IndexPositions": "distir_relax.lowering.ranked.index_positions",
     "JoinProducts": "distir_relax.lowering.ranked.join_products",
@@ -69,7 +61,6 @@ _MODULES = {
     "OrderSums": "distir_relax.lowering.ordered_sums",
     "OverlapCollectives": "distir_relax.lowering.overlap",
     "Pipeline": "distir_relax.lowering.pipeline",
-    "PlanMemory": "distir_relax.lowering.executable.plan_memory",
     "Project": "distir_relax.lowering.project",
     "SkipRepeats": "distir_relax.lowering.ranked.skip_repeats",
     "ToDistIR": "distir_relax.lowering.to_distir",

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from distir_relax.cost.profile import Profile
+from distir_relax.executable.lasting_values import fixed_values, sized_values
+from distir_relax.executable.request_rows import Rows, row_ops, rows_of
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Value, fresh_name, value_names
 from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.kernels.requests import are_recorded
 from distir_relax.layout import assuming
 from distir_relax.lowering.project import Project
-from distir_relax.lowering.ranked.lasting_values import fixed_values, sized_values
 from distir_relax.lowering.ranked.one_sequence import OneSequence
-from distir_relax.lowering.ranked.request_rows import Rows, row_ops, rows_of
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.spmd_inference import infer_placed
 from distir_relax.simulation.simulation import Simulation

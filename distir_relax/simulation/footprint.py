@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from distir_relax.errors import ProfileError
+from distir_relax.executable.hoist import Hoist
 from distir_relax.ir import Module
 from distir_relax.simulation.communication_matrix import bytes_between
-from distir_relax.simulation.weight_copies import weight_copies
+from distir_relax.simulation.kept_values import kept_storage
 from distir_relax.support.units import count, size
 
 
@@ -18,7 +19,7 @@ from distir_relax.support.units import count, size
 class Footprint:
     """`weights` and `sent` are bytes, by rank; `sent` is None if the program has an unknown kind of communication.
 
-    `packed` are the bytes by which weights are more on a CPU, where some are held in several forms (`weight_copies`).
+    `packed` are the bytes by which weights are more on a CPU, where a rank may hold some packed and as they are.
     """
 
     programs: int
@@ -43,11 +44,13 @@ class Footprint:
 def footprint(distributed: Module, ranked: Module) -> Footprint:
     """Compute the footprint of a program from its last two stages."""
     sizes: dict[str, tuple[int, int]] = {}
+    executable = Hoist().run(ranked)
     for function in ranked.functions:
         if function.name in ranked.ranks:
-            each = {item.value.name: item.value.tensor.bytes for item in function.inputs if item.role != "input"}
-            copies = weight_copies(ranked, function)
-            sizes[function.name] = sum(each.values()), sum(each[name] * more for name, more in copies.items())
+            weights_only = sum(item.value.tensor.bytes for item in function.inputs if item.role != "input")
+            kept = {v.name: v for v in kept_storage(executable, executable.function(function.name)).values()}
+            more = sum(value.tensor.bytes for value in kept.values()) - weights_only
+            sizes[function.name] = weights_only, max(0, more)
     weights = tuple(sizes[name][0] for name in ranked.ranks)
     packed = tuple(sizes[name][1] for name in ranked.ranks)
     try:

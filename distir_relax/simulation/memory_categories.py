@@ -15,7 +15,9 @@ WEIGHTS, ACTIVATIONS, GRADIENTS, STATE, WORKSPACE = range(len(CATEGORIES))
 RESIDENT = frozenset({WEIGHTS, GRADIENTS, STATE})
 """Categories that live through a step, or across steps."""
 
-ROLE_CATEGORY = {"input": ACTIVATIONS, "parameter": WEIGHTS, "constant": WEIGHTS, "state": STATE}
+ROLE_CATEGORY = {
+    "input": ACTIVATIONS, "sized": ACTIVATIONS, "parameter": WEIGHTS, "constant": WEIGHTS, "state": STATE,
+}  # fmt: skip
 """The category of an input, by role."""
 
 

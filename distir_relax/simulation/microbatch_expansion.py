@@ -29,6 +29,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.interpret.interpreter import Steps, list_steps
 from distir_relax.interpret.ragged import IntArray
 from distir_relax.ir import Function, MicrobatchParts, Module, Op, RepeatedMicrobatches, TaskOrder, Value
+from distir_relax.simulation.kept_values import prepared_from
 from distir_relax.simulation.schedule_order import order_ops
 
 Source = tuple[int, int]
@@ -125,6 +126,7 @@ class _PartMap:
                 self.families.update(dict.fromkeys(record.parts, record.value))
         recorded = repeated.part_of
         self.part_of = {item.value.name: recorded.get(item.value.name, -1) for item in self.main.inputs}
+        self.prepared = prepared_from(module, self.main)
         self.ops: list[int] = []
         for op in self.main.ops:
             if op.task:
@@ -191,7 +193,8 @@ class _Alignment:
     def _source_of(self, value: Value, part: int) -> object:
         value_part = self.parts.part_of[value.name]
         if value_part < 0 or value.name in self.parts.totals:
-            return value.name
+            # Microbatches of two sizes have what they need of weights prepared for each.
+            return self.parts.prepared.get(value.name, value.name)
         if not part - 1 <= value_part <= part:
             raise VerificationError(f"%{value.name} is used by a microbatch that does not follow its own")
         if value_part == part - 1:

@@ -10,7 +10,7 @@ import numpy as np
 from distir_relax.cost.network import CollectiveTiming, collective_timing, level_of
 from distir_relax.cost.profile import SHAPE_OP, Profile
 from distir_relax.cost.roofline import host_seconds, op_work, work_seconds
-from distir_relax.ir import Op, PlacedType, TensorType, Value
+from distir_relax.ir import PACKED, Op, PlacedType, TensorType, Value
 from distir_relax.ops import OpDef, Trait, lookup
 from distir_relax.ops.table.spmd_inference import local_attrs
 from distir_relax.simulation.copies import NO_COPIES, Copies
@@ -98,8 +98,6 @@ class OpTimer:
 
     Clocks of hosts, if they have their own, come after those of the last stream.
     """
-    fixed: bool = False
-    """Whether the program does not modify its weights."""
     uncached: Mapping[int, float] = field(default_factory=dict)
     """For classes whose weights exceed the cache, the share of them that is outside of it."""
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
@@ -234,15 +232,16 @@ class OpTimer:
             attrs = local_attrs(op.attrs, i)
             results = [v.placed.local(i) for v in op.results]
             share = self.uncached.get(c, 0.0)
-            fixed, uncached = self.fixed and any(resident), tuple(resident) if share else ()
+            uncached = tuple(resident) if share else ()
             if uncached and len(local_operands) < len(op.operands):
                 uncached = (*(resident[number] for _, number in local_operands), *resident[len(op.operands) :])
             speed = self._speeds[c]
             local = (tuple(operands), tuple(map(str, attrs.items())), tuple(results))
-            key = (op.name, *local, fixed, uncached, share, speed)
+            key = (op.name, *local, uncached, share, speed)
             times = self._work_times.get(key)
             if times is None:
-                work = op_work(entry, operands, attrs, results, fixed, uncached, share, self.profile.is_recorded)
+                packed = any(kind.form == PACKED for kind in operands)
+                work = op_work(entry, operands, attrs, results, packed, uncached, share, self.profile.is_recorded)
                 on_device = femtoseconds(work_seconds(self.profile, work, speed))
                 on_host = femtoseconds(host_seconds(self.profile, work)) if self.profile.is_asynchronous else 0
                 times = self._work_times[key] = on_device, on_host

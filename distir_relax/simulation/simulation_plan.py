@@ -19,6 +19,7 @@ from distir_relax.interpret.interpreter import SlotProgram, allocate_slots
 from distir_relax.ir import Function, Module, Op, verify_no_recursion
 from distir_relax.ops import Trait, lookup
 from distir_relax.simulation.device_classes import DeviceClasses, Devices
+from distir_relax.simulation.kept_values import as_executed
 from distir_relax.simulation.memory_categories import ROLE_CATEGORY, WeightGradients
 from distir_relax.simulation.microbatch_expansion import ExpandedEntry, expand_entry
 from distir_relax.simulation.steady_state import Cycle, find_cycle
@@ -65,7 +66,7 @@ class SimulationPlan:
     _topology_keys: dict[int, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        module = self.module
+        module = self.module = as_executed(self.module, self.profile)
         self.classes = DeviceClasses(module, self.profile)
         verify_no_recursion(module)
         names = {str(op.attrs["stream"]) for f in module.functions for op in f.ops if "stream" in op.attrs}
@@ -84,7 +85,7 @@ class SimulationPlan:
     def with_records(self, module: Module) -> SimulationPlan:
         """Return the plan of a program with other records: of how many microbatches there are, and their order."""
         result = copy(self)
-        result.module = module
+        result.module = as_executed(module, self.profile)
         result._expand()
         return result
 

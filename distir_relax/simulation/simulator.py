@@ -18,12 +18,14 @@ from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import uncached_share
 from distir_relax.cost.scaling import faster
 from distir_relax.errors import ProfileError, VerificationError
+from distir_relax.executable.hoist import is_constant
 from distir_relax.interpret.interpreter import Domain, Interpreter, SlotStep
 from distir_relax.ir import Function, Module, Op, gc_disabled
 from distir_relax.ops import lookup, reused_operands
 from distir_relax.simulation.copies import Copies, layout_copies
 from distir_relax.simulation.device_classes import Devices
 from distir_relax.simulation.events import Event
+from distir_relax.simulation.kept_values import as_executed, kept_storage, weights_of
 from distir_relax.simulation.memory_categories import (
     ACTIVATIONS,
     GRADIENTS,
@@ -40,28 +42,29 @@ from distir_relax.simulation.simulation import Simulation
 from distir_relax.simulation.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.simulation.simulator_state import Frame, Handle, Summary
 from distir_relax.simulation.steady_state import Fold
-from distir_relax.simulation.weight_copies import weight_copies
 
 
 def simulate_module(
     module: Module, profile: Profile, plan: SimulationPlan | None = None, repeats: Mapping[str, int] | None = None,
     is_recorded: bool | None = None, requests: int = 0, calls: SimulatedCalls | None = None,
 ) -> Simulation:  # fmt: skip
-    """Simulate a program of the distributed stage on the machine of a profile.
+    """Simulate a program of the distributed stage on the machine of a profile, as its ranks execute it.
 
-    `plan` is that of another program for the same profile, if available, which may differ only in sizes that are equal
-    on all devices. `repeats` has how often in turn an op runs that is not to run once, by its first result; this takes
-    time, but no more memory than one. `is_recorded` is whether a CPU backend records the program, by default as it
-    does. It is a step of so many `requests`, or no step of text generation if they are 0. The host's time around a
-    program comes before its first op. `calls` are those of simulations of the same program with other records,
-    by plans with the same functions (`SimulationPlan.with_records`).
+    It may be at the executable stage already (`as_executed`), as it is with a `plan`. That is of another program for
+    the same profile, if available, which may differ only in sizes that are equal on all devices. `repeats` has how
+    often in turn an op runs that is not to run once, by its first result; this takes time, but no more memory than one.
+    `is_recorded` is whether a CPU backend records the program, by default as it does. It is a step of so many
+    `requests`, or no step of text generation if they are 0. The host's time around a program comes before its first op.
+    `calls` are those of simulations of the same program with other records, by plans with the same functions
+    (`SimulationPlan.with_records`).
 
     Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
     more devices than the machine has.
     """
-    if module.stage != "distributed":
+    if module.stage not in ("distributed", "executable") or module.ranks:
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     with gc_disabled():
+        module = as_executed(module, profile)
         # A plan that is made here is freed before the collector looks at it.
         calls, plan = calls or SimulatedCalls(), plan or SimulationPlan(module, profile)
         return _simulate(module, profile, plan, repeats or {}, is_recorded, requests, calls)
@@ -173,16 +176,15 @@ class _Simulator(Domain[Handle]):
     def __post_init__(self) -> None:
         self.layers = len(self.plan.streams) + 1 + self.profile.is_asynchronous
         self.timer = self.calls.timer = self.calls.timer or self._new_timer()
-        self.uses_residency = self.timer.fixed or bool(self.timer.uncached)
+        self.uses_residency = bool(self.timer.uncached)
 
     def _new_timer(self) -> OpTimer:
         plan = self.plan
-        timer = OpTimer(self.profile, plan.classes, plan.streams, not plan.in_place)
+        timer = OpTimer(self.profile, plan.classes, plan.streams)
         weights = [0] * plan.classes.count
-        for item in self.module.main.inputs:
-            if item.role == "parameter":
-                for c, size in timer.bytes_of(item.value, None):
-                    weights[c] += size
+        for value in weights_of(self.module, self.module.main).values():
+            for c, size in timer.bytes_of(value, None):
+                weights[c] += size
         # A step with updates also touches gradients, and two states of an optimizer.
         factor = 4 if plan.in_place else 1
         if self.profile.cache:
@@ -196,16 +198,17 @@ class _Simulator(Domain[Handle]):
         frame = self.enter(main, None, [start] * (classes.count * self.layers), (False,) * len(main.outputs))
         slots: list[Handle | None] = [None] * self.plan.program.slots
         input_bytes: dict[tuple[int, int], int] = defaultdict(int)
-        copies = weight_copies(self.module, main) if self.profile.kind == "cpu" else {}
-        inputs = [
-            (self.timer.bytes_of(i.value, None), ROLE_CATEGORY[i.role], 1 + copies.get(i.value.name, 0))
-            for i in main.inputs
-        ]
+        kept, counted = kept_storage(self.module, main), set[str]()
         for slot, number in enumerate(self.plan.entry.inputs):
-            bytes_, category, forms = inputs[number]
+            item = main.inputs[number]
+            value, category = kept.get(item.value.name, item.value), ROLE_CATEGORY[item.role]
+            bytes_ = self.timer.bytes_of(value, None)
             slots[slot] = Handle(bytes_, category, False, 1, slot)
-            for c, size in bytes_:
-                input_bytes[c, category] += size * forms
+            if value.name not in counted:
+                for c, size in bytes_:
+                    input_bytes[c, category] += size
+            if is_constant(item):
+                counted.add(value.name)
         for (c, category), size in input_bytes.items():
             frame.change(((c, size),), category, 1)
         frame.note_peak([(c, 0) for c in range(classes.count)], None)

@@ -23,6 +23,7 @@ from distir_relax.lowering.microbatches import representative_microbatches
 from distir_relax.lowering.schedule_order import task_sequence
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.sharding.factors import FactoringCache
+from distir_relax.simulation.kept_values import as_executed
 from distir_relax.simulation.simulation import Simulation
 from distir_relax.simulation.simulation_plan import SimulationPlan
 from distir_relax.simulation.simulator import SimulatedCalls, simulate_module
@@ -228,7 +229,8 @@ class Evaluator:
             self._stage_cuts = {k: cut for k, cut in self._stage_cuts.items() if _on_any_mesh(k) == _on_any_mesh(key)}
             self._stage_cuts[key] = self._run_passes(steps[:first], source)
         module = self._expand(self._stage_cuts[key], replace(parts, factored=self._factored), source)
-        return with_shared_types(run_passes(module, steps[first + 1 :], source.checks))
+        distributed = run_passes(module, steps[first + 1 :], source.checks)
+        return with_shared_types(as_executed(distributed, self.profile))
 
     def _expand(self, cut: Module, parts: Microbatches, source: Source) -> Module:
         """Return a program with its microbatches expanded, reusing the last one if only the mesh differs."""

@@ -14,10 +14,10 @@ import torch
 
 import distir_relax as dr
 from distir_relax.errors import VerificationError
+from distir_relax.executable.check_memory import check_memory
 from distir_relax.ir import Attribute, Function, Module, Op, parse, print_module, verify
 from distir_relax.layout import assuming
 from distir_relax.lowering.emit.torch import print_torch, to_executable
-from distir_relax.lowering.executable.check_memory import check_memory
 from distir_relax.ops import Overwriting, check, lookup
 from distir_relax.runtime.backends.torch import load_text, prepare_weights
 from distir_relax.runtime.transports.threads import ThreadWorld

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from distir_relax.executable.request_rows import row_ops, rows_of
 from distir_relax.ir import parse
-from distir_relax.lowering.ranked.request_rows import row_ops, rows_of
 
 TEXT = """
 module @global {

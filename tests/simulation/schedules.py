@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from distir_relax.ir import Module, PerRank, Value
+from distir_relax.cost.profile import Profile
+from distir_relax.executable.hoist import PREPARE
+from distir_relax.ir import Module, PerRank, Value, inline
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.program_builder import FunctionBuilder, ProgramBuilder
+from distir_relax.simulation.kept_values import as_executed
 
 MESH = DeviceMesh((2, 3), ("a", "b"))
 WIDTH = 5
@@ -133,3 +136,10 @@ def schedule(seed: int, even: bool = False) -> Module:
         for value in writer.leaves():
             main.output(value.name, value)
     return program.build()
+
+
+def with_calls_and_without(module: Module, profile: Profile) -> tuple[Module, Module]:
+    """A program as it is executed, and with the calls of its entry inlined; what is prepared is the same."""
+    called = as_executed(module, profile)
+    prepared = (function for function in called.functions if function.name.endswith(PREPARE))
+    return called, replace(called, functions=(inline(called).main, *prepared))

@@ -27,7 +27,7 @@ from tests import mlp
 from tests.machines import link
 from tests.machines import machine as made
 from tests.simulation.pipelines import pipeline
-from tests.simulation.schedules import schedule
+from tests.simulation.schedules import schedule, with_calls_and_without
 from tests.simulation.test_microbatch_expansion import trained
 from tests.simulation.test_simulator import HELD, MACHINE, MACHINES
 
@@ -62,7 +62,7 @@ def test_calls_have_the_path_of_the_inlined_program(
     seed: int, machine: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulator, "reused_operands", lambda function: {})
-    called, flat = (whole(simulate_module(module, machine)) for module in (program(seed), inline(program(seed))))
+    called, flat = (whole(simulate_module(m, machine)) for m in with_calls_and_without(program(seed), machine))
     assert plain(called) == plain(flat)
     assert any(step.calls for step in called.steps) or not any(step.calls for step in flat.steps)
 

@@ -20,7 +20,7 @@ from distir_relax.simulation.op_timer import COMMUNICATION, COMPUTE
 from distir_relax.simulation.simulation import Simulation
 from distir_relax.simulation.simulator import simulate_module
 from tests.machines import machine as made
-from tests.simulation.schedules import schedule
+from tests.simulation.schedules import schedule, with_calls_and_without
 
 SEEDS = range(30)
 LEVELS = (Level("pair", 2, 1e-6, 4e9), Level("box", 100, 3e-6, 1e9))
@@ -134,7 +134,7 @@ def test_calls_give_exactly_what_the_inlined_program_gives(
 ) -> None:
     # Without calls, ops may overwrite what a function must leave to its caller.
     monkeypatch.setattr(simulator, "reused_operands", lambda function: {})
-    called, flat = (simulate_module(module, machine) for module in (program(seed), inline(program(seed))))
+    called, flat = (simulate_module(m, machine) for m in with_calls_and_without(program(seed), machine))
     assert (called.class_of == flat.class_of).all()
     assert called.clocks == flat.clocks
     assert called.busy == flat.busy

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import DistIRError, UnsupportedOpError, VerificationError
-from distir_relax.ir import Function, Module, Op, PackedType, PerRank, TensorType, Value, inline, print_op
+from distir_relax.ir import PACKED, Function, Module, Op, PerRank, TensorType, Value, inline, print_op
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.layout import SymbolicSize, is_symbolic
 from distir_relax.lowering.emit.relax_exact import fill_where_empty
@@ -90,7 +90,7 @@ def to_relax_executable(module: Module, fast_math: bool = False) -> tvm.IRModule
 
 def packed_weights(function: Function) -> list[str]:
     """Return the inputs of a function that are packed weights: of those that are packed together, the first."""
-    firsts = (next((v.name for v in op.operands if isinstance(v.type, PackedType)), "") for op in function.ops)
+    firsts = (next((v.name for v in op.operands if v.tensor.form == PACKED), "") for op in function.ops)
     return list(dict.fromkeys(filter(None, firsts)))
 
 
@@ -127,7 +127,7 @@ class _Emitter:
         parameters = []
         self.packed = packed_weights(function)
         for item in function.inputs:
-            if isinstance(item.value.type, PackedType):
+            if item.value.tensor.form == PACKED:
                 continue
             self.values[item.value.name] = relax.Var(item.value.name, self._type(item.value.tensor))
             parameters.append(self.values[item.value.name])
@@ -200,7 +200,7 @@ class _Emitter:
         from tvm import relax
 
         types = [value.tensor for value in op.results]
-        operands = [self.values[v.name] for v in op.operands if not isinstance(v.type, PackedType)]
+        operands = [self.values[v.name] for v in op.operands if v.tensor.form != PACKED]
         if all(type_.elements == 0 for type_ in types) or is_zero(op):
             expressions: Any = [None] * len(types)
         else:
@@ -235,7 +235,7 @@ class _Emitter:
         import tvm
         from tvm import relax
 
-        index = self.packed.index(next(v.name for v in op.operands if isinstance(v.type, PackedType)))
+        index = self.packed.index(next(v.name for v in op.operands if v.tensor.form == PACKED))
         kinds = [self._type(value.tensor) for value in op.results]
         kind = kinds[0] if len(kinds) == 1 else relax.TupleType(kinds)
         return relax.op.call_pure_packed(CALL_PACKED, *operands, tvm.tirx.IntImm("int64", index), ty_args=kind)

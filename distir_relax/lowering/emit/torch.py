@@ -8,6 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from distir_relax.executable.batch_requests import CALLED, BatchRequests
+from distir_relax.executable.check_memory import check_memory
+from distir_relax.executable.hoist import PREPARE, SIZES, Hoist
+from distir_relax.executable.plan_memory import PlanMemory
 from distir_relax.ir import (
     Function,
     Module,
@@ -27,10 +31,6 @@ from distir_relax.lowering.emit.torch_function import (
     identifier,
 )
 from distir_relax.lowering.emit.torch_requests import RequestsFunction
-from distir_relax.lowering.executable.batch_requests import EACH, BatchRequests
-from distir_relax.lowering.executable.check_memory import check_memory
-from distir_relax.lowering.executable.hoist import PREPARE, SIZES, Hoist
-from distir_relax.lowering.executable.plan_memory import PlanMemory
 from distir_relax.lowering.ranked.attend_states import AttendStates
 from distir_relax.lowering.ranked.bound_attention import BoundAttention
 from distir_relax.lowering.ranked.index_positions import IndexPositions
@@ -258,7 +258,7 @@ class _Program:
     @property
     def _each(self) -> dict[str, Function]:
         """The functions that are called for each request."""
-        return {f.name: f for f in self.module.functions if f.name.startswith(f"{self.main.name}{EACH}")}
+        return {f.name: f for f in self.module.functions if f.name.startswith(f"{self.main.name}{CALLED}")}
 
     def _of_requests(self, emitted: TorchFunction) -> str:
         """Generate a step of several requests."""

@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from distir_relax.executable.hoist import SIZED, is_constant, numbers_of, prepared_name
+from distir_relax.executable.lasting_values import symbols_in_code
 from distir_relax.ir import TASK, Function, Op, TensorType, Value
 from distir_relax.layout import Symbol, is_symbolic
-from distir_relax.lowering.executable.hoist import SIZED, is_constant, numbers_of, prepared_name
-from distir_relax.lowering.ranked.lasting_values import symbols_in_code
 from distir_relax.ops import Trait, lookup, torch_appending, torch_kernel, torch_packing
 
 # CPython packs more arguments into a tuple, which keeps them alive until the function returns: pass a list instead.

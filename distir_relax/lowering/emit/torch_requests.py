@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.ir import EachType, Function, Input, Op, Output, Value
+from distir_relax.executable.batch_requests import CALLED, is_for_each
+from distir_relax.executable.request_rows import ROWS, rows_of
+from distir_relax.ir import EACH, Function, Input, Op, Output, Value
 from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.lowering.emit.torch_function import Scope, TorchFunction, masks_of
-from distir_relax.lowering.executable.batch_requests import EACH, is_for_each
 from distir_relax.lowering.ranked.one_sequence import SIZES
-from distir_relax.lowering.ranked.request_rows import ROWS, rows_of
 from distir_relax.ops import Appending, ForRequests, Trait, growing_states, lookup, torch_for_requests
 
 
@@ -136,7 +136,7 @@ class RequestsFunction:
         scope = self.emitted.scope
         pairs = zip(self.each[op.callee].inputs, op.operands, strict=True)
         items = [
-            scope.names[v.name] if isinstance(v.type, EachType) else f"[{scope.use(v)}] * len(requests)"
+            scope.names[v.name] if v.tensor.form == EACH else f"[{scope.use(v)}] * len(requests)"
             for item, v in pairs if self._is_argument(item)
         ]  # fmt: skip
         results = [scope.names[v.name] for v in self._returned(op)]
@@ -207,7 +207,7 @@ class RequestsFunction:
 
 
 def _name(call: Op) -> str:
-    return f"request_{call.callee.rpartition(EACH)[2]}"
+    return f"request_{call.callee.rpartition(CALLED)[2]}"
 
 
 def _dim_kind(size: Size) -> str | None:

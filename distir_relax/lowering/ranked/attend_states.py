@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from distir_relax.executable.request_rows import rows_of
 from distir_relax.ir import Attribute, Function, Module, Op, Value, count_uses, producers
 from distir_relax.layout import is_symbolic, symbols_within
-from distir_relax.lowering.ranked.request_rows import rows_of
 from distir_relax.ops import Appending, Trait, lookup
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from distir_relax.executable.lasting_values import mutated_values
 from distir_relax.ir import Function, Module, Op, PlacedType, Untyped, Value
-from distir_relax.lowering.ranked.lasting_values import mutated_values
 from distir_relax.ops import Trait, is_packable, lookup
 
 

@@ -1,16 +1,16 @@
-"""Weights in the layout of a kernel, which `lowering.Hoist` puts into programs: ``pack(w, b) {of="linear_bias", …}``.
+"""Weights in the layout of a kernel, which `executable.Hoist` puts into programs: ``pack(w, b) {of="linear_bias", …}``.
 
 The code is that of the op `of`, which takes them (`Packed`), for results of a `dtype` with a number of `rows`.
 """
 
 from __future__ import annotations
 
-from distir_relax.ir import PackedType, TensorType
+from distir_relax.ir import PACKED, TensorType
 from distir_relax.ops.table import Attrs, Semantics, Trait, Types, define
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return tuple(PackedType(kind.shape, kind.dtype) for kind in types)
+    return tuple(TensorType(kind.shape, kind.dtype, PACKED) for kind in types)
 
 
 define(

@@ -1,4 +1,4 @@
-"""Values of several requests of a step: the rows of all in one tensor, or a tensor for each (`lowering.BatchRequests`).
+"""Values of the requests of a step: rows of all in one tensor, or a tensor for each (`executable.BatchRequests`).
 
 ``rows_of_each(x) {axis, size}``  a tensor for each, of `x`, which has the rows of all along `axis`
 ``join_rows(x) {axis}``           the inverse
@@ -8,16 +8,16 @@
 
 from __future__ import annotations
 
-from distir_relax.ir import EachType, TensorType
+from distir_relax.ir import EACH, TensorType
 from distir_relax.ops.table import Attrs, Semantics, Trait, Types, define
 
 
 def _of_each(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return (EachType(types[0].shape, types[0].dtype),)
+    return (TensorType(types[0].shape, types[0].dtype, EACH),)
 
 
 def _of_all(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return (TensorType(types[0].shape, types[0].dtype),)
+    return (types[0].plain,)
 
 
 _AXIS = {"axis": "the dim with the rows"}

@@ -11,7 +11,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
-from distir_relax.ir import Attribute, Op, PackedType, Value
+from distir_relax.ir import PACKED, Attribute, Op, PlacedType, TensorType, Value
 from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Trait
@@ -49,7 +49,7 @@ def torch_kernel(op: Op, operands: Sequence[str]) -> str:
     """Return the torch code of an op of the executable stage, by the kernel that its operands and memory need."""
     entry, into = lookup(op.name, op.location), op.attrs.get("into")
     op = replace(op, attrs=op.own_attrs) if op.memory else op
-    packed = [number for number, v in enumerate(op.operands) if isinstance(v.type, PackedType)]
+    packed = [number for number, v in enumerate(op.operands) if v.tensor.form == PACKED]
     if packed:
         others = [code for number, code in enumerate(operands) if number not in packed]
         return f"{operands[packed[0]]}({', '.join(others)})"
@@ -73,11 +73,16 @@ def torch_packing(op: Op, weights: Sequence[str]) -> str:
 def packing_of(op: Op, names: Sequence[str]) -> Op:
     """Return the op ``pack`` of the weights of a local op (`Packed`), whose results have these `names`."""
     weights = tuple(op.operands[number] for number in packed_operands(op))
-    result = op.results[0].tensor.typical
+    result = op.results[0].local.typical
     rows = result.elements // result.shape[-1] if result.elements else 0
     attrs: dict[str, Attribute] = {"of": op.name, "rows": rows, "dtype": result.dtype}
-    packed = infer("pack", [v.tensor for v in weights], attrs, op.location)
-    return Op("pack", weights, tuple(map(Value, names, packed)), attrs, op.location)
+    return Op("pack", weights, tuple(map(_packed, names, weights)), attrs, op.location)
+
+
+def _packed(name: str, weight: Value) -> Value:
+    kind = weight.type
+    assert isinstance(kind, (TensorType, PlacedType))
+    return Value(name, replace(kind, form=PACKED))
 
 
 def packed_operands(op: Op) -> range:
@@ -88,7 +93,7 @@ def packed_operands(op: Op) -> range:
 
 def is_packable(op: Op) -> bool:
     """Return whether an op has a form with packed weights, if those are constant."""
-    return bool(_packing(op.name, [op.operands[number].type for number in packed_operands(op)], op.location))  # type: ignore[misc]
+    return bool(_packing(op.name, [op.operands[number].local for number in packed_operands(op)], op.location))
 
 
 def _packing(name: str, weights: Types, location: str) -> str:

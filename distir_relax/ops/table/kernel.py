@@ -10,7 +10,7 @@
 
 An op has at most one of each in its entry, besides the reference expression of its `Semantics`, which takes any
 operands. Which of them runs an op of the executable stage follows from its operands and its memory
-(`lowering.executable`).
+(`executable`).
 """
 
 from __future__ import annotations

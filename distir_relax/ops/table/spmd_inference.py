@@ -35,7 +35,7 @@ def infer_placed(
     same_devices = Trait.TRANSFER in lookup(name, location).traits or all(k.devices == devices for k in operands)
     if same_devices and not differs(operands, attrs):
         types = infer(name, [k.local(0) for k in operands], attrs, location)
-        return tuple(PlacedType(t.shape, t.dtype, devices) for t in types)
+        return tuple(PlacedType(t.shape, t.dtype, devices, t.form) for t in types)
     kinds = device_kinds(name, operands, attrs, devices)
     rows = [
         infer(name, local_operands(name, operands, devices, index), local_attrs(attrs, index), location)
@@ -54,7 +54,7 @@ def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
 def joined(types: Sequence[TensorType], kinds: DeviceEquivalence, devices: tuple[int, ...]) -> PlacedType:
     """Combine the local types of the classes of `devices` into one, with sizes per rank where they differ."""
     sizes = tuple(kinds.expand(dim) for dim in zip(*(t.shape for t in types), strict=True))
-    return PlacedType(sizes, types[0].dtype, devices)
+    return PlacedType(sizes, types[0].dtype, devices, types[0].form)
 
 
 def result_devices(name: str, operands: Sequence[PlacedType], location: str = "") -> tuple[int, ...]:

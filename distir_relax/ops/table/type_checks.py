@@ -12,10 +12,9 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir import (
     Attribute,
     DTensorType,
-    EachType,
     Module,
     Op,
-    PackedType,
+    PlacedType,
     TensorType,
     Value,
     print_devices,
@@ -50,15 +49,15 @@ class TableCheck:
         check_ranks(module)
 
     def _check(self, op: Op, stage: str) -> None:
-        if stage != "distributed":
+        own = not lookup(op.name, op.location).traits.isdisjoint({Trait.PACKS, Trait.FOR_EACH})
+        if stage != "distributed" and not any(isinstance(v.type, PlacedType) for v in op.results):
             split = stage in ("global", "sharded")
-            own = not lookup(op.name, op.location).traits.isdisjoint({Trait.PACKS, Trait.FOR_EACH})
-            taken, given = ([x if own else _plain(x) for x in map(_tensor, vs)] for vs in (op.operands, op.results))
+            taken, given = ([x if own else x.plain for x in map(_tensor, vs)] for vs in (op.operands, op.results))
             _compare(op, taken, given, op.own_attrs, split)
             return
         if lookup(op.name, op.location).semantics.partial_eval:
             return
-        operands, results = [v.placed for v in op.operands], [v.placed for v in op.results]
+        operands, results = ([v.placed if own else v.placed.plain for v in vs] for vs in (op.operands, op.results))
         if not results:
             raise VerificationError(f"{op.name} gives nothing, expected at least one result", op.location)
         devices = results[0].devices
@@ -97,11 +96,6 @@ def _check_transfer(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, 
 def _tensor(value: Value) -> TensorType:
     """Return the tensor type of a value: in the sharded stage, the global one."""
     return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
-
-
-def _plain(kind: TensorType) -> TensorType:
-    """Return a type as an op knows it that takes the value packed, or for each request."""
-    return TensorType(kind.shape, kind.dtype) if isinstance(kind, (PackedType, EachType)) else kind
 
 
 def _compare(

@@ -1,6 +1,6 @@
 """Compilation of a rank's program for TVM's virtual machine, from the text of the ranked stage.
 
-What depends on weights alone is left to torch, which packs them too (`lowering.Hoist`). TVM fuses and compiles what
+What depends on weights alone is left to torch, which packs them too (`executable.Hoist`). TVM fuses and compiles what
 every call runs, in a child process (`kernels.isolated_calls`), with kernels of ours in place of some ops. Compiled
 programs are kept on disk (`kernels.compiled_files`).
 """
@@ -265,12 +265,12 @@ def _without_dead_tuples(module: Any) -> Any:
 
 def _emit(program: ProgramText) -> tuple[Any, str, tuple[str, ...], tuple[str, ...]]:
     """Return the Relax module of what every call runs, and as in `Compiled`: preparation, arguments, packed weights."""
-    from distir_relax.ir import PackedType, gc_disabled, inline, parse, program_of
+    from distir_relax.executable.hoist import Hoist
+    from distir_relax.executable.plan_memory import PlanMemory
+    from distir_relax.ir import PACKED, gc_disabled, inline, parse, program_of
     from distir_relax.layout import assuming
     from distir_relax.lowering.emit.relax import packed_weights, to_relax_executable
     from distir_relax.lowering.emit.torch import print_preparation
-    from distir_relax.lowering.executable.hoist import Hoist
-    from distir_relax.lowering.executable.plan_memory import PlanMemory
 
     with gc_disabled():
         module = parse(program.text)
@@ -279,7 +279,7 @@ def _emit(program: ProgramText) -> tuple[Any, str, tuple[str, ...], tuple[str, .
         executable = PlanMemory(of_weights=True).run(hoisted)
         preparation = print_preparation(executable, program.entry)
         relax = to_relax_executable(executable, program.fast_math)
-    arguments = (i.value for i in executable.main.inputs if not isinstance(i.value.type, PackedType))
+    arguments = (i.value for i in executable.main.inputs if i.value.tensor.form != PACKED)
     return relax, preparation, tuple(v.name for v in arguments), tuple(packed_weights(executable.main))
 
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Attribute, EachType, Function, Module, Op
-from distir_relax.lowering.executable.hoist import PREPARE, SIZES, numbers_of
+from distir_relax.executable.hoist import PREPARE, SIZES, numbers_of
+from distir_relax.ir import EACH, Attribute, Function, Module, Op
 from distir_relax.ops import lookup, plain_values, reused_operands
 
 # Values with larger storage are freed after their last use; for smaller ones the line of code is not worth it.
@@ -54,7 +54,7 @@ def _with_last_uses(function: Function, keeps_inputs: bool) -> Function:
     """
     kept = {output.value.name for output in function.outputs} | numbers_of(function).keys()
     if keeps_inputs:
-        kept |= {i.value.name for i in function.inputs if i.role != "input" or isinstance(i.value.type, EachType)}
+        kept |= {i.value.name for i in function.inputs if i.role != "input" or i.value.tensor.form == EACH}
     last = {v.name: number for number, op in enumerate(function.ops) for v in op.operands}
     ops = [
         _with_memory(op, last=_places(op, {n for n in _names(op) if last[n] == number} - kept))

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from distir_relax.executable.hoist import SIZED, SIZES, is_constant, numbers_of, with_numbers
+from distir_relax.executable.request_rows import RowOps, row_ops, rows_of
 from distir_relax.ir import (
     CALL,
+    EACH,
     Attribute,
-    EachType,
     Function,
     Input,
     Module,
@@ -24,11 +26,9 @@ from distir_relax.ir import (
     fresh_name,
     value_names,
 )
-from distir_relax.lowering.executable.hoist import SIZED, SIZES, is_constant, numbers_of, with_numbers
-from distir_relax.lowering.ranked.request_rows import RowOps, row_ops, rows_of
 from distir_relax.ops import Trait, growing_states, infer, lookup
 
-EACH = ".each_"
+CALLED = ".each_"
 """The text between the name of a function and the number of one that is called for each request."""
 
 
@@ -51,7 +51,7 @@ class BatchRequests:
 
 def is_for_each(op: Op) -> bool:
     """Return whether an op is a call for each request."""
-    return bool(op.callee) and isinstance(op.results[0].type, EachType)
+    return bool(op.callee) and op.results[0].tensor.form == EACH
 
 
 def _rows(module: Module) -> RowOps:
@@ -160,7 +160,7 @@ class _Batch:
         used |= dict.fromkeys(v for v in results if v.name not in produced)
         taken = [v for v in used if v.name not in self.numbers]
         inputs = tuple(Input(v, "input" if v.name in self.states else self.roles.get(v.name, "input")) for v in taken)
-        name = f"{self.function.name}{EACH}{len(self.each)}"
+        name = f"{self.function.name}{CALLED}{len(self.each)}"
         outputs = tuple(Output(v.name, v) for v in results)
         self.each.append(Function(name, inputs, tuple(with_numbers(ops, self.numbers)), outputs))
         given = tuple(self._given(v) for v in taken)
@@ -210,4 +210,4 @@ class _Batch:
 
 
 def _each(value: Value) -> Value:
-    return replace(value, type=EachType(value.tensor.shape, value.tensor.dtype))
+    return replace(value, type=replace(value.tensor, form=EACH))

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op, PackedType, Value
-from distir_relax.lowering.executable.hoist import PREPARE, numbers_of
+from distir_relax.executable.hoist import PREPARE, numbers_of
+from distir_relax.ir import PACKED, Function, Module, Op, Value
 from distir_relax.ops import Overwriting, Packed, Trait, lookup
 
 
@@ -20,8 +20,8 @@ def check_memory(module: Module) -> None:
     - nothing is used after its last use, which is no output, and nothing that is unused is used; what all calls need,
       or the code of an op contains, has no last use;
     - a result is written into an operand of its type, which is neither an input nor a value that may be read through
-      another name, and which nothing reads afterwards, views included; nor does anything read what an op has updated in
-      place;
+      another name, which has each element once, and which nothing reads afterwards, views included; nor does anything
+      read what an op has updated in place;
     - packed weights are operands of ops that take them packed, and of calls;
     - what only some calls need is prepared: a constant of a function comes from its part that prepares.
     """
@@ -40,6 +40,8 @@ class _Memory:
     """The value in whose memory each value is."""
     members: dict[str, list[str]] = field(default_factory=dict)
     """The values in the memory of each."""
+    elements: dict[str, int] = field(default_factory=dict)
+    """The elements of each memory, for typical sizes."""
     gone: dict[str, str] = field(default_factory=dict)
     """Values that are no longer in memory, and why."""
     held: set[str] = field(default_factory=set)
@@ -47,12 +49,13 @@ class _Memory:
 
     def __post_init__(self) -> None:
         for item in self.function.inputs:
-            self._place(item.value.name, item.value.name)
+            self._place(item.value, item.value.name)
             self.held.add(item.value.name)
 
-    def _place(self, name: str, storage: str) -> None:
-        self.storage[name] = storage
-        self.members.setdefault(storage, []).append(name)
+    def _place(self, value: Value, storage: str) -> None:
+        self.storage[value.name] = storage
+        self.members.setdefault(storage, []).append(value.name)
+        self.elements.setdefault(storage, value.tensor.typical.elements)
 
     def check(self) -> None:
         """Run the function."""
@@ -64,7 +67,7 @@ class _Memory:
             self._use(op)
             shares = not op.callee and bool(op.operands) and _shares(op)
             for value in op.results:
-                self._place(value.name, self.storage[op.operands[0].name] if shares else value.name)
+                self._place(value, self.storage[op.operands[0].name] if shares else value.name)
             self._write(op, numbers)
             for number in _numbers(op, "last", len(op.operands)):
                 if op.operands[number].name in kept:
@@ -106,8 +109,10 @@ class _Memory:
             raise VerificationError(f"{op.name} cannot write {result} into {operand}", where)
         if storage in self.held:
             raise VerificationError(f"{op.name} overwrites {operand}, which others may read", where)
+        if operand.tensor.typical.elements > self.elements[storage]:
+            raise VerificationError(f"{op.name} overwrites {operand}, which has the same elements several times", where)
         self._overwrite(op, storage)
-        self._place(result.name, storage)
+        self._place(result, storage)
 
     def _overwrite(self, op: Op, storage: str) -> None:
         results = {value.name for value in op.results}
@@ -142,7 +147,7 @@ def _shown(op: Op) -> str:
 def _check_constants(function: Function, functions: Mapping[str, Function]) -> None:
     """Check that constants come from the part that prepares them, and that packed ones are used as such."""
     for op in function.ops:
-        packed = {number for number, v in enumerate(op.operands) if isinstance(v.type, PackedType)}
+        packed = {number for number, v in enumerate(op.operands) if v.tensor.form == PACKED}
         if packed and not op.callee and packed != {*_packed(op)}:
             raise VerificationError(f"{op.name} does not take these weights packed", op.location or f"@{function.name}")
     source = functions.get(function.name + PREPARE)

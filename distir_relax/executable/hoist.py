@@ -1,6 +1,6 @@
 """What a rank's program computes once, when it is loaded or for a choice of sizes, in functions of their own.
 
-A function ``f`` of the ranked stage becomes up to three of the executable stage:
+A function ``f`` of the ranked or the distributed stage becomes up to three of the executable stage:
 
     @f.prepare   of weights, what every call takes of them: results of ops on weights alone, and packed weights (`pack`)
     @f.sizes     of the entry function: values that depend on the sizes of a call, and on weights, alone
@@ -8,29 +8,40 @@ A function ``f`` of the ranked stage becomes up to three of the executable stage
 
 Inputs of ``@f`` are its arguments, then those of role ``parameter``, ``constant`` or ``state``, which ``@f.prepare``
 gives, and those of role ``sized``, which ``@f.sizes`` gives. Functions that calls share are prepared once for each
-choice of weights.
+choice of weights. A program of all devices, which is simulated, is divided as those of its ranks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from distir_relax.executable.lasting_values import (
+    entries_of,
+    fixed_values,
+    kept_values,
+    mutated_values,
+    sized_values,
+    stored_inputs,
+    symbols_in_code,
+)
 from distir_relax.ir import (
     CALL,
+    Attribute,
     Function,
     Input,
     Module,
     Op,
     Output,
+    Type,
     Value,
     callees_first,
     fresh_name,
+    remap_devices,
     value_names,
 )
-from distir_relax.lowering.ranked.lasting_values import fixed_values, mutated_values, sized_values, symbols_in_code
 from distir_relax.ops import Trait, is_packable, lookup, packed_operands, packing_of
 
 PREPARE, SIZES = ".prepare", ".sizes"
@@ -41,21 +52,33 @@ SIZED = "sized"
 
 @dataclass(frozen=True, slots=True)
 class Hoist:
-    """Pass: ranked to executable stage. Without `sizes`, values that depend on sizes alone are those of each call."""
+    """Pass: ranked or distributed to executable stage.
 
-    takes: ClassVar[tuple[str, ...]] = ("ranked",)
+    Without `sizes`, values that depend on sizes alone are those of each call; without `pack`, weights stay as they are.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("distributed", "ranked")
     gives: ClassVar[str] = "executable"
     sizes: bool = True
+    pack: bool = True
 
     def run(self, module: Module) -> Module:
         """Divide every function by when its ops run."""
-        entries = set(module.ranks) or {module.main.name}
-        functions, mutated = callees_first(module), mutated_values(module)
-        stored = _stored(module, functions, entries, mutated)
+        entries, functions, mutated = entries_of(module), callees_first(module), mutated_values(module)
+        stored, kept = stored_inputs(module, mutated), kept_values(module)
         parts: dict[str, _Parts] = {}
         for f in functions:
             is_entry = f.name in entries
-            division = _Division(f, is_entry, self.sizes and is_entry, stored[f.name], mutated[f.name], parts)
+            division = _Division(
+                f,
+                is_entry,
+                self.sizes and is_entry,
+                self.pack,
+                stored[f.name],
+                mutated[f.name],
+                kept.get(f.name, ()),
+                parts,
+            )
             parts[f.name] = division.parts()
         divided = [part for f in module.functions for part in parts[f.name].functions if part is not None]
         return replace(module, stage="executable", functions=tuple(divided))
@@ -82,21 +105,6 @@ def is_constant(item: Input) -> bool:
     return item.role not in ("input", SIZED)
 
 
-def _stored(
-    module: Module, functions: Sequence[Function], entries: Collection[str], mutated: Mapping[str, set[str]]
-) -> dict[str, set[str]]:
-    """Return the inputs of each function that are weights in every call; `functions` begin with callees."""
-    stored = {f.name: {i.value.name for i in f.inputs if f.name not in entries or i.role != "input"} for f in functions}
-    for function in reversed(functions):
-        fixed = fixed_values(function, stored[function.name] - mutated[function.name])
-        for op in function.ops:
-            if op.callee:
-                inputs = (i.value.name for i in module.function(op.callee).inputs)
-                pairs = zip(inputs, op.operands, strict=True)
-                stored[op.callee] -= {name for name, operand in pairs if operand.name not in fixed}
-    return stored
-
-
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """A function in parts. `arguments` and `weights` are the numbers of inputs, `symbols` those in its code."""
@@ -120,8 +128,11 @@ class _Division:
     function: Function
     is_entry: bool
     has_sizes: bool
+    packs: bool
     stored: set[str]
     mutated: set[str]
+    kept: Container[str]
+    """The values that stay in the function."""
     callees: Mapping[str, _Parts]
     taken: set[str] = field(init=False)
     packed: dict[object, Op] = field(default_factory=dict)
@@ -136,7 +147,7 @@ class _Division:
         """Return the parts."""
         function = self.function
         numbers = numbers_of(function)
-        fixed = fixed_values(function, self.stored - self.mutated)
+        fixed = fixed_values(function, self.stored - self.mutated, self.kept)
         own = {symbol.name for op in function.ops for symbol in symbols_in_code(op)}
         symbols = frozenset(own).union(*(self.callees[op.callee].symbols for op in function.ops if op.callee))
         sized = sized_values(function, fixed, self.mutated) if self.has_sizes and symbols else set()
@@ -144,13 +155,15 @@ class _Division:
         for op in function.ops:
             name = op.results[0].name
             if name in numbers:
-                continue
-            if name in fixed:
+                remaining.append(op)
+            elif name in fixed:
                 hoisted.append(op)
             else:
                 (of_sizes if name in sized else remaining).append(self._with_prepared(op, fixed))
         early = [*hoisted, *self.packed.values(), *self.prepared.values()]
-        used = _used([*of_sizes, *remaining]) | {o.value for o in function.outputs}
+        mine = _used(remaining) | {o.value for o in function.outputs}
+        remaining = [op for op in remaining if op.results[0].name not in numbers or op.results[0] in mine]
+        used = mine | _used(of_sizes)
         arguments = [n for n, i in enumerate(function.inputs) if i.value.name not in self.stored]
         weights = [n for n, i in enumerate(function.inputs) if i.value.name in self.stored]
         given = {item.value: item if self.is_entry else replace(item, role="constant") for item in function.inputs}
@@ -165,14 +178,12 @@ class _Division:
             prepare = Function(function.name + PREPARE, tuple(taken), ops, outputs)
         sizes = self._sizes(of_sizes, remaining, constants, numbers) if of_sizes else None
         after = [] if sizes is None else [Input(o.value, SIZED) for o in sizes.outputs]
-        mine = _used(remaining) | {o.value for o in function.outputs}
         inputs = [
             *(given[function.inputs[n].value] if self.is_entry else replace(function.inputs[n], role="input")
               for n in arguments),
             *(item for item in constants if item.value in mine or not self.is_entry), *after,
         ]  # fmt: skip
-        ops = tuple(with_numbers(remaining, numbers))
-        main = replace(function, inputs=tuple(inputs), ops=ops)
+        main = replace(function, inputs=tuple(inputs), ops=tuple(remaining))
         return _Parts(main, prepare, sizes, arguments, weights, symbols)
 
     def _sizes(
@@ -188,7 +199,7 @@ class _Division:
         """Return an op that takes packed weights where it can, and a call what its function has prepared."""
         if op.callee:
             return self._call(op)
-        if not is_packable(op):
+        if not self.packs or not is_packable(op):
             return op
         numbers = packed_operands(op)
         weights = tuple(op.operands[n] for n in numbers)
@@ -211,15 +222,16 @@ class _Division:
         if callee.prepare is None:
             return replace(op, operands=operands)
         weights = tuple(op.operands[n] for n in callee.weights)
-        key = op.callee, weights
+        key = op.callee, weights, op.devices
         if key not in self.prepared:
             base = re.sub(r"[^\w.]", "_", op.location) or op.callee
             name = fresh_name(base, self.taken)
             while any(prepared_name(name, o.name) in self.taken for o in callee.prepare.outputs):
                 name = fresh_name(base, self.taken)
-            results = tuple(Value(prepared_name(name, o.name), o.value.type) for o in callee.prepare.outputs)
+            results = tuple(Value(prepared_name(name, o.name), _type(o.value, op)) for o in callee.prepare.outputs)
             self.taken |= {v.name for v in results}
-            attrs = {"callee": callee.prepare.name}
+            on: dict[str, Attribute] = {} if op.devices is None else {"devices": op.devices}
+            attrs = {"callee": callee.prepare.name, **on}
             self.prepared[key] = Op(CALL, weights, results, attrs, op.location)
         return replace(op, operands=(*operands, *self.prepared[key].results))
 
@@ -228,6 +240,11 @@ def with_numbers(ops: Sequence[Op], numbers: Mapping[str, Op]) -> list[Op]:
     """Return ops in order, after the `numbers` that they use."""
     used = dict.fromkeys(v.name for op in ops for v in op.operands if v.name in numbers)
     return [*(numbers[name] for name in used), *ops]
+
+
+def _type(value: Value, call: Op) -> Type:
+    """Return the type of a function's value where it is called."""
+    return value.type if call.devices is None else remap_devices(value.placed, call.devices)
 
 
 def _used(ops: Sequence[Op]) -> set[Value]:

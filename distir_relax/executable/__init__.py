@@ -1,0 +1,7 @@
+"""The executable stage: what runs once and in each call, packed weights, and the memory of results."""
+
+from distir_relax.executable.batch_requests import BatchRequests
+from distir_relax.executable.hoist import Hoist
+from distir_relax.executable.plan_memory import PlanMemory
+
+__all__ = ["BatchRequests", "Hoist", "PlanMemory"]
