@@ -11,10 +11,11 @@ from distir_relax.compiler.compile import Plan, program_bundle
 from distir_relax.compiler.generation import Generation
 from distir_relax.compiler.inputs import Program, classify_input
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
+from distir_relax.compiler.simulate_generation import request_steps
 from distir_relax.compiler.training import TrainingStep
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.lowering.request_steps import Chunk, RequestSteps, StepProgram
 from distir_relax.runtime.verification import read_stage
+from distir_relax.simulation.request_steps import Chunk, StepProgram
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.user_function import call_function, find_function
 
@@ -129,8 +130,7 @@ def _of_plan(name: str, plan: Plan, bundle: Bundle, compared: Sequence[str]) -> 
 def _of_generation(name: str, entry: GenerationStep) -> Configuration:
     plan = entry.generation.plan
     bundle = plan.bundle(("torch",))
-    states = {state.tensor.name: state.output for state in bundle.manifest.states}
-    steps = RequestSteps(fuse_for_ranks(plan.modules["distributed"]), states)
+    steps = request_steps(plan.modules["distributed"], bundle.manifest)
     program = steps.program({Chunk(entry.past, entry.new, 1): entry.requests})
     return Configuration(
         name, program, bundle, kind="decode" if entry.new == 1 else "prefill", strategy=_degrees(plan),

@@ -19,13 +19,14 @@ from distir_relax.calibration.models import example, feed_forward_model, languag
 from distir_relax.compiler.compile import compile
 from distir_relax.compiler.generation import compile_generation
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
+from distir_relax.compiler.simulate_generation import request_steps
 from distir_relax.cost.profile import Profile
-from distir_relax.lowering.request_steps import Chunk, RequestSteps, StepProgram
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.requests import RankRequests, Slot
 from distir_relax.runtime.requests.request_program import emit_request_programs
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.world import World
+from distir_relax.simulation.request_steps import Chunk, StepProgram
 from distir_relax.strategies.strategy import Strategy
 
 REQUESTS = (1, 9)
@@ -106,8 +107,7 @@ def _compiled(ranks: int) -> tuple[tuple[StepProgram, ...], tuple[Bundle, ...]]:
     )  # fmt: skip
     generation = compile_generation(language_model(ranks), strategy=strategy).plan
     bundle = generation.bundle(("torch",))
-    states = {state.tensor.name: state.output for state in bundle.manifest.states}
-    steps = RequestSteps(fuse_for_ranks(generation.modules["distributed"]), states)
+    steps = request_steps(generation.modules["distributed"], bundle.manifest)
     samples = [
         StepProgram(fuse_for_ranks(plan.modules["distributed"])),
         *(steps.program({Chunk(_PAST, 1, 1): number}) for number in REQUESTS),

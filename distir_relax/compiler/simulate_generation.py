@@ -20,13 +20,14 @@ from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.pretrained import is_pretrained
 from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import Module
-from distir_relax.lowering.request_steps import Chunk, RequestSteps
+from distir_relax.lowering import OneSequence, Project
 from distir_relax.runtime.generation import LanguageProgram
 from distir_relax.runtime.requests import bytes_per_request, bytes_per_token, pipeline_depth
 from distir_relax.runtime.verification import read_stage
 from distir_relax.serving import EngineOptions
 from distir_relax.simulation.footprint import footprint
 from distir_relax.simulation.op_timer import FEMTOSECONDS
+from distir_relax.simulation.request_steps import Chunk, RequestSteps
 from distir_relax.simulation.simulation import Simulation
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.support.units import count, rate, seconds, size
@@ -146,11 +147,17 @@ def simulate_generation(
     language = LanguageProgram.for_requests(manifest)
     language.check_length(prompt, generate)
     longest = language.max_length
-    steps = RequestSteps(fuse_for_ranks(module), {state.tensor.name: state.output for state in manifest.states})
+    steps = request_steps(module, manifest, machine.kind == "cpu")
     timer = _StepTimer(steps, machine, longest)
     engine = (options or EngineOptions()).limits(manifest, longest)
     run = run_virtually(Workload(requests, prompt, generate), engine, pipeline_depth(manifest), timer)
     return _result(run, timer, manifest, Workload(requests, prompt, generate))
+
+
+def request_steps(module: Module, manifest: Manifest, packed: bool = True) -> RequestSteps:
+    """Return the steps of requests of a distributed program with growing states; CPUs have `packed` weights."""
+    states = {state.tensor.name: state.output for state in manifest.states}
+    return RequestSteps(OneSequence().run(fuse_for_ranks(module)), states, packed)
 
 
 def call_generation(target: str, strategy: Strategy | None) -> Generation | Plan:
@@ -265,7 +272,7 @@ def _result(run: VirtualRun, timer: _StepTimer, manifest: Manifest, workload: Wo
         first_token=tuple(times[0] for times in run.times),
         per_token=tuple((times[-1] - times[0]) / more for times in run.times) if more else None,
         idle=tuple(float(1 - seconds / total) if total else 0.0 for seconds in busy),
-        weights=footprint(timer.steps.single, timer.steps.ranked).weights,
+        weights=footprint(timer.steps.single, Project().run(timer.steps.single)).weights,
         cache=tuple(max(r * each[rank] + t * token[rank] for r, t in run.held) for rank in ranks),
         memory=tuple(timer.profile.memory_of(rank) for rank in ranks),
     )

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.lowering.request_steps import Chunk
 from distir_relax.serving import Limits, Scheduler, Span
+from distir_relax.simulation.request_steps import Chunk
 
 _Array = npt.NDArray[Any]
 

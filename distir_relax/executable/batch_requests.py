@@ -22,11 +22,13 @@ from distir_relax.ir import (
     Module,
     Op,
     Output,
+    PlacedType,
+    TensorType,
     Value,
     fresh_name,
     value_names,
 )
-from distir_relax.ops import Trait, growing_states, infer, lookup
+from distir_relax.ops import Trait, growing_states, lookup
 
 CALLED = ".each_"
 """The text between the name of a function and the number of one that is called for each request."""
@@ -45,13 +47,15 @@ class BatchRequests:
 
     def run(self, module: Module) -> Module:
         """Divide the first function by whether an op runs once or for each request."""
-        batch = _Batch(module.main, _rows(module), self.states)
+        is_placed = any(isinstance(item.value.type, PlacedType) for item in module.main.inputs)
+        devices = tuple(range(module.meshes[0].size)) if is_placed else None
+        batch = _Batch(module.main, _rows(module), self.states, devices)
         return replace(module, functions=(batch.main(), *batch.each, *module.functions[1:]))
 
 
 def is_for_each(op: Op) -> bool:
     """Return whether an op is a call for each request."""
-    return bool(op.callee) and op.results[0].tensor.form == EACH
+    return bool(op.callee) and op.results[0].local.form == EACH
 
 
 def _rows(module: Module) -> RowOps:
@@ -70,6 +74,8 @@ class _Batch:
     function: Function
     rows: RowOps
     states: Mapping[str, str]
+    devices: tuple[int, ...] | None
+    """Those of a program of all devices."""
     ops: list[Op] = field(default_factory=list)
     each: list[Function] = field(default_factory=list)
     """The functions that are called for each request."""
@@ -166,18 +172,19 @@ class _Batch:
         given = tuple(self._given(v) for v in taken)
         of_each = tuple(map(_each, results))
         renamed = tuple(v if v.name in produced else replace(v, name=fresh_name(v.name, self.taken)) for v in of_each)
-        self.ops.append(Op(CALL, given, renamed, {"callee": name}))
+        on: dict[str, Attribute] = {} if self.devices is None else {"devices": self.devices}
+        self.ops.append(Op(CALL, given, renamed, {"callee": name, **on}))
         self.parts |= {v.name: new for v, new in zip(results, renamed, strict=True)}
 
     def _given(self, value: Value) -> Value:
         """Return the operand of a call for each request: one of each, or the one value that all share."""
-        is_same = value.name not in self.parts and (value.name in self.rows.shared or not rows_of(value.tensor))
+        is_same = value.name not in self.parts and (value.name in self.rows.shared or not rows_of(value.local))
         return self.whole[value.name] if is_same else self._part(value)
 
     def _part(self, value: Value) -> Value:
         """Return a value of each request: a value with the rows of all is taken apart first."""
         if value.name not in self.parts:
-            rows = None if value.name in self.rows.shared else rows_of(value.tensor)
+            rows = None if value.name in self.rows.shared else rows_of(value.local)
             attrs: dict[str, Attribute] = {} if rows is None else {"axis": rows[0], "size": rows[1]}
             name = "same_for_each" if rows is None else "rows_of_each"
             self.parts[value.name] = self._emit(name, self.whole[value.name], attrs)
@@ -186,7 +193,7 @@ class _Batch:
     def _whole(self, value: Value) -> Value:
         """Return a value with the rows of all requests, which are joined first."""
         if value.name not in self.whole:
-            rows = rows_of(value.tensor)
+            rows = rows_of(value.local)
             # A shared value has no rows: that of any request will do.
             name, attrs = ("join_rows", {"axis": rows[0]}) if rows else ("one_of_each", {})
             self.whole[value.name] = self._emit(name, self.parts[value.name], attrs)
@@ -203,11 +210,17 @@ class _Batch:
         return self.parts[output.value.name]
 
     def _emit(self, name: str, operand: Value, attrs: Mapping[str, Attribute]) -> Value:
-        (kind,) = infer(name, [operand.tensor], attrs)
-        result = Value(fresh_name(operand.name, self.taken), kind)
+        plain = replace(operand, name=fresh_name(operand.name, self.taken))
+        result = _each(plain) if name in ("rows_of_each", "same_for_each") else _with_form(plain, "")
         self.ops.append(Op(name, (operand,), (result,), attrs))
         return result
 
 
 def _each(value: Value) -> Value:
-    return replace(value, type=replace(value.tensor, form=EACH))
+    return _with_form(value, EACH)
+
+
+def _with_form(value: Value, form: str) -> Value:
+    kind = value.type
+    assert isinstance(kind, (TensorType, PlacedType))
+    return replace(value, type=replace(kind, form=form))

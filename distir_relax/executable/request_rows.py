@@ -1,4 +1,4 @@
-"""Ops of a rank's program that several requests can share, because they treat every position alike.
+"""Ops of a program that several requests can share, because they treat every position alike.
 
 A program that continues one sequence has a row per new position in most of its values. An op that is parallel along
 these rows computes the rows of several requests at once, joined along that dim. Every other op, such as attention over
@@ -9,15 +9,16 @@ parallel by its factor rule.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from distir_relax.ir import Attribute, Function, Op, TensorType, Value
+from distir_relax.ir import Attribute, Function, Op, PlacedType, TensorType, Value
 from distir_relax.ir.symbols import op_symbols
 from distir_relax.layout import size_of, symbols_within
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.rule import PARALLEL, Dims
+from distir_relax.ops.table.spmd_inference import device_kinds, local_attrs
 
 ROWS = ("new", "last")
 """The sizes of dims that have one element per position of a call."""
@@ -47,14 +48,14 @@ def row_ops(function: Function, fixed: Collection[str]) -> RowOps:
     # Layers repeat each other's ops.
     parallel: dict[object, bool] = {}
     for item in function.inputs:
-        if item.role == "input" and (rows := rows_of(item.value.tensor)):
+        if item.role == "input" and (rows := rows_of(item.value.local)):
             joined[item.value.name] = rows
     for op in function.ops:
         names = [v.name for v in op.results]
         if all(v.name in shared for v in op.operands) and not op_symbols(op):
             shared.update(names)
         elif _remembered(op, shared, parallel):
-            joined |= {v.name: rows for v in op.results if (rows := rows_of(v.tensor))}
+            joined |= {v.name: rows for v in op.results if (rows := rows_of(v.local))}
         else:
             continue
         once.add(names[0])
@@ -77,8 +78,29 @@ def _remembered(op: Op, shared: Collection[str], parallel: dict[object, bool]) -
     operands = tuple((v.type, v.name in shared) for v in op.operands)
     key = (op.name, operands, tuple(v.type for v in op.results), tuple(op.attrs.items()))
     if key not in parallel:
-        parallel[key] = _is_parallel(op, shared)
+        parallel[key] = all(_is_parallel(local, shared) for local in _on_devices(op))
     return parallel[key]
+
+
+def _on_devices(op: Op) -> list[Op]:
+    """Return an op as the devices that run it have it, once for equal ones."""
+    if op.callee or not isinstance(op.results[0].type, PlacedType):
+        return [op]
+    devices, kinds = op.results[0].placed.devices, [v.placed for v in op.operands]
+    distinct = device_kinds(op.name, kinds, op.attrs, devices, [v.placed for v in op.results])
+
+    def local(value: Value, index: int) -> Value:
+        kind = value.placed
+        place = kind.devices.index(devices[index]) if devices[index] in kind.devices else index
+        return Value(value.name, kind.local(place))
+
+    return [
+        replace(
+            op, operands=tuple(local(v, index) for v in op.operands),
+            results=tuple(local(v, index) for v in op.results), attrs=local_attrs(op.attrs, index),
+        )
+        for index in distinct.firsts
+    ]  # fmt: skip
 
 
 def _is_parallel(op: Op, shared: Collection[str]) -> bool:

@@ -173,7 +173,8 @@ def _verify_function(
 
 def _verify_schedule(op: Op, stage: str, where: str) -> None:
     """Raise `VerificationError` unless the step of an op is a number, and attributes of a rank's op are its own."""
-    if stage in _OF_RANKS and any(_differs_by_rank(value) for value in op.attrs.values()):
+    is_of_rank = stage in _OF_RANKS and not any(isinstance(v.type, PlacedType) for v in op.results)
+    if is_of_rank and any(_differs_by_rank(value) for value in op.attrs.values()):
         raise VerificationError("attributes of a rank's op are values, found some by device", where)
     if stage != "executable" and (memory := op.memory):
         raise VerificationError(f"{', '.join(memory)} of an op belongs to the executable stage", where)

@@ -21,8 +21,8 @@ from distir_relax.cli import app
 from distir_relax.compiler.virtual_engine import StepTime, Workload, run_virtually
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, RunError
-from distir_relax.lowering.request_steps import Chunk
 from distir_relax.serving import EngineOptions, Limits
+from distir_relax.simulation.request_steps import Chunk
 from tests.incremental.language_models import MODELS, VOCABULARY
 from tests.machines import link, machine
 from tests.serving.test_engine import LENGTH, compiled, model

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.compiler.pass_pipeline import fuse_for_ranks
+from distir_relax.compiler.simulate_generation import request_steps
+from distir_relax.executable.hoist import PREPARE, SIZED, SIZES
 from distir_relax.interpret.distributed_executor import LocalTensors, run_devices
-from distir_relax.ir import Module, Output, TensorType, Value, verify
-from distir_relax.lowering.request_steps import Chunk, RequestSteps, Runs
+from distir_relax.ir import Module, TensorType, Value, verify
+from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.ops import check
+from distir_relax.simulation.request_steps import Chunk, RequestSteps
 from tests.incremental.language_models import VOCABULARY
 from tests.serving.test_engine import compiled
 
@@ -27,10 +29,8 @@ STEPS: list[dict[Chunk, int]] = [
 ]
 
 
-def steps_of(generation: dr.Generation) -> RequestSteps:
-    manifest = generation.plan.bundle(()).manifest
-    module = fuse_for_ranks(generation.plan.modules["distributed"])
-    return RequestSteps(module, {state.tensor.name: state.output for state in manifest.states})
+def steps_of(generation: dr.Generation, packed: bool = False) -> RequestSteps:
+    return request_steps(generation.plan.modules["distributed"], generation.plan.bundle(()).manifest, packed)
 
 
 def drawn(name: str, kind: TensorType, most: int) -> torch.Tensor:
@@ -47,18 +47,24 @@ def local_tensors(value: Value, name: str, most: int) -> LocalTensors:
 
 
 def alone(steps: RequestSteps, chunk: Chunk, number: int) -> tuple[dict[str, LocalTensors], dict[str, LocalTensors]]:
-    """The inputs and all values of a request that runs alone; a request's own inputs are drawn by its number."""
-    module = steps.specialized(chunk)
-    main = module.main
+    """The inputs and outputs of a request that runs alone; a request's own inputs are drawn by its number."""
+    module = specialize(steps.single, {s: n for s, n in chunk.sizes.items() if s in module_symbols(steps.single)})
     inputs = {
         item.value.name: local_tensors(item.value, item.value.name + str(number), VOCABULARY)
         if item.role == "input"
         else local_tensors(item.value, item.value.name, 2)
-        for item in main.inputs
+        for item in module.main.inputs
     }
-    ready = [op for op in main.ops if steps.runs.get(op.results[0].name, Runs.ONCE) < Runs.ONCE]
-    outputs = (*main.outputs, *(Output(f"value {v.name}", v) for op in ready for v in op.results))
-    return inputs, run_devices(replace(module, functions=(replace(main, outputs=outputs),)), inputs)
+    return inputs, run_devices(module, inputs)
+
+
+def part(steps: RequestSteps, end: str, chunk: Chunk, given: Mapping[str, LocalTensors]) -> dict[str, LocalTensors]:
+    """The results of a part of the entry, that is run once, for the sizes of a chunk; none without one."""
+    function = steps.functions(chunk).get(steps.batched.main.name + end)
+    if function is None:
+        return {}
+    others = tuple(f for f in steps.batched.functions if f.name != function.name)
+    return dict(run_devices(replace(steps.batched, functions=(function, *others)), given))
 
 
 def joined(parts: list[LocalTensors], dim: int) -> LocalTensors:
@@ -85,12 +91,12 @@ def compare(found: LocalTensors, expected: LocalTensors) -> None:
 def test_a_step_computes_what_requests_compute_alone(name: str, strategy: str, tail: str) -> None:
     steps = steps_of(compiled(name, strategy, tail))
     # Products and norms run once, attention for each request, masks for each choice of sizes.
-    assert {Runs.FOR_SIZES, Runs.ONCE, Runs.FOR_EACH} <= set(steps.runs.values())
+    assert any(".each_" in function.name for function in steps.batched.functions)
     for chunks in STEPS:
         step = steps.program(chunks)
         verify(step.module, check)
         requests = [alone(steps, chunk, number) for number, chunk in enumerate(chunks)]
-        outputs = run_devices(step.module, inputs_of(step.module, steps, chunks, requests))
+        outputs = run_devices(step.module, inputs_of(step.module, steps, chunks, [given for given, _ in requests]))
         counts = list(chunks.values())
         for output in steps.single.main.outputs:
             found = [values[output.name] for _, values in requests]
@@ -103,25 +109,24 @@ def test_a_step_computes_what_requests_compute_alone(name: str, strategy: str, t
 
 
 def inputs_of(
-    module: Module,
-    steps: RequestSteps,
-    chunks: Mapping[Chunk, int],
-    requests: list[tuple[dict[str, LocalTensors], dict[str, LocalTensors]]],
+    module: Module, steps: RequestSteps, chunks: Mapping[Chunk, int], requests: list[dict[str, LocalTensors]]
 ) -> dict[str, LocalTensors]:
     """The inputs of a step: those of one request have its number after their name."""
-    known = {i.value.name for i in steps.single.main.inputs} - set(steps.states)
+    known = {i.value.name for i in steps.single.main.inputs if i.role == "input"} - set(steps.states)
+    constants = {**requests[0], **part(steps, PREPARE, next(iter(chunks)), requests[0])}
+    sized = [part(steps, SIZES, chunk, constants) for chunk in chunks]
+    assert all(sized)
     inputs: dict[str, LocalTensors] = {}
     for item in module.main.inputs:
         name = item.value.name
-        if name in known and item.role == "input":
-            parts = [given[name] for (given, _), n in zip(requests, chunks.values(), strict=True) for _ in range(n)]
+        own, _, number = name.rpartition(".")
+        if name in known:
+            parts = [given[name] for given, n in zip(requests, chunks.values(), strict=True) for _ in range(n)]
             inputs[name] = joined(parts, 1)
-        elif name in known or name in steps.runs or f"value {name}" in requests[0][1]:
-            inputs[name] = requests[0][0].get(name) or requests[0][1][f"value {name}"]
+        elif number.isdigit() and own in steps.states:
+            inputs[name] = requests[int(number)][own]
         else:
-            own, _, number = name.rpartition(".")
-            given, values = requests[int(number)]
-            inputs[name] = given.get(own) or values[f"value {own}"]
+            inputs[name] = sized[int(number)][own] if item.role == SIZED else constants[name]
     return inputs
 
 
