@@ -14,7 +14,7 @@ import torch
 import distir_relax as dr
 from distir_relax.compiler.pass_manager import Observer, Verify, run_passes
 from distir_relax.compiler.pass_pipeline import compile_passes
-from distir_relax.executable import BatchRequests, Hoist, PlanMemory
+from distir_relax.executable import BatchRequests, Hoist, PlanMemory, SelectKernels
 from distir_relax.executable.check_memory import check_memory
 from distir_relax.ir import Module, Pass, parse, print_module, program_of, verify
 from distir_relax.layout import DeviceMesh, assuming
@@ -95,7 +95,9 @@ def test_a_decode_step() -> None:
     with assuming(ranked.guards):
         module = program_of(OneSequence().run(ranked), ranked.ranks[1])
         following = {state.tensor.name: state.output for state in states}
-        of_requests = (BatchRequests(following), PlanMemory(requests=True))
+        growing = {state.tensor.name: state.dim for state in states if state.grows}
+        planned = PlanMemory(requests=True, states=following, growing=growing)
+        of_requests = (BatchRequests(following), planned, SelectKernels())
         for step in (SkipRepeats(), IndexPositions(), BoundAttention(), AttendStates(following), Hoist(), *of_requests):
             module = step.run(module)
         verify(module, check)

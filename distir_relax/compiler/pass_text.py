@@ -21,7 +21,7 @@ from distir_relax.autodiff import Differentiate, LinearCasts, ReduceGradients
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
-from distir_relax.executable import BatchRequests, Hoist, PlanMemory
+from distir_relax.executable import BatchRequests, Hoist, PlanMemory, SelectKernels
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Incremental, LastPositions
 from distir_relax.ir import Inline, Pass, pass_name
@@ -82,7 +82,7 @@ for _kind in (
     GatherParameters, Optimize, ReloadWeights, Propagate, DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline,
     OrderSums, OverlapCollectives, Project, Inline, FuseLocal, JoinProducts,
     OneSequence, MergeEqual, DropIdentities, SkipRepeats, IndexPositions, BoundAttention, AttendStates, Hoist,
-    BatchRequests, PlanMemory,
+    BatchRequests, PlanMemory, SelectKernels,
 ):  # fmt: skip
     register_pass(_kind)
 
@@ -168,7 +168,7 @@ def _has_text(hint: Any) -> bool:
         return any(_has_text(part) for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is tuple:
         return get_args(hint)[1:] == (Ellipsis,) and _has_text(get_args(hint)[0])
-    return hint in _READERS or hint == Mapping[str, str]
+    return hint in _READERS or (get_origin(hint) is Mapping and get_args(hint)[1] in _READERS)
 
 
 def _read(text: str, hint: Any, where: str) -> Any:
@@ -181,10 +181,10 @@ def _read(text: str, hint: Any, where: str) -> Any:
     if get_origin(hint) is tuple:
         inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
         return tuple(_read(_unquoted(part.strip()), get_args(hint)[0], where) for part in _split(inner) if part.strip())
-    if hint == Mapping[str, str]:
+    if get_origin(hint) is Mapping:
         if not (text.startswith("{") and text.endswith("}")):
             raise DistIRError(f"expected {{KEY=VALUE,...}}, found {text!r}", where)
-        return dict(_pairs(text[1:-1], where))
+        return {key: _read(value, get_args(hint)[1], where) for key, value in _pairs(text[1:-1], where)}
     try:
         return _READERS[hint](text)
     except ValueError:
@@ -205,7 +205,7 @@ def _print(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{','.join(_print(item) for item in value)}]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_quoted(key)}={_quoted(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_quoted(key)}={_print(item)}" for key, item in value.items()) + "}"
     if isinstance(value, DeviceMesh):
         return _quoted("x".join(map(str, value.shape)) + ":" + ",".join(value.axes))
     if isinstance(value, Profile):

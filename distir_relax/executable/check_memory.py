@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import VerificationError
 from distir_relax.executable.hoist import PREPARE, numbers_of
 from distir_relax.ir import PACKED, Function, Module, Op, Value
-from distir_relax.ops import Overwriting, Packed, Trait, lookup
+from distir_relax.ops import Appending, Overwriting, Packed, Trait, lookup
 
 
 def check_memory(module: Module) -> None:
@@ -104,6 +104,10 @@ class _Memory:
             raise VerificationError(f"{op.name} has no operand {into!r} to write into", where)
         operand, result = op.operands[into], op.results[0]
         storage = self.storage[operand.name]
+        if lookup(op.name, op.location).kernel(Appending) is not None:
+            # It only adds to the buffer of a state.
+            self._place(result, result.name)
+            return
         overwriting = lookup(op.name, op.location).kernel(Overwriting)
         if overwriting is None or operand.type != result.type or operand.name in numbers:
             raise VerificationError(f"{op.name} cannot write {result} into {operand}", where)

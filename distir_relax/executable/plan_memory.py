@@ -6,13 +6,14 @@ weights are prepared, each is free after its last use, so that a packed weight i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.executable.hoist import PREPARE, SIZES, numbers_of
-from distir_relax.ir import EACH, Attribute, Function, Module, Op
-from distir_relax.ops import lookup, plain_values, reused_operands
+from distir_relax.ir import EACH, Attribute, Function, Module, Op, Value
+from distir_relax.ops import Appending, lookup, plain_values, reused_operands
 
 # Values with larger storage are freed after their last use; for smaller ones the line of code is not worth it.
 _LARGE = 1 << 11
@@ -24,27 +25,58 @@ class PlanMemory:
 
     With `of_weights` only the memory of weights that are prepared is planned.
     In a step of several `requests` no memory is written again: values are views of those of others. Every value is
-    freed after its last use, but in functions for each request, which are short.
+    freed after its last use, but in functions for each request, which are short. There the next value of a state that
+    grows along a dim (`growing`) is written into the state's buffer, if nothing else reads the state. `states` maps the
+    inputs that are states to the outputs with their next values.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("executable",)
     gives: ClassVar[str] = ""
     of_weights: bool = False
     requests: bool = False
+    states: Mapping[str, str] = field(default_factory=dict)
+    growing: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, module: Module) -> Module:
         """Add the attributes to every function, but to those of sizes, whose values are small or kept."""
         functions = {f.name: f for f in module.functions}
-        planned = []
+        stores, planned = self._stores(module) if self.requests else {}, []
         for function in module.functions:
             is_main = self.requests and function is module.main
             if function.name.endswith(PREPARE) or is_main:
                 planned.append(_with_last_uses(function, is_main))
+            elif function.name in stores:
+                planned.append(_appending(function, stores[function.name], self.growing))
             elif self.requests or self.of_weights or function.name.endswith(SIZES):
                 planned.append(function)
             else:
                 planned.append(_planned(function, functions))
         return replace(module, functions=tuple(planned))
+
+    def _stores(self, module: Module) -> dict[str, dict[str, Value]]:
+        """Return, for functions that are called for each request, the next value of each growing state."""
+        by_output = {output: state for state, output in self.states.items() if state in self.growing}
+        kept = {o.value.name: by_output[o.name] for o in module.main.outputs if o.name in by_output}
+        return {
+            op.callee: {
+                kept[result.name]: output.value
+                for result, output in zip(op.results, module.function(op.callee).outputs, strict=True)
+                if result.name in kept
+            }
+            for op in module.main.ops if op.callee
+        }  # fmt: skip
+
+
+def _appending(function: Function, stores: Mapping[str, Value], growing: Mapping[str, int]) -> Function:
+    """Return a function that appends the new elements of growing states to their buffers."""
+    reads = Counter(v.name for op in function.ops for v in op.operands)
+    ops = []
+    for op in function.ops:
+        state = op.operands[0].name if op.operands else ""
+        can_append = state in stores and lookup(op.name, op.location).kernel(Appending) is not None
+        is_next = can_append and stores[state] == op.results[0] and op.attrs["axis"] == growing[state]
+        ops.append(_with_memory(op, into=0) if is_next and reads[state] == 1 else op)
+    return replace(function, ops=tuple(ops))
 
 
 def _with_last_uses(function: Function, keeps_inputs: bool) -> Function:

@@ -30,8 +30,8 @@ from distir_relax.ir.passes import Pass, pass_name
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op, print_op_names
 from distir_relax.ir.program import (
     CALL,
+    EXECUTION,
     GRADIENT_ROLE,
-    MEMORY,
     NEXT_ROLE,
     STAGES,
     TASK,
@@ -81,8 +81,8 @@ from distir_relax.ir.verify import Known, verifies_by_default, verify, verify_pl
 __all__ = [
     "CALL",
     "EACH",
+    "EXECUTION",
     "GRADIENT_ROLE",
-    "MEMORY",
     "NEXT_ROLE",
     "PACKED",
     "STAGES",

@@ -14,8 +14,8 @@ from typing import NoReturn, TypeGuard
 from distir_relax.errors import DistIRError, ParseError, PlacementError
 from distir_relax.ir.program import (
     CALL,
+    EXECUTION,
     GRADIENT_ROLE,
-    MEMORY,
     NEXT_ROLE,
     ROLES,
     STAGES,
@@ -267,8 +267,8 @@ class _Parser:
         if self.accept("{"):
             while not self.accept("}"):
                 key = self.take("word", "an attribute's name").text
-                if callee and key not in (*TASK, *MEMORY):
-                    self.fail(f"a call's {', '.join((*TASK, *MEMORY))}", key)
+                if callee and key not in (*TASK, *EXECUTION):
+                    self.fail(f"a call's {', '.join((*TASK, *EXECUTION))}", key)
                 self.expect("=")
                 attrs[key] = self.attribute()
                 self.accept(",")

@@ -51,7 +51,7 @@ def print_op(op: Op, note: Callable[[Value], str] | None = None) -> str:
     operands = ", ".join(map(str, op.operands))
     if op.callee:
         devices = f" on {print_devices(op.devices)}" if op.devices is not None else ""
-        text = f"{results} = {CALL} @{op.callee}({operands}){devices}{_attributes({**op.task, **op.memory})}"
+        text = f"{results} = {CALL} @{op.callee}({operands}){devices}{_attributes({**op.task, **op.execution})}"
     else:
         text = f"{results} = {op.name}({operands}){_attributes(op.attrs)}"
     return text + _remark(op.location, note(op.results[0]) if note and op.results else "")

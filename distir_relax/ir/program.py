@@ -39,11 +39,12 @@ A pipeline task also has the attributes `stage`, `kind` (one of `KINDS`), and `m
 TASK = ("stage", "kind", "microbatch")
 """The attributes of a call that is a pipeline task; passes preserve them."""
 
-MEMORY = ("into", "last", "unused")
-"""Attributes of an op for memory: where its result is written, and which values are freed after it.
+EXECUTION = ("by", "into", "last", "unused")
+"""Attributes of an op in the executable stage: its kernel, where its result is written, and what is freed after it.
 
-``into`` is the operand whose memory the result takes, ``last`` are the operands that are used for the last time, and
-``unused`` the results that nothing uses; all by number. In the executable stage only."""
+``by`` is the kernel of its entry, if it is not the reference expression (`ops.table.kernel`). ``into`` is the operand
+whose memory the result takes, ``last`` are the operands that are used for the last time, and ``unused`` the results
+that nothing uses; all by number."""
 
 KINDS = ("F", "I", "W")
 """Kinds of tasks: forward, gradients of inputs, gradients of weights."""
@@ -139,14 +140,14 @@ class Op:
         return {key: self.attrs[key] for key in TASK if key in self.attrs} if self.name == CALL else {}
 
     @property
-    def memory(self) -> dict[str, Attribute]:
-        """The attributes that say what happens to memory (`MEMORY`)."""
-        return {key: self.attrs[key] for key in MEMORY if key in self.attrs}
+    def execution(self) -> dict[str, Attribute]:
+        """The attributes that say how the op is executed (`EXECUTION`)."""
+        return {key: self.attrs[key] for key in EXECUTION if key in self.attrs}
 
     @property
     def own_attrs(self) -> Mapping[str, Attribute]:
-        """The attributes that say what the op computes: without those of memory."""
-        return {key: x for key, x in self.attrs.items() if key not in MEMORY} if self.memory else self.attrs
+        """The attributes that say what the op computes: without those of its execution."""
+        return {key: x for key, x in self.attrs.items() if key not in EXECUTION} if self.execution else self.attrs
 
     @property
     def task_name(self) -> str:

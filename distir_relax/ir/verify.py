@@ -176,8 +176,8 @@ def _verify_schedule(op: Op, stage: str, where: str) -> None:
     is_of_rank = stage in _OF_RANKS and not any(isinstance(v.type, PlacedType) for v in op.results)
     if is_of_rank and any(_differs_by_rank(value) for value in op.attrs.values()):
         raise VerificationError("attributes of a rank's op are values, found some by device", where)
-    if stage != "executable" and (memory := op.memory):
-        raise VerificationError(f"{', '.join(memory)} of an op belongs to the executable stage", where)
+    if stage != "executable" and (execution := op.execution):
+        raise VerificationError(f"{', '.join(execution)} of an op belongs to the executable stage", where)
     step = op.attrs.get("step", 0)
     if type(step) is not int or step < 0:
         raise VerificationError(f"the step of an op is a number, found {step!r}", where)

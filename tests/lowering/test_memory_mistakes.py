@@ -121,7 +121,7 @@ def _mistake(function: Function, number: int, kind: str, generator: random.Rando
         fits = [n for n, v in enumerate(op.operands) if op.results and v.type == op.results[0].type]
         if not fits or op.callee or lookup(op.name, op.location).kernel(Overwriting) is None:
             return None
-        added = {"into": generator.choice(fits)}
+        added = {"by": "overwriting", "into": generator.choice(fits)}
     elif kind == "last":
         if not op.operands:
             return None

@@ -12,6 +12,7 @@ from distir_relax.executable.batch_requests import CALLED, BatchRequests
 from distir_relax.executable.check_memory import check_memory
 from distir_relax.executable.hoist import PREPARE, SIZES, Hoist
 from distir_relax.executable.plan_memory import PlanMemory
+from distir_relax.executable.select_kernels import SelectKernels, check_kernels
 from distir_relax.ir import (
     Function,
     Module,
@@ -62,7 +63,7 @@ def to_torch_requests(
     """
     single = AttendStates(states).run(_rewritten(program_of(module, entry)))
     hoisted = BatchRequests(states).run(Hoist().run(single))
-    executable = _verified(PlanMemory(requests=True).run(hoisted))
+    executable = _with_kernels(PlanMemory(requests=True, states=states, growing=growing).run(hoisted))
     program = _Program(executable, name, _ranks_of(module, entry), states, growing, clocked)
     return RequestsCode(program.text(), program.runs_once)
 
@@ -135,13 +136,16 @@ def _rewritten(module: Module) -> Module:
 
 
 def _executable(module: Module) -> Module:
-    return _verified(PlanMemory().run(Hoist().run(module)))
+    return _with_kernels(PlanMemory().run(Hoist().run(module)))
 
 
-def _verified(executable: Module) -> Module:
+def _with_kernels(executable: Module) -> Module:
+    """Return a program whose memory is planned, with the kernels of its ops."""
+    executable = SelectKernels().run(executable)
     # Types are those of the ranked stage, which was verified.
     if verifies_by_default():
         check_memory(executable)
+        check_kernels(executable)
     return executable
 
 

@@ -12,7 +12,7 @@ from distir_relax.executable.hoist import SIZED, is_constant, numbers_of, prepar
 from distir_relax.executable.lasting_values import symbols_in_code
 from distir_relax.ir import TASK, Function, Op, TensorType, Value
 from distir_relax.layout import Symbol, is_symbolic
-from distir_relax.ops import Trait, lookup, torch_appending, torch_kernel, torch_packing
+from distir_relax.ops import Trait, lookup, torch_kernel, torch_packing
 
 # CPython packs more arguments into a tuple, which keeps them alive until the function returns: pass a list instead.
 _MAX_ARGUMENTS = 30
@@ -77,10 +77,9 @@ class Scope:
             self.numbers[name] = text if is_atom else f"({text})"
         self.ops = [op for op in self.function.ops if not op.results or op.results[0].name not in self.numbers]
 
-    def op_lines(self, op: Op, appends: bool = False) -> list[str]:
-        """Return the lines of an op that is not a call; with a buffer as operand 0, if it `appends`."""
-        operands = self.operands(op)
-        return [self.line(op, torch_appending(op, operands) if appends else torch_kernel(op, operands))]
+    def op_line(self, op: Op) -> str:
+        """Return the line of an op that is not a call."""
+        return self.line(op, torch_kernel(op, self.operands(op)))
 
     def operands(self, op: Op) -> list[str]:
         """Return the expressions of the operands of an op that is not a call."""
@@ -240,7 +239,7 @@ class TorchFunction:
                 lines += self._bundle(op, scope)
             else:
                 packs = Trait.PACKS in lookup(op.name, op.location).traits
-                lines += [self._packing(op, scope)] if packs else scope.op_lines(op)
+                lines += [self._packing(op, scope) if packs else scope.op_line(op)]
                 lines += [f"del {scope.names[op.operands[number].name]}" for number in last]  # type: ignore[index]
         used = {v.name for op in part.ops for v in op.operands} | {o.value.name for o in part.outputs}
         lines += [f"del {scope.use(i.value)}" for i in part.inputs if i.value.name not in used]
@@ -274,7 +273,7 @@ class TorchFunction:
         if part is None:
             return ""
         scope = Scope(part, {*self.taken, *self.symbols})
-        lines = [line for op in scope.ops for line in scope.op_lines(op)]
+        lines = [scope.op_line(op) for op in scope.ops]
         results = [
             f"attention.unless_all_true({scope.names[o.name]})"
             if o.name in self.masks and self.by_call
@@ -302,7 +301,7 @@ class TorchFunction:
                 lines += ["comm.end()"] if op.task else []
                 dead = []
             else:
-                lines += scope.op_lines(op)
+                lines.append(scope.op_line(op))
                 lines += self._check_lines(op) if self.checked else []
             dead += [op.results[number] for number in unused]
             if dead:

@@ -14,7 +14,7 @@ from distir_relax.layout import size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size
 from distir_relax.lowering.emit.torch_function import Scope, TorchFunction, masks_of
 from distir_relax.lowering.ranked.one_sequence import SIZES
-from distir_relax.ops import Appending, ForRequests, Trait, growing_states, lookup, torch_for_requests
+from distir_relax.ops import ForRequests, Trait, growing_states, lookup, torch_for_requests
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class RequestsFunction:
                 code = torch_for_requests(op, self._of_requests(op))
                 lines += [scope.line(op, code, op.results[:1]), *emitted.clock_lines(op)]
             else:
-                lines += [*scope.op_lines(op), *emitted.clock_lines(op)]
+                lines += [scope.op_line(op), *emitted.clock_lines(op)]
             dead = [op.operands[number] for number in op.attrs.get("last", ())]  # type: ignore[union-attr,index]
             dead += [v for v in op.results if v.name not in self.used and v.name not in self.kept]
             lines += [f"del {', '.join(scope.names[v.name] for v in dead)}"] if dead else []
@@ -159,7 +159,7 @@ class RequestsFunction:
         scope, sized = Scope(function, set(self.emitted.taken)), [value.name for value in self.emitted.sized]
         values = {v.name: o.value for v, o in zip(call.results, function.outputs, strict=True)}
         stores = {self.kept[name]: value for name, value in values.items() if name in self.kept}
-        buffered = self._buffered(function, stores)
+        buffered = {op.operands[0].name for op in scope.ops if op.attrs.get("into") == 0}
         symbols = set[str]().union(*map(scope.sizes_in_code, scope.ops))
         symbols |= {"past"} if any(i.value.name in self.growing for i in function.inputs) else set()
         lines = [f"{name} = request.{name}" for name in SIZES if name in symbols]
@@ -172,8 +172,7 @@ class RequestsFunction:
             elif name in sized:
                 lines.append(f"{variable} = request.sized[{sized.index(name)}]")
         for op in scope.ops:
-            is_buffered = bool(op.operands) and buffered.get(op.operands[0].name) is op
-            lines += [*scope.op_lines(op, is_buffered), *self.emitted.clock_lines(op, scope)]
+            lines += [scope.op_line(op), *self.emitted.clock_lines(op, scope)]
         lines += [self._store(key, scope.names[v.name]) for key, v in stores.items() if key not in buffered]
         if returned := [scope.names[values[v.name].name] for v in self._returned(call)]:
             lines.append(f"return {', '.join(returned)}")
@@ -181,20 +180,6 @@ class RequestsFunction:
         return f"def {_name(call)}({', '.join(['comm', 'weights', 'request', *arguments])}):\n" + "".join(
             f"    {line}\n" for line in lines
         )
-
-    def _buffered(self, function: Function, stores: Mapping[str, Value]) -> dict[str, Op]:
-        """Return the ops that append the new elements of growing states to their buffers, by the names of the states.
-
-        The next value of the state is the result, and nothing else reads the state in the same function.
-        """
-        found: dict[str, Op] = {}
-        for op in function.ops:
-            state = op.operands[0].name if op.operands else ""
-            if state in self.growing and lookup(op.name, op.location).kernel(Appending) is not None:
-                reads = [v for other in function.ops for v in other.operands if v.name == state]
-                if stores.get(state) == op.results[0] and op.attrs["axis"] == self.growing[state] and len(reads) == 1:
-                    found[state] = op
-        return found
 
     def _store(self, state: str, name: str) -> str:
         """Return the line that keeps the next value of a state."""

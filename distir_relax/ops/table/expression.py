@@ -16,6 +16,7 @@ from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.kernel import (
+    AnyKernel,
     Appending,
     Expression,
     ForRequests,
@@ -45,22 +46,34 @@ def torch_expression(op: Op, operands: Sequence[str]) -> str:
     return f"({zeros} if {empty} else {_fill(entry.semantics.torch, op.attrs, operands, op.location)})"
 
 
+def select_kernel(op: Op) -> AnyKernel | None:
+    """Return the kernel that runs an op of the executable stage; None for its reference expression."""
+    return next((kernel for kernel in lookup(op.name, op.location).kernels if kernel.runs(op)), None)
+
+
 def torch_kernel(op: Op, operands: Sequence[str]) -> str:
-    """Return the torch code of an op of the executable stage, by the kernel that its operands and memory need."""
-    entry, into = lookup(op.name, op.location), op.attrs.get("into")
-    op = replace(op, attrs=op.own_attrs) if op.memory else op
-    packed = [number for number, v in enumerate(op.operands) if v.tensor.form == PACKED]
-    if packed:
-        others = [code for number, code in enumerate(operands) if number not in packed]
-        return f"{operands[packed[0]]}({', '.join(others)})"
-    if isinstance(into, int):
-        overwriting = entry.kernel(Overwriting)
-        assert overwriting is not None, "checked by check_memory"
-        form = _template(overwriting.torch, op.attrs).replace("{out}", operands[into])
-        return _fill(form, op.attrs, operands, op.location)
-    if (in_place := entry.kernel(InPlace)) is not None:
-        return _fill(in_place.torch, op.attrs, operands, op.location)
-    return torch_expression(op, operands)
+    """Return the torch code of an op of the executable stage, for the kernel that it names (`ir.EXECUTION`)."""
+    name, into = op.attrs.get("by"), op.attrs.get("into")
+    kernel = next((kernel for kernel in lookup(op.name, op.location).kernels if kernel.name == name), None)
+    plain = replace(op, attrs=op.own_attrs) if op.execution else op
+    match kernel:
+        case None:
+            return torch_expression(plain, operands)
+        case Packed():
+            packed, others = kernel.weights(op), [*operands]
+            del others[packed.start : packed.stop]
+            return f"{operands[packed.start]}({', '.join(others)})"
+        case Overwriting():
+            assert isinstance(into, int)
+            form = _template(kernel.torch, plain.attrs).replace("{out}", operands[into])
+            return _fill(form, plain.attrs, operands, op.location)
+        case Appending():
+            axis = op.attrs["axis"]
+            assert isinstance(axis, int)
+            attrs = {**plain.attrs, "length": op.operands[0].tensor.shape[axis]}
+            return _fill(kernel.torch, attrs, operands, op.location)
+        case _:
+            return _fill(kernel.torch, plain.attrs, operands, op.location)
 
 
 def torch_packing(op: Op, weights: Sequence[str]) -> str:
@@ -99,14 +112,6 @@ def is_packable(op: Op) -> bool:
 def _packing(name: str, weights: Types, location: str) -> str:
     kernel = lookup(name, location).kernel(Packed)
     return "" if kernel is None else kernel.packing(weights)
-
-
-def torch_appending(op: Op, operands: Sequence[str]) -> str:
-    """Return the torch code of `op`, which has the kernel `Appending`, with a buffer as operand 0."""
-    kernel, axis = lookup(op.name, op.location).kernel(Appending), op.attrs["axis"]
-    assert kernel is not None
-    assert isinstance(axis, int)
-    return _fill(kernel.torch, {**op.attrs, "length": op.operands[0].tensor.shape[axis]}, operands, op.location)
 
 
 def growing_states(op: Op) -> tuple[int, ...]:

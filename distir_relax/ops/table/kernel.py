@@ -9,8 +9,8 @@
 =============  ===============================================================================================
 
 An op has at most one of each in its entry, besides the reference expression of its `Semantics`, which takes any
-operands. Which of them runs an op of the executable stage follows from its operands and its memory
-(`executable`).
+operands. Which of them runs an op of the executable stage follows from its operands and its memory (`Kernel.runs`); the
+pass `executable.SelectKernels` writes it into the program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from distir_relax.ir import Op, TensorType
+from distir_relax.ir import EACH, PACKED, Op, TensorType
 
 Types = Sequence[TensorType]
 Attrs = Mapping[str, Any]
@@ -32,6 +32,10 @@ class Kernel:
 
     name: ClassVar[str]
     torch: Expression
+
+    def runs(self, op: Op) -> bool:
+        """Return whether it runs an op of the executable stage, by the op's operands and memory."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class Overwriting(Kernel):
     name: ClassVar[str] = "overwriting"
     operands: frozenset[int] | None = None
 
+    def runs(self, op: Op) -> bool:
+        return "into" in op.attrs
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -66,6 +73,10 @@ class Packed:
     name: ClassVar[str] = "packed"
     pack: str | Callable[[Types], str]
     others: int = 0
+
+    def runs(self, op: Op) -> bool:
+        """As `Kernel.runs`."""
+        return any(v.local.form == PACKED for v in op.operands)
 
     def weights(self, op: Op) -> range:
         """Return the operands of an op that are packed, by number."""
@@ -86,6 +97,9 @@ class Appending(Kernel):
 
     name: ClassVar[str] = "appending"
 
+    def runs(self, op: Op) -> bool:
+        return op.attrs.get("into") == 0
+
 
 @dataclass(frozen=True)
 class ForRequests(Kernel):
@@ -100,6 +114,9 @@ class ForRequests(Kernel):
     name: ClassVar[str] = "for requests"
     states: tuple[int, ...]
     load: Callable[[Types, Attrs], str]
+
+    def runs(self, op: Op) -> bool:
+        return all(op.operands[number].local.form == EACH for number in self.states)
 
 
 AnyKernel = Kernel | Packed

@@ -267,6 +267,7 @@ def _emit(program: ProgramText) -> tuple[Any, str, tuple[str, ...], tuple[str, .
     """Return the Relax module of what every call runs, and as in `Compiled`: preparation, arguments, packed weights."""
     from distir_relax.executable.hoist import Hoist
     from distir_relax.executable.plan_memory import PlanMemory
+    from distir_relax.executable.select_kernels import SelectKernels
     from distir_relax.ir import PACKED, gc_disabled, inline, parse, program_of
     from distir_relax.layout import assuming
     from distir_relax.lowering.emit.relax import packed_weights, to_relax_executable
@@ -277,7 +278,7 @@ def _emit(program: ProgramText) -> tuple[Any, str, tuple[str, ...], tuple[str, .
     with assuming(module.guards):
         hoisted = Hoist(sizes=False).run(inline(program_of(module, program.entry)))
         executable = PlanMemory(of_weights=True).run(hoisted)
-        preparation = print_preparation(executable, program.entry)
+        preparation = print_preparation(SelectKernels().run(executable), program.entry)
         relax = to_relax_executable(executable, program.fast_math)
     arguments = (i.value for i in executable.main.inputs if i.value.tensor.form != PACKED)
     return relax, preparation, tuple(v.name for v in arguments), tuple(packed_weights(executable.main))
