@@ -20,6 +20,7 @@ from distir_relax.autosharding.optimize import cost_table_of, optimize
 from distir_relax.autosharding.solver import Infeasible, InsufficientMemory
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op
+from distir_relax.layout import print_placements
 from distir_relax.sharding import list_reshards
 from distir_relax.sharding.factor_selection import Placed
 from distir_relax.sharding.factors import is_annotation
@@ -132,7 +133,7 @@ class Alternatives:
                 if any(edge.allows_reshard(user, layout, operand_layout(self.graph, user, s)) for s in node.strategies):
                     continue
                 if node.op is not None and is_annotation(node.op):
-                    return f"contradicts annotation {node.op.attrs['placements']} at {node.op.location}"
+                    return f"contradicts annotation {print_placements(node.op.placements)} at {node.op.location}"
                 name = f"@{node.value.name}" if node.op is None else node.op.name
                 where = f" at {node.op.location}" if node.op is not None and node.op.location else ""
                 return f"{name}{where} does not support this layout"

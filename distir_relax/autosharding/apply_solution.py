@@ -9,6 +9,7 @@ from distir_relax.autosharding.graph import Graph
 from distir_relax.autosharding.op_strategies import OpStrategy
 from distir_relax.ir import (
     CALL,
+    PLACEMENTS,
     DTensorType,
     Function,
     Input,
@@ -20,7 +21,6 @@ from distir_relax.ir import (
     remove_unused_outputs,
     value_names,
 )
-from distir_relax.layout import print_placements
 from distir_relax.sharding.factor_selection import Placed
 from distir_relax.sharding.factors import is_annotation
 
@@ -107,7 +107,7 @@ class _FunctionSharding:
 
     def _redistribute(self, value: Value, target: Placed, name: str, where: str) -> Value:
         result = Value(name, replace(value.dtensor, placements=target))
-        self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
+        self.ops.append(Op("redistribute", (value,), (result,), {PLACEMENTS: target}, where))
         return result
 
 

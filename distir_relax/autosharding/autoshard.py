@@ -18,7 +18,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.executable.lasting_values import computed_once
 from distir_relax.ir import Autosharding, Module, Op, inlined_main, memoize
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.sharding.annotation_propagation import propagate_annotations
 from distir_relax.sharding.factors import Factoring, factoring_of
 from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
@@ -63,9 +63,7 @@ class PlaceBySearch:
     def graph(self, module: Module, ignored: frozenset[int] = frozenset()) -> Graph:
         """Return the strategy graph; annotations of the numbers `free` in the inlined program are ignored."""
         heterogeneity = Heterogeneity.of(self.profile, self.mesh, self.memory is not None)
-        # A runtime that does not fold ops on shapes runs all ops in each call.
-        folds = not self.profile.shape_op
-        return build_graph(module, self.mesh, self.hazards, ignored, heterogeneity, folds)
+        return build_graph(module, self.mesh, self.hazards, ignored, heterogeneity, self.profile.folds)
 
     def _conflict(self, module: Module, graph: Graph, error: InsufficientMemory, limit: float) -> DistIRError:
         """Return the error that names the annotations that no placements fit with; `error` if there are none.
@@ -98,7 +96,7 @@ class PlaceBySearch:
 
 
 def _annotation_text(annotation: Op) -> str:
-    return f"annotation {annotation.attrs['placements']} on %{annotation.operands[0].name}"
+    return f"annotation {print_placements(annotation.placements)} on %{annotation.operands[0].name}"
 
 
 def build_graph(

@@ -21,7 +21,7 @@ from distir_relax.autosharding.op_strategies import OpStrategy
 from distir_relax.autosharding.reshard_steps import ReshardCosts, StepForm
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
-from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
+from distir_relax.ir import PLACEMENTS, DTensorType, Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.ir.symbols import typical_layout, typical_op
 from distir_relax.layout import (
     Cut,
@@ -33,7 +33,6 @@ from distir_relax.layout import (
     Shard,
     intersect,
     local_intervals,
-    print_placements,
 )
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Trait, lookup
@@ -123,7 +122,7 @@ class CostTable:
         shape = tensor.typical.shape
         before, after = (DTensorType(shape, tensor.dtype, typical_layout(layout)) for layout in (source, target))
         if self._simulates_whole:
-            attrs = {"placements": print_placements(after.placements)}
+            attrs = {PLACEMENTS: after.placements}
             key = (before, after, "whole")
             self._requested_ops[key] = (Op("redistribute", (Value("x", before),), (Value("y", after),), attrs), ("",))
             self._requested_reshards[key] = tensor, source, target

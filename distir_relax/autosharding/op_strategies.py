@@ -93,7 +93,7 @@ class StrategySpace:
     def annotated_layout(self, op: Op) -> Placed:
         """Return the layout that an annotation asks for, with partial sums reduced."""
         value = op.results[0]
-        annotated = validate_annotation(str(op.attrs["placements"]), self.mesh, value.tensor.shape, op.location)
+        annotated = validate_annotation(op.placements, self.mesh, value.tensor.shape, op.location)
         splits = self.targets.splits(value.name)
         layout: list[Placement] = []
         for axis, (placement, split) in enumerate(zip(annotated, splits, strict=True)):

@@ -225,6 +225,11 @@ class Profile:
         return self.name
 
     @property
+    def folds(self) -> bool:
+        """Whether the runtime computes what depends on weights alone once, when it loads a program."""
+        return not self.shape_op and SHAPE_OP not in self.waits
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether devices compute while their hosts issue the next ops."""
         return self.dispatch > 0

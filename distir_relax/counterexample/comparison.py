@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distir_relax.counterexample.rank_executor import run_ranks
 from distir_relax.counterexample.result import Difference
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.interpret import interpret, run_devices, scatter
 from distir_relax.interpret.distributed_executor import LocalTensors
+from distir_relax.interpret.ranked_executor import run_ranks
 from distir_relax.interpret.shard_tensors import reduce_pending, shard_indices
 from distir_relax.ir import Attribute, DTensorType, Function, Module, Op, PlacedType, TensorType, Value, live_ops
 from distir_relax.layout import Partial, Placement, Replicate

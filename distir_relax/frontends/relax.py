@@ -19,7 +19,7 @@ from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType, Value
 from distir_relax.kernels.prim_func_factors import block_rule
 from distir_relax.kernels.tvm_extern import packed_text
-from distir_relax.layout import DTYPES, DeviceMesh, Guards, guarding, print_placements
+from distir_relax.layout import DTYPES, DeviceMesh, Guards, guarding
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
@@ -298,7 +298,7 @@ class _Importer:
         self.meshes, self.places = (mesh,), max(self.places, place + 1)
         if self.places > 1:
             value = self.builder.emit("to_place", value, place=place)
-        placements = print_placements(validate_placements(text.strip('"'), mesh, value.tensor.shape, where))
+        placements = validate_placements(text.strip('"'), mesh, value.tensor.shape, where)
         self.builder.hint = hint if hint != value.name else f"{value.name}.sharded"
         annotated: Value = self.builder.emit("annotate_sharding", value, placements=placements)
         return annotated

@@ -17,6 +17,7 @@ from distir_relax.ir.program import (
     EXECUTION,
     GRADIENT_ROLE,
     NEXT_ROLE,
+    PLACEMENTS,
     ROLES,
     STAGES,
     TASK,
@@ -43,6 +44,7 @@ from distir_relax.layout import (
     DTYPES,
     DeviceMesh,
     Guard,
+    Placement,
     Relation,
     Symbol,
     is_symbolic,
@@ -270,10 +272,18 @@ class _Parser:
                 if callee and key not in (*TASK, *EXECUTION):
                     self.fail(f"a call's {', '.join((*TASK, *EXECUTION))}", key)
                 self.expect("=")
-                attrs[key] = self.attribute()
+                value = self.attribute()
+                attrs[key] = self.placements(value) if key == PLACEMENTS and isinstance(value, str) else value
                 self.accept(",")
         defined = tuple(self.define(*result) for result in results)
         return Op(name, tuple(operands), defined, attrs, self.remark() or here * self.places)
+
+    def placements(self, text: str) -> tuple[Placement, ...]:
+        """Read placements for each mesh axis."""
+        try:
+            return parse_placements(text, tuple(self.symbols.values()))
+        except PlacementError as error:
+            raise PlacementError(error.message, self.place(), error.hint) from None
 
     def definition(self) -> Value:
         return self.define(*self.typed_name())
@@ -354,7 +364,7 @@ class _Parser:
         if mesh is None:
             self.fail('a mesh such as "mesh[0]"', self.tokens[self.position - 1].text)
         self.expect(",")
-        placements = parse_placements(self.string("placements"), tuple(self.symbols.values()))
+        placements = self.placements(self.string("placements"))
         self.expect(")")
         assert mesh is not None
         return DTensorType(shape, dtype, placements, int(mesh[1]))

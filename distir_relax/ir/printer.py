@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Output, Value
+from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Output, Value, placements_of
 from distir_relax.ir.symbols import module_symbols
 from distir_relax.ir.types import DTensorType, PerRank, Untyped, print_devices
-from distir_relax.layout import Symbol
+from distir_relax.layout import Symbol, print_placements
 
 Note = Callable[[str, Value], str]
 """Remark to print after a value, given its function's name and the value."""
@@ -64,9 +64,11 @@ def print_op_names(op: Op) -> str:
 
 
 def print_attribute(value: Attribute) -> str:
-    """Print one attribute: a Python literal, or ``[a|b]`` for one number per device."""
+    """Print one attribute: a Python literal, or ``[a|b]`` for one number per device; placements are text."""
     if isinstance(value, PerRank):
         return f"[{value}]"
+    if placements := placements_of(value):
+        return json.dumps(print_placements(placements))
     if isinstance(value, tuple):
         inner = ", ".join(map(print_attribute, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import VerificationError
 from distir_relax.ir.records import Record
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Type, Untyped
-from distir_relax.layout import DeviceMesh, Guard
+from distir_relax.layout import DeviceMesh, Guard, Placement
 from distir_relax.support.units import count
 
 STAGES = ("global", "sharded", "distributed", "ranked", "executable")
@@ -46,6 +46,9 @@ EXECUTION = ("by", "into", "last", "unused")
 whose memory the result takes, ``last`` are the operands that are used for the last time, and ``unused`` the results
 that nothing uses; all by number."""
 
+PLACEMENTS = "placements"
+"""The attribute of an op that gives a value a layout: a placement for each mesh axis."""
+
 KINDS = ("F", "I", "W")
 """Kinds of tasks: forward, gradients of inputs, gradients of weights."""
 
@@ -55,7 +58,14 @@ WAIT = "wait"
 # Maximum length of an op's repr.
 _SHOWN = 240
 
-Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
+Attribute = int | float | bool | str | None | PerRank | Placement | tuple["Attribute", ...]
+
+
+def placements_of(value: Attribute) -> tuple[Placement, ...]:
+    """Return an attribute that has placements; empty for another."""
+    items = value if isinstance(value, tuple) else ()
+    placements = tuple(item for item in items if isinstance(item, Placement))
+    return placements if len(placements) == len(items) else ()
 
 
 def fresh_name(name: str, names: set[str]) -> str:
@@ -138,6 +148,11 @@ class Op:
     def task(self) -> dict[str, Attribute]:
         """The attributes of a call that identify a pipeline task; empty for other ops."""
         return {key: self.attrs[key] for key in TASK if key in self.attrs} if self.name == CALL else {}
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The layout that the op gives a value (`PLACEMENTS`); empty without one."""
+        return placements_of(self.attrs.get(PLACEMENTS))
 
     @property
     def execution(self) -> dict[str, Attribute]:

@@ -40,7 +40,7 @@ from distir_relax.ir import (
     live_ops,
     print_module,
 )
-from distir_relax.layout import Collective, Cut, DeviceMesh, Shard, local_intervals
+from distir_relax.layout import Collective, Cut, DeviceMesh, Placement, Shard, local_intervals
 from distir_relax.layout.partition import balanced
 from distir_relax.lowering.microbatch_order import order_microbatches
 from distir_relax.lowering.project import classify_ranks, project
@@ -126,9 +126,9 @@ def representative_microbatches(samples: int, count: int, summed: bool = True) -
     return tuple(n for n in range(count) if n in ends or sizes[n] != sizes[n - 1])
 
 
-def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> str:
+def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> tuple[Placement, ...]:
     """Return the placement of an input with `times` elements per sample along its dim."""
-    return str(Shard(record.dim, Cut.of(*(size * times for size in parts))))
+    return (Shard(record.dim, Cut.of(*(size * times for size in parts))),)
 
 
 @dataclass(frozen=True, slots=True)

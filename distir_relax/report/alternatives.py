@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from distir_relax.autosharding.alternatives import Alternative, Alternatives, Outcome
 from distir_relax.ir import DTensorType
+from distir_relax.layout import print_placements
 from distir_relax.report.layout_text import short_layout, summarize_names
 from distir_relax.report.text_table import align_columns
 from distir_relax.sharding.factor_selection import Placed
@@ -62,7 +63,7 @@ def _explanation(
         cost = (
             f"without it a step would take {seconds(gain)} less" if gain > 0 else "without it no step would be faster"
         )
-        yield f"annotated {mark.attrs['placements']} at {mark.location or 'an unknown place'}: {cost}"
+        yield f"annotated {print_placements(mark.placements)} at {mark.location or 'an unknown place'}: {cost}"
     if count == 1:
         yield "it has no other valid layout"
     else:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, print_placements
 from distir_relax.layout.partition import (
     Divide,
     balanced,
@@ -139,7 +139,7 @@ class _Search:
     """The first annotation of each input."""
     partition_rules: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
     """The rule, in blocks, by shares or at multiples, of classes along an axis whose annotation has no sizes."""
-    valid: dict[tuple[str, tuple[int, ...]], tuple[Placement, ...]] = field(default_factory=dict)
+    valid: dict[tuple[tuple[Placement, ...], tuple[int, ...]], tuple[Placement, ...]] = field(default_factory=dict)
     """Placements that fit tensors, by their text and the tensor's shape."""
 
     def __post_init__(self) -> None:
@@ -155,12 +155,12 @@ class _Search:
 
     def pin(self, op: Op) -> None:
         """Add one annotation."""
-        value, text = op.results[0], str(op.attrs["placements"])
-        key = text, value.tensor.shape
+        value, layout = op.results[0], op.placements
+        key = layout, value.tensor.shape
         placements = self.valid.get(key)
         if placements is None:
-            placements = self.valid[key] = validate_annotation(text, self.mesh, value.tensor.shape, op.location)
-        self._reject_contradiction(op, text)
+            placements = self.valid[key] = validate_annotation(layout, self.mesh, value.tensor.shape, op.location)
+        self._reject_contradiction(op, layout)
         targets, numbers = self.targets, self.factoring.classes.numbers
         targets.pinned[value.name] = op
         targets.annotations.append(op)
@@ -192,14 +192,15 @@ class _Search:
         atoms = self.factoring.atoms[self.graph.first_uses[number]]
         return any(atom.kind not in (PARALLEL, BLOCKED, WINDOW) for atom in atoms)
 
-    def _reject_contradiction(self, op: Op, text: str) -> None:
+    def _reject_contradiction(self, op: Op, layout: tuple[Placement, ...]) -> None:
         source = op.operands[0].name
         if not self._is_input(source):
             return
         other = self.annotations.setdefault(source, op)
-        if other.attrs["placements"] != text:
+        if (before := other.placements) != layout:
             raise AnnotationError(
-                f"%{source} is annotated {other.attrs['placements']!r} at {other.location} and {text!r} here",
+                f"%{source} is annotated {print_placements(before)!r} at {other.location} and "
+                f"{print_placements(layout)!r} here",
                 op.location,
                 "a tensor is stored one way: give it one placement",
             )

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.ir import (
+    PLACEMENTS,
     DTensorType,
     Function,
     Module,
@@ -39,7 +40,7 @@ from distir_relax.ir import (
     producers,
     value_names,
 )
-from distir_relax.layout import DTYPES, Partial, Placement, Replicate, Shard, print_placements
+from distir_relax.layout import DTYPES, Partial, Placement, Replicate, Shard
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
 
@@ -170,7 +171,7 @@ def _move(
         kind = result.dtensor
         partial = Value(f"{result.name}.partial", replace(kind, placements=partial_placements))
         new = replace(op, operands=tuple(operands), results=(partial,))
-        target = {"placements": print_placements(kind.placements)}
+        target = {PLACEMENTS: kind.placements}
         return removed, new, Op("redistribute", (partial,), (result,), target, removed[0].location)
     return None
 

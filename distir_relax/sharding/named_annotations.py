@@ -9,23 +9,23 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from distir_relax.errors import AnnotationError
-from distir_relax.ir import Attribute, Function, Module, Op, Value, fresh_name, value_names
-from distir_relax.layout import DeviceMesh, print_placements
+from distir_relax.ir import PLACEMENTS, Attribute, Function, Module, Op, Value, fresh_name, value_names
+from distir_relax.layout import DeviceMesh, Placement, print_placements
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.sharding.factors import is_annotation
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A requested layout: its source `where`, placements as text, and the `round` in which it propagates."""
+    """A requested layout: its source `where`, a placement per mesh axis, and the `round` in which it propagates."""
 
     where: str
-    placements: str
+    placements: tuple[Placement, ...]
     round: int = 0
 
     def op(self, value: Value, marked: Value) -> Op:
         """Return the annotation op from `value` to `marked`."""
-        attrs: dict[str, Attribute] = {"placements": self.placements}
+        attrs: dict[str, Attribute] = {PLACEMENTS: self.placements}
         if self.round:
             attrs["round"] = self.round
         return Op("annotate_sharding", (value,), (marked,), attrs, self.where)
@@ -62,12 +62,12 @@ class ApplyShardings:
             )
         named = self if self.names else replace(self, names={i.value.name: i.value.name for i in module.main.inputs})
         matches = named._match({item.value.name: item.value.tensor.shape for item in module.main.inputs})
-        marks = {value: Mark(f'shardings["{pattern}"]', text) for value, (pattern, text) in matches.items()}
+        marks = {value: Mark(f'shardings["{pattern}"]', layout) for value, (pattern, layout) in matches.items()}
         return replace(module, functions=(mark_inputs(module.main, marks), *module.functions[1:]), meshes=(self.mesh,))
 
-    def _match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, str]]:
+    def _match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, tuple[Placement, ...]]]:
         """Return the pattern and placements of each value that a pattern matches."""
-        result: dict[str, tuple[str, str]] = {}
+        result: dict[str, tuple[str, tuple[Placement, ...]]] = {}
         for pattern, text in self.shardings.items():
             where = f'shardings["{pattern}"]'
             matches = [name for name in self.names if fnmatchcase(name, pattern)]
@@ -76,11 +76,11 @@ class ApplyShardings:
             for name in matches:
                 value = self.names[name]
                 layout = validate_annotation(text, self.mesh, shapes[value], f"{where}, {name}")
-                placements = print_placements(layout)
-                other, before = result.setdefault(value, (pattern, placements))
-                if before != placements:
+                other, before = result.setdefault(value, (pattern, layout))
+                if before != layout:
                     raise AnnotationError(
-                        f"{name} matches both {other!r}, with {before}, and {pattern!r}, with {placements}",
+                        f"{name} matches both {other!r}, with {print_placements(before)}, and {pattern!r}, with "
+                        f"{print_placements(layout)}",
                         where,
                         "make one of the patterns narrower",
                     )
@@ -104,16 +104,19 @@ def matched_inputs(patterns: Iterable[str], names: Mapping[str, str]) -> tuple[s
     return tuple(value for name, value in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def change_annotations(function: Function, where: str, change: Callable[[Value, str], str]) -> Function:
+def change_annotations(
+    function: Function, where: str, change: Callable[[Value, tuple[Placement, ...]], tuple[Placement, ...]]
+) -> Function:
     """Return a function whose annotations with the source `where` have other placements.
 
-    `change` returns them as text, from the annotated value and its present placements.
+    `change` returns them, from the annotated value and its present placements.
     """
 
     def changed(op: Op) -> Op:
         if not is_annotation(op) or op.location != where:
             return op
-        return replace(op, attrs={**op.attrs, "placements": change(op.operands[0], str(op.attrs["placements"]))})
+        placements = change(op.operands[0], op.placements)
+        return replace(op, attrs={**op.attrs, PLACEMENTS: placements})
 
     return replace(function, ops=tuple(map(changed, function.ops)))
 

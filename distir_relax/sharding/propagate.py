@@ -19,6 +19,7 @@ from typing import ClassVar, TypeVar
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import (
     CALL,
+    PLACEMENTS,
     DTensorType,
     Function,
     Gather,
@@ -388,7 +389,7 @@ class _Layout:
                 return result
             if implicit:
                 self._record_gather(value, result, name.rsplit(".", 1)[-1], where)
-            self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
+            self.ops.append(Op("redistribute", (value,), (result,), {PLACEMENTS: target}, where))
         return cache[target]
 
     def _record_gather(self, value: Value, result: Value, user: str, where: str) -> None:

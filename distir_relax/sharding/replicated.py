@@ -32,7 +32,7 @@ def is_fully_replicated(module: Module, mesh: DeviceMesh) -> bool:
     full = (R,) * len(mesh.shape)
     ops = [op for function in module.functions for op in function.ops if is_annotation(op)]
     try:
-        return all(validate_annotation(op.attrs["placements"], mesh, op.results[0].tensor.shape) == full for op in ops)
+        return all(validate_annotation(op.placements, mesh, op.results[0].tensor.shape) == full for op in ops)
     except PlacementError:
         return False
 

@@ -13,9 +13,9 @@ from distir_relax.ops import Trait, lookup
 def as_executed(module: Module, profile: Profile) -> Module:
     """Return a distributed program as its ranks run it: at the executable stage. CPUs pack weights.
 
-    A runtime that does not fold ops on shapes (`Profile.shape_op`) runs all ops in each call.
+    A runtime that does not fold ops on shapes (`Profile.folds`) runs all ops in each call.
     """
-    if module.stage == "executable" or profile.shape_op:
+    if module.stage == "executable" or not profile.folds:
         return module
     return Hoist(pack=profile.kind == "cpu").run(module)
 

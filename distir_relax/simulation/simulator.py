@@ -64,7 +64,7 @@ def simulate_module(
     if module.stage not in ("distributed", "executable") or module.ranks:
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     with gc_disabled():
-        module = as_executed(module, profile)
+        module = as_executed(module, plan.profile if plan else profile)
         # A plan that is made here is freed before the collector looks at it.
         calls, plan = calls or SimulatedCalls(), plan or SimulationPlan(module, profile)
         return _simulate(module, profile, plan, repeats or {}, is_recorded, requests, calls)

@@ -13,6 +13,7 @@ from typing import ClassVar
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
 from distir_relax.ir import (
+    PLACEMENTS,
     BatchDim,
     CachedState,
     HeadPartition,
@@ -23,7 +24,7 @@ from distir_relax.ir import (
     Op,
     inlined_main,
 )
-from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, is_always, print_placements
+from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, is_always
 from distir_relax.layout.partition import balanced, proportional
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.sharding.factors import Slot, is_annotation
@@ -96,7 +97,7 @@ class ApplyStrategy:
             )
         split = _Split(classes, strategy, shares, batch, tensor_owners, divided, experts, self.weight_memory.total)
         annotations = {
-            item.value.name: Mark(f"strategy {strategy}", print_placements(placements), STRATEGY_ROUND)
+            item.value.name: Mark(f"strategy {strategy}", placements, STRATEGY_ROUND)
             for item in module.main.inputs
             if item.value.name not in annotated and (placements := split.placements(item))
         }
@@ -197,7 +198,7 @@ def _remesh(
         return module
     mesh = module.meshes[0]
     axis = _axis(mesh, strategy)
-    converted: dict[tuple[str, int], str] = {}
+    converted: dict[tuple[str, int], tuple[Placement, ...]] = {}
     for function, number, op in _annotations(inlined.instance, inlined):
         (placement,) = validate_annotation(op.attrs["placements"], mesh, op.results[0].tensor.shape, op.location)
         placements: list[Placement] = [R, R]
@@ -205,7 +206,7 @@ def _remesh(
         if dim is not None and strategy.data > 1:
             placements[0] = Shard(dim)
         placements[axis] = placement
-        converted.setdefault((function, number), print_placements(tuple(placements)))
+        converted.setdefault((function, number), tuple(placements))
     functions = tuple(
         replace(f, ops=tuple(_with_placements(op, converted.get((f.name, i))) for i, op in enumerate(f.ops)))
         for f in module.functions
@@ -239,6 +240,5 @@ def _batch_dim(classes: Classes, name: str, batch: Batch) -> int | None:
     return next((dim for dim in dims if classes.of(name, dim) == batch.owner), None)
 
 
-def _with_placements(op: Op, placements: str | None) -> Op:
-    attrs: Mapping[str, object] = op.attrs
-    return op if placements is None else replace(op, attrs={**attrs, "placements": placements})  # type: ignore[dict-item]
+def _with_placements(op: Op, placements: tuple[Placement, ...] | None) -> Op:
+    return op if placements is None else replace(op, attrs={**op.attrs, PLACEMENTS: placements})

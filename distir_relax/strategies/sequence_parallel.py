@@ -12,8 +12,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Attribute, BatchDim, Function, Module, Op, Value, fresh_name, inlined_main, value_names
-from distir_relax.layout import Placement, R, Shard, print_placements
+from distir_relax.ir import (
+    PLACEMENTS,
+    Attribute,
+    BatchDim,
+    Function,
+    Module,
+    Op,
+    Value,
+    fresh_name,
+    inlined_main,
+    value_names,
+)
+from distir_relax.layout import Placement, R, Shard
 from distir_relax.sharding.factors import Slot
 from distir_relax.strategies.factor_costs import Classes, classes_with_weights
 from distir_relax.strategies.strategy import Strategy
@@ -40,11 +51,11 @@ class SplitSequence:
         batch = [record for record in module.records if isinstance(record, BatchDim)]
         samples = {classes.of(record.value, record.dim) for record in batch}
         inputs = {item.value.name for item in module.main.inputs}
-        placements: dict[str, str] = {}
+        placements: dict[str, tuple[Placement, ...]] = {}
         for op in module.main.ops:
             for value in (*op.operands, *op.results) if op.callee else ():
-                if value.name not in inputs and (text := self._placements(names[value.name], value, classes, samples)):
-                    placements[value.name] = text
+                if value.name not in inputs and (found := self._placements(names[value.name], value, classes, samples)):
+                    placements[value.name] = found
         if not placements:
             raise DistIRError(
                 "the model has no repeated blocks that pass on a sequence",
@@ -53,7 +64,9 @@ class SplitSequence:
             )
         return replace(module, functions=(self._annotate(module, placements), *module.functions[1:]))
 
-    def _placements(self, name: str, value: Value, classes: Classes, samples: Set[Slot | None]) -> str:
+    def _placements(
+        self, name: str, value: Value, classes: Classes, samples: Set[Slot | None]
+    ) -> tuple[Placement, ...]:
         """Return placements if a value has samples, sequence and width (the dim of most parameters), else nothing.
 
         Annotated weights are no inputs of the program either; only activations have samples.
@@ -65,13 +78,13 @@ class SplitSequence:
         candidates = [d for d, o in enumerate(owners) if o is not None and o not in samples and d != width]
         sample_dim = next((d for d, o in enumerate(owners) if o is not None and o in samples), None)
         if "float" not in value.tensor.dtype or sample_dim is None or not candidates or not weights[width]:
-            return ""
+            return ()
         placements: list[Placement] = [R, Shard(candidates[0])]
         if self.strategy.data > 1:
             placements[0] = Shard(sample_dim)
-        return print_placements(tuple(placements))
+        return tuple(placements)
 
-    def _annotate(self, module: Module, placements: dict[str, str]) -> Function:
+    def _annotate(self, module: Module, placements: dict[str, tuple[Placement, ...]]) -> Function:
         main = module.main
         names = value_names(main)
         annotated: dict[str, Value] = {}
@@ -82,7 +95,7 @@ class SplitSequence:
                 if value.name in placements:
                     result = annotated[value.name] = Value(fresh_name(f"{value.name}.sequence", names), value.type)
                     attrs: dict[str, Attribute] = {
-                        "placements": placements[value.name],
+                        PLACEMENTS: placements[value.name],
                         "round": SEQUENCE_ROUND,
                         "both": True,
                     }

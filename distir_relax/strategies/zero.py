@@ -21,9 +21,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import GRADIENT_ROLE, Module, Op, Output, TensorType, Value, fresh_name, value_names
-from distir_relax.layout import Placement, R, Shard, print_placements
-from distir_relax.layout.placement import parse_placements
+from distir_relax.ir import (
+    GRADIENT_ROLE,
+    Module,
+    Op,
+    Output,
+    TensorType,
+    Value,
+    fresh_name,
+    value_names,
+)
+from distir_relax.layout import Placement, R, Shard
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.factors import is_annotation
 from distir_relax.sharding.named_annotations import Mark, change_annotations
@@ -51,12 +59,12 @@ class ShardParameters:
         """Return the module with the changed annotations."""
         sharded = _large_parameters(module, self.strategy.data)
 
-        def shard(value: Value, text: str) -> str:
-            data, tensor = parse_placements(text)
+        def shard(value: Value, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+            data, tensor = placements
             if value.name not in sharded or data != R:
-                return text
+                return placements
             other = tensor.dim if isinstance(tensor, Shard) else None
-            return print_placements((_data_placement(value.tensor, other, self.strategy.data), tensor))
+            return _data_placement(value.tensor, other, self.strategy.data), tensor
 
         main = change_annotations(module.main, f"strategy {self.strategy}", shard)
         return replace(module, functions=(main, *module.functions[1:]))
@@ -162,7 +170,7 @@ def _is_computed_on_shards(op: Op, sharded: Mapping[str, tuple[Placement, ...]])
 
 
 def _annotation(strategy: Strategy, placements: tuple[Placement, ...], round_: int = STRATEGY_ROUND) -> Mark:
-    return Mark(f"strategy {strategy}", print_placements(placements), round_)
+    return Mark(f"strategy {strategy}", placements, round_)
 
 
 def _layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
@@ -175,9 +183,7 @@ def _annotated_layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
     main, experts = module.main, experts_of(module)
     parameters = {item.value.name for item in main.inputs if item.role == "parameter"}
     layouts = {
-        op.operands[0].name: parse_placements(str(op.attrs["placements"]))
-        for op in main.ops
-        if is_annotation(op) and op.operands[0].name in parameters
+        op.operands[0].name: op.placements for op in main.ops if is_annotation(op) and op.operands[0].name in parameters
     }
     local = {
         name for name, (data, *_) in layouts.items() if name in experts and isinstance(data, Shard) and not data.dim

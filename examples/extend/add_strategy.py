@@ -17,6 +17,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.ir import Module, Pass, inlined_main
+from distir_relax.layout import Shard
 from distir_relax.ops import lookup
 from distir_relax.sharding.named_annotations import Mark, mark_inputs
 
@@ -38,7 +39,7 @@ class SplitTables:
             for op in main.ops
             if op.operands and op.operands[0].name in parameters and 1 in lookup(op.name, op.location).split.indices
         }
-        marks = {name: Mark("SplitTables", "S[0]") for name in tables}
+        marks = {name: Mark("SplitTables", (Shard(0),)) for name in tables}
         return replace(module, functions=(mark_inputs(module.main, marks), *module.functions[1:]), meshes=(self.mesh,))
 
 

@@ -20,6 +20,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.ir import Module, Pass, Value, inlined_main
+from distir_relax.layout import Placement, R, Shard
 from distir_relax.ops import lookup
 from distir_relax.sharding.factors import is_annotation
 from distir_relax.sharding.named_annotations import change_annotations
@@ -45,8 +46,8 @@ class ShardTables:
             if op.operands and op.operands[0].name in annotated and 1 in lookup(op.name, op.location).split.indices
         }
 
-        def shard(value: Value, placements: str) -> str:
-            return "S[0], R" if value.name in tables else placements
+        def shard(value: Value, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+            return (Shard(0), R) if value.name in tables else placements
 
         main = change_annotations(module.main, f"strategy {self.strategy}", shard)
         return replace(module, functions=(main, *module.functions[1:]))

@@ -22,9 +22,9 @@ from distir_relax.cli import app
 from distir_relax.counterexample import Counterexample, Stages, find_counterexample
 from distir_relax.counterexample.double import in_float64
 from distir_relax.counterexample.model_comparison import ModelComparison
-from distir_relax.counterexample.rank_executor import run_ranks
 from distir_relax.counterexample.shrink import minimal
 from distir_relax.errors import RunError, VerificationError
+from distir_relax.interpret.ranked_executor import run_ranks
 from distir_relax.ir import Module, TensorType, UpdateProgram, inline, parse, print_module, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder, check

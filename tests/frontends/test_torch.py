@@ -16,7 +16,7 @@ from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import TensorType, verify
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.ops import check
 from distir_relax.sharding.annotate import annotate_sharding
 
@@ -316,7 +316,7 @@ def test_annotations_survive_with_their_place() -> None:
     imported = agrees(forward)
     assert imported.module.meshes == (MESH,)
     marks = [op for op in imported.module.main.ops if op.name == "annotate_sharding"]
-    assert [op.attrs["placements"] for op in marks] == ["S[0]", "R"]
+    assert [print_placements(op.placements) for op in marks] == ["S[0]", "R"]
     assert marks[0].location == line_of("mark")
     assert marks[0].operands[0].name == "linear.weight"
 

@@ -21,7 +21,7 @@ import torch
 from distir_relax.errors import DistIRError
 from distir_relax.interpret import execute
 from distir_relax.ir import DTensorType, Module, Op, Output, Value, verify
-from distir_relax.layout import Placement, Shard, parse_placements
+from distir_relax.layout import Placement, Shard, parse_placements, print_placements
 from distir_relax.lowering.padding import MODES
 from distir_relax.lowering.to_distir import _Lowering, _Program
 from distir_relax.ops import Trait, evaluate, lookup
@@ -142,7 +142,7 @@ def difference(module: Module, sharded: Module) -> str:
         if is_annotation(op):
             source = op.operands[0].name
             stands_for[op.results[0].name] = source
-            laid[source] = str(op.attrs["placements"])
+            laid[source] = print_placements(op.placements)
         else:
             plain.append(op)
     defined: dict[str, Value] = {}

@@ -15,7 +15,7 @@ from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.interpret.global_executor import interpret
 from distir_relax.ir import Module, verify
-from distir_relax.layout import Cut, DeviceMesh, R, Shard
+from distir_relax.layout import Cut, DeviceMesh, R, Shard, print_placements
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import check
 from distir_relax.sharding.annotate import annotate_sharding
@@ -122,7 +122,7 @@ def apply(imported: Imported, shardings: dict[str, str]) -> Module:
 
 def marks(module: Module) -> dict[str, tuple[str, str]]:
     ops = [op for op in module.main.ops if op.name == "annotate_sharding"]
-    return {op.operands[0].name: (str(op.attrs["placements"]), op.location) for op in ops}
+    return {op.operands[0].name: (print_placements(op.placements), op.location) for op in ops}
 
 
 def test_shardings_by_name(tower: Imported) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from distir_relax.ir import Function, Op, inlined_main, parse
 from distir_relax.layout import DeviceMesh, R, Shard
-from distir_relax.layout.placement import parse_placements
 from distir_relax.ops import BLOCKED, PARALLEL
 from distir_relax.sharding.annotation_propagation import annotated_slot, propagate_annotations
 from distir_relax.sharding.factors import Factoring, factoring_of, is_annotation
@@ -60,7 +59,7 @@ def by_queue(function: Function, factoring: Factoring) -> Splits:
     for op in filter(is_annotation, function.ops):
         value, source = op.results[0], op.operands[0].name
         pinned[value.name] = op
-        for axis, placement in enumerate(parse_placements(str(op.attrs["placements"]))):
+        for axis, placement in enumerate(op.placements):
             producer = users[source][0][0]
             is_sum = any(atom.kind not in (PARALLEL, BLOCKED) for atom in factoring.atoms[producer])
             if placement == R and source not in inputs and len(users[source]) == 2 and is_sum:

@@ -44,7 +44,7 @@ def mixture(x: str, first: str, second: str, groups: int = GROUPS, count: int = 
 
 def _marked(g: Builder, value: Value, text: str) -> Value:
     marked = Value(g.fresh(f"{value.name}.marked"), value.type)
-    g.ops.append(Op("annotate_sharding", (value,), (marked,), {"placements": text}, "here"))
+    g.ops.append(Op("annotate_sharding", (value,), (marked,), {"placements": parse_placements(text)}, "here"))
     return marked
 
 

@@ -7,6 +7,7 @@ import pytest
 from distir_relax.errors import AnnotationError, DistIRError, PlacementError
 from distir_relax.ir import DTensorType, Gather, Module, Reason, TensorType, Value, verify
 from distir_relax.layout import DeviceMesh
+from distir_relax.layout.placement import parse_placements
 from distir_relax.ops import Builder, check
 from distir_relax.sharding import Propagate
 from tests.rfc import rfc_module
@@ -86,7 +87,11 @@ def test_multiples_of_elements_keep_heads_whole(multiple: int, sizes: str) -> No
     builder, y = attention_block(9, 3)
     annotation = builder.ops[0]
     builder.ops[0] = type(annotation)(
-        annotation.name, annotation.operands, annotation.results, {"placements": f"S[1: /{multiple}]"}, "model.py:3"
+        annotation.name,
+        annotation.operands,
+        annotation.results,
+        {"placements": parse_placements(f"S[1: /{multiple}]")},
+        "model.py:3",
     )
     found = layouts(propagate(Module("global", (builder.function("main", [("y", y)]),)), 4))
     assert found["o"] == f"S[0: {sizes}]"
@@ -96,7 +101,11 @@ def test_sizes_that_tear_a_head_apart() -> None:
     builder, y = attention_block(3, 4)
     annotation = builder.ops[0]
     builder.ops[0] = type(annotation)(
-        annotation.name, annotation.operands, annotation.results, {"placements": "S[1: 15|21]"}, "model.py:3"
+        annotation.name,
+        annotation.operands,
+        annotation.results,
+        {"placements": parse_placements("S[1: 15|21]")},
+        "model.py:3",
     )
     with pytest.raises(PlacementError, match=r"model.py:3.*units of 12 elements"):
         propagate(Module("global", (builder.function("main", [("y", y)]),)), 2)

@@ -23,7 +23,7 @@ from distir_relax.ir import (
     print_module,
     verify,
 )
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Segment, Shard, print_placements
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Segment, Shard
 from distir_relax.layout.partition import refine_cut
 from distir_relax.lowering import Project, ToDistIR
 from distir_relax.ops import Trait, check, lookup
@@ -48,7 +48,7 @@ def move(
     """Redistribute a tensor of whole numbers, so that sums of terms are exact."""
     x = Value("x", DTensorType(shape, "float64", source))
     y = Value("y", DTensorType(shape, "float64", target))
-    op = Op("redistribute", (x,), (y,), {"placements": print_placements(target)})
+    op = Op("redistribute", (x,), (y,), {"placements": target})
     module = Module("sharded", (Function("main", (Input(x),), (op,), (Output("y", y),)),), (mesh,))
     verify(module, check)
     distributed = ToDistIR(tail).run(module)
@@ -114,7 +114,7 @@ def test_a_dim_cut_by_two_axes_travels_as_text_and_to_ranks() -> None:
     source, target = nested((0, 0), (11, 4), mesh.shape), nested(("R", 0), (11, 4), mesh.shape)
     x = Value("x", DTensorType((11, 4), "float32", source))
     y = Value("y", DTensorType((11, 4), "float32", target))
-    op = Op("redistribute", (x,), (y,), {"placements": print_placements(target)})
+    op = Op("redistribute", (x,), (y,), {"placements": target})
     module = Module("sharded", (Function("main", (Input(x),), (op,), (Output("y", y),)),), (mesh,))
     distributed = ToDistIR().run(module)
     ranked = Project().run(distributed)

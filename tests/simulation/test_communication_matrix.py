@@ -131,7 +131,7 @@ def test_redistributions_send_what_their_plans_say(mesh: DeviceMesh) -> None:
             for row in (source, target)
         )
         x, y = Value("x", have), Value("y", want)
-        op = Op("redistribute", (x,), (y,), {"placements": print_placements(want.placements)})
+        op = Op("redistribute", (x,), (y,), {"placements": want.placements})
         function = Function("main", (Input(x),), (op,), (Output("y", y),))
         module = ToDistIR().run(Module("sharded", (function,), (mesh,)))
         assert bytes_between(module).bytes.sum() == pytest.approx(mesh.size * bytes_sent(have, want, mesh)), (

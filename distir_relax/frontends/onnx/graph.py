@@ -21,7 +21,7 @@ from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node
 from distir_relax.frontends.onnx.symbol_hints import blamed_symbols, symbol_hint
 from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import UndecidedSize, locate_guards, print_placements
+from distir_relax.layout import UndecidedSize, locate_guards
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
@@ -200,7 +200,7 @@ class OnnxGraph:
             return item
         if (item.name, text) not in self._annotated:
             where = self.builder.location
-            placements = print_placements(validate_placements(text, self._sharding.mesh, item.tensor.shape, where))
+            placements = validate_placements(text, self._sharding.mesh, item.tensor.shape, where)
             hint, self.builder.hint = self.builder.hint, f"{item.name}.sharded"
             annotated: Value = self.builder.emit("annotate_sharding", item, placements=placements)
             self.builder.hint = hint

@@ -43,6 +43,7 @@ from distir_relax.layout import (
     minimum,
     size_of,
 )
+from distir_relax.layout.validate import validate_annotation
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of, cast, filled
 from distir_relax.sharding.annotate import is_mark
 
@@ -282,7 +283,8 @@ class GraphImporter:
         value = self.value(x, self.builder.hint)
         self.builder.location = location
         self.builder.hint = f"{value.name}.sharded"
-        annotated: Value = self.builder.emit("annotate_sharding", value, placements=placements)
+        layout = validate_annotation(placements, mesh, value.tensor.shape, location)
+        annotated: Value = self.builder.emit("annotate_sharding", value, placements=layout)
         return annotated
 
     def _size(self, target: Any, name: str, args: Sequence[Any]) -> Any:

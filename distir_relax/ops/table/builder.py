@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, value_names
+from distir_relax.ir import PLACEMENTS, Attribute, Function, Input, Op, Output, TensorType, Value, value_names
 from distir_relax.layout import DTYPES, is_always, is_symbolic, locate_guards
+from distir_relax.layout.placement import parse_placements
 from distir_relax.ops.table.table import lookup, lookup_aten
 from distir_relax.support import MOST, shown
 
@@ -59,8 +60,11 @@ class Builder:
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
         """Add an op and return its value, or the tuple of its values if it has several results.
 
-        Raises `VerificationError` if the operands do not fit the op, `UnsupportedOpError` if there is no such op.
+        Placements may be text. Raises `VerificationError` if the operands do not fit the op, `UnsupportedOpError` if
+        there is no such op.
         """
+        if isinstance(text := attrs.get(PLACEMENTS), str):
+            attrs[PLACEMENTS] = parse_placements(text)
         types = infer(name, [v.tensor for v in operands], attrs, self.location)
         hint = self.hint or name.rsplit(".", 1)[-1]
         results = tuple(Value(self.fresh(hint), kind) for kind in types)

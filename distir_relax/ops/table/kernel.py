@@ -56,6 +56,7 @@ class Overwriting(Kernel):
     operands: frozenset[int] | None = None
 
     def runs(self, op: Op) -> bool:
+        """Return whether the op writes into memory."""
         return "into" in op.attrs
 
 
@@ -98,6 +99,7 @@ class Appending(Kernel):
     name: ClassVar[str] = "appending"
 
     def runs(self, op: Op) -> bool:
+        """Return whether the op writes into the buffer."""
         return op.attrs.get("into") == 0
 
 
@@ -116,6 +118,7 @@ class ForRequests(Kernel):
     load: Callable[[Types, Attrs], str]
 
     def runs(self, op: Op) -> bool:
+        """Return whether the states are those of all requests."""
         return all(op.operands[number].local.form == EACH for number in self.states)
 
 
