@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bisection.diagnose import Diagnosis, diagnose
 from distir_relax.bisection.ranking import rank_errors
@@ -15,7 +15,7 @@ from distir_relax.bisection.result import Bisection, WrongValue
 from distir_relax.bisection.rounding import DEFAULT_TOLERANCE
 from distir_relax.bisection.search import DEFAULT_MEMORY, Expect, Findings, Search, layouts_of
 from distir_relax.bisection.subject import Subject
-from distir_relax.bundle import Bundle, BundleFile, read_bundle
+from distir_relax.bundle import Bundle, BundleFile, ReadOptions, read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import print_op
 from distir_relax.layout import assuming
@@ -60,9 +60,7 @@ def bisect(
     top: int = 10,
     memory: int = DEFAULT_MEMORY,
     timeout: float = DEFAULT_TIMEOUT,
-    weights: str | Path | None = None,
-    trust_code: bool = False,
-    require_signature: str | Path | None = None,
+    **reading: Unpack[ReadOptions],
 ) -> Bisection:
     """Run a plan and its model side by side, and find the first value of the plan that differs beyond rounding.
 
@@ -74,16 +72,16 @@ def bisect(
     With `against_backend` the values of another backend are expected instead, with `against` those of another bundle.
     If that has weights of other dtypes, no value is wrong; the result has the `top` ops by the error that they add.
 
-    Recorded values take up to `memory` bytes at once; more are recorded in several runs. `timeout`, `weights`,
-    `trust_code` and `require_signature` are as for `load` and its result; the bundle to compare with must be signed,
-    too.
+    Recorded values take up to `memory` bytes at once; more are recorded in several runs. `timeout` and `reading`
+    (`ReadOptions`) are as for `load` and its result; the bundle to compare with must be signed, too.
 
     Raises a `DistIRError`: for a bundle or inputs that cannot be read or do not fit, for a bundle without a sharded
     stage, for an encoder-decoder, and for errors of the run.
     """
-    subject_bundle = _read(bundle, weights, trust_code, require_signature)
+    subject_bundle = _read(bundle, reading)
     arrays = read_npz(inputs) if isinstance(inputs, (str, Path)) else inputs
-    other = None if against is None else _read(against, None, False, require_signature)
+    key = reading.get("require_signature")
+    other = None if against is None else _read(against, {"require_signature": key})
     options = BisectOptions(other, against_backend, tolerance, exact, top, memory, timeout)
     check_options(subject_bundle, options)
     return run_bisection(_on_threads(subject_bundle, backend, device, arrays, timeout), arrays, options)
@@ -282,11 +280,9 @@ def _dtypes(bundle: Bundle) -> list[str]:
     return sorted(tensor.dtype for tensor in bundle.manifest.weights)
 
 
-def _read(
-    bundle: Bundle | str | Path, weights: str | Path | None, trust_code: bool, require_signature: str | Path | None
-) -> Bundle:
+def _read(bundle: Bundle | str | Path, reading: ReadOptions) -> Bundle:
     if not isinstance(bundle, Bundle):
-        return read_bundle(bundle, True, weights, trust_code, require_signature)
-    if require_signature is not None:
+        return read_bundle(bundle, **reading)
+    if reading.get("require_signature") is not None:
         raise DistIRError("expected the path of a signed bundle, found a bundle in memory", "require_signature")
     return bundle

@@ -22,6 +22,7 @@ from distir_relax.bundle.manifest import (
 from distir_relax.bundle.provenance import FileDigest, Origin, Provenance, SourceFile
 from distir_relax.bundle.read import (
     BundleFile,
+    ReadOptions,
     check_weights,
     file_of,
     other_checksums,
@@ -61,6 +62,7 @@ __all__ = [
     "Program",
     "Provenance",
     "PublicKey",
+    "ReadOptions",
     "Shard",
     "Signature",
     "SourceFile",

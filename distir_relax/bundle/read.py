@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from distir_relax.bundle.bundle import Bundle, shared_weights
 from distir_relax.bundle.manifest import Manifest
@@ -21,26 +22,31 @@ _AGAIN = "compile the model again, or copy the whole bundle again"
 _TRUST = "to run a program that you have edited, pass --trust-code"
 
 
+class ReadOptions(TypedDict, total=False):
+    """How a bundle is read: keyword arguments of `read_bundle`, `dr.load`, `dr.launch` and `dr.bisect`.
+
+    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's own. With
+    `trust_code` ranks run the bundle's torch modules, which may be edited: without it nothing in a bundle is executed.
+    `require_signature` is the file of a public key: nothing of the bundle is used but its manifest and signature before
+    that is found to be one by the key, and torch modules may not be edited then.
+    """
+
+    weights: str | Path | None
+    trust_code: bool
+    require_signature: str | Path | None
+
+
 @dataclass(frozen=True)
 class _Options:
-    """How a bundle is read, see `read_bundle`; `key` is the file of the public key that has signed it."""
+    """How a bundle is read, see `ReadOptions`; `key` is the file of the public key that has signed it."""
 
     weights: str | Path | None = None
     trust_code: bool = False
     key: Path | None = None
 
 
-def read_bundle(
-    path: str | Path, verify_weights: bool = True, weights: str | Path | None = None, trust_code: bool = False,
-    require_signature: str | Path | None = None,
-) -> Bundle:  # fmt: skip
+def read_bundle(path: str | Path, verify_weights: bool = True, **options: Unpack[ReadOptions]) -> Bundle:
     """Read the bundle at the folder `path`. Weights are opened, and read when a rank requests its slices.
-
-    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's own. With
-    `trust_code` ranks run the bundle's torch modules, which may be edited: without it nothing in a bundle is executed.
-
-    `require_signature` is the file of a public key: nothing of the bundle is used but its manifest and signature before
-    that is found to be one by the key, and torch modules may not be edited then.
 
     The checksums of the manifest and all texts are always checked, and the weights' header and size;
     `verify_weights` also hashes the whole weights files (some 1 to 2 GB/s), which one process per node does.
@@ -48,12 +54,13 @@ def read_bundle(
     lacks one of the model's, or has it in another shape or dtype; SignatureError for a key that cannot be read, and
     for a bundle that it has not signed.
     """
-    key = None if require_signature is None else PublicKey.read(require_signature)
+    file = BundleFile(path, **options)
+    key = None if file.require_signature is None else PublicKey.read(file.require_signature)
     content = read_manifest(Path(path))
     if key is not None:
         key.check(content, Path(path))
-    options = _Options(weights, trust_code, None if key is None else key.path.absolute())
-    bundle = _read(Path(path), content, options)
+    how = _Options(file.weights, file.trust_code, None if key is None else key.path.absolute())
+    bundle = _read(Path(path), content, how)
     if verify_weights:
         check_weights(bundle)
     return bundle
@@ -61,7 +68,7 @@ def read_bundle(
 
 @dataclass(frozen=True)
 class BundleFile:
-    """A saved bundle: the arguments of `read_bundle`."""
+    """A saved bundle, and how it is read (`ReadOptions`)."""
 
     path: str | Path
     weights: str | Path | None = None
@@ -70,7 +77,10 @@ class BundleFile:
 
     def read(self, verify_weights: bool = True) -> Bundle:
         """Read the bundle. Raises as `read_bundle` does."""
-        return read_bundle(self.path, verify_weights, self.weights, self.trust_code, self.require_signature)
+        how = ReadOptions(
+            weights=self.weights, trust_code=self.trust_code, require_signature=self.require_signature
+        )  # fmt: skip
+        return read_bundle(self.path, verify_weights, **how)
 
 
 def read_contents(path: str | Path, manifest: bytes) -> Bundle:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import json as json_
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
     Backend,
-    BackendOption,
     BundleArgument,
-    Device,
-    DeviceOption,
     JsonOption,
-    SignatureOption,
-    TimeoutOption,
-    TrustOption,
-    WeightsOption,
+    with_run_options,
 )
 
 
 @app.command()
+@with_run_options(timeout=600.0)
 def bisect(
     bundle: BundleArgument,
     input: Annotated[Path, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")],
-    backend: BackendOption = Backend.torch,
-    device: DeviceOption = Device.cpu,
     against: Annotated[
         Path | None, typer.Option(metavar="BUNDLE", help="Compare with another bundle of the model, on the CPU.")
     ] = None,
@@ -43,11 +36,10 @@ def bisect(
     memory: Annotated[
         float, typer.Option(metavar="GB", help="Memory for recorded values; more are recorded in several runs.")
     ] = 4.0,
-    timeout: TimeoutOption = 600.0,
-    weights: WeightsOption = None,
-    trust_code: TrustOption = False,
-    require_signature: SignatureOption = None,
     json: JsonOption = False,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Find the first value that differs from the model's beyond rounding: op, ranks, line of the model, cause.
 
@@ -61,13 +53,12 @@ def bisect(
 
     other = None if against_backend is None else against_backend.value
     limit = int(memory * 1e9)
-    with joined_world(timeout) as world:
+    ranks = RankOptions(**running)
+    with joined_world(ranks.timeout) as world:
         with printed_once(world):
-            compared = None if against is None else read_bundle(against, require_signature=require_signature)
-            options = BisectOptions(compared, other, tolerance, float64, top, limit, timeout)
-            file = BundleFile(bundle, weights, trust_code, require_signature)
-            ranks = RankOptions(backend.value, device.value, timeout)
-            result = bisect_file(file, input, options, ranks, world)
+            compared = None if against is None else read_bundle(against, require_signature=reading["require_signature"])
+            options = BisectOptions(compared, other, tolerance, float64, top, limit, ranks.timeout)
+            result = bisect_file(BundleFile(bundle, **reading), input, options, ranks, world)
         if result is not None:
             typer.echo(json_.dumps(result.as_json()) if json else repr(result))
         is_right = all(world.exchange(result is None or result.is_right, "the result"))

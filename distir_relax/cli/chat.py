@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app, print_error, show_text
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
-    Device,
-    DeviceOption,
     MinPOption,
     RepetitionPenaltyOption,
-    SignatureOption,
-    WeightsOption,
+    with_run_options,
 )
 from distir_relax.errors import RunError
 from distir_relax.support.units import count
@@ -24,6 +21,7 @@ _NEW, _QUIT = "/new", "/quit"
 
 
 @app.command()
+@with_run_options("weights", "device", "require_signature")
 def chat(
     model: ModelArgument,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of the chat.")] = None,
@@ -38,9 +36,9 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Seed of draws; by default they differ each time.")] = None,
     strategy: ModelStrategyOption = None,
     precision: ModelPrecisionOption = None,
-    weights: WeightsOption = None,
-    device: DeviceOption = Device.cpu,
-    require_signature: SignatureOption = None,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Chat with a language model in the terminal, a line a message. /new begins a new chat, /quit or Ctrl-D ends.
 
@@ -51,8 +49,8 @@ def chat(
 
     first = [] if system is None else [{"role": "system", "content": system}]
     with compiled_model(model, strategy, precision) as path:
-        bundle = read_bundle(path, weights=weights, require_signature=require_signature)
-        with start_engine(bundle, EngineOptions(max_requests=1), THREADS, device.value) as engine:
+        bundle = read_bundle(path, **reading)
+        with start_engine(bundle, EngineOptions(max_requests=1), THREADS, running["device"]) as engine:
             if engine.tokenizer.template is None:
                 raise RunError("the model has no chat template", str(model), "distir generate continues texts")
             given = {

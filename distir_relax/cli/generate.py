@@ -6,22 +6,16 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app, printed_once, show_text
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
-    Backend,
-    BackendOption,
-    Device,
-    DeviceOption,
     MinPOption,
     RepetitionPenaltyOption,
-    SignatureOption,
-    TimeoutOption,
-    WeightsOption,
+    with_run_options,
 )
 from distir_relax.cli.prompt_lines import LineOptions, continue_prompts
 from distir_relax.errors import RunError
@@ -29,6 +23,7 @@ from distir_relax.support.units import count
 
 
 @app.command()
+@with_run_options("weights", "backend", "device", "timeout", "require_signature")
 def generate(
     model: ModelArgument,
     prompt: Annotated[
@@ -84,11 +79,9 @@ def generate(
     ] = None,
     strategy: ModelStrategyOption = None,
     precision: ModelPrecisionOption = None,
-    weights: WeightsOption = None,
-    backend: BackendOption = Backend.torch,
-    device: DeviceOption = Device.cpu,
-    timeout: TimeoutOption = 120.0,
-    require_signature: SignatureOption = None,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Generate text or tokens with a language model, and print them as they are made.
 
@@ -105,13 +98,14 @@ def generate(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }  # fmt: skip
-    with compiled_model(model, strategy, precision) as bundle, joined_world(timeout) as world:
+    ranks = RankOptions(**running)
+    with compiled_model(model, strategy, precision) as bundle, joined_world(ranks.timeout) as world:
         if prompts is not None:
             others = {"--prompt": prompt, "--tokens": tokens, "--decoder-prompt": decoder_prompt}
             if given := [flag for flag, value in others.items() if value is not None]:
                 raise RunError(f"expected --prompts alone, found {given[0]}")
-            if backend is not Backend.torch:
-                raise RunError(f"--prompts runs on the torch backend, found --backend {backend.value}")
+            if ranks.backend != "torch":
+                raise RunError(f"--prompts runs on the torch backend, found --backend {ranks.backend}")
             if not world.is_alone:
                 raise RunError("--prompts is for one process", hint="give it without mpirun and torchrun")
             ends = None if stop is None else frozenset(_ids(stop, "--stop"))
@@ -119,7 +113,7 @@ def generate(
                 raise RunError("--system is for chats", hint="give --chat")
             summary = continue_prompts(
                 prompts, bundle, LineOptions(max_new_tokens, sampling, ends, tuple(stop_text or ())),
-                lambda text: _message(text, chat, system), weights, device.value, timeout, require_signature,
+                lambda text: _message(text, chat, system), reading, ranks,
             )  # fmt: skip
             typer.echo(summary, err=True)
             return
@@ -131,11 +125,11 @@ def generate(
 
         with printed_once(world):
             options = GenerateOptions(
-                BundleFile(bundle, weights, require_signature=require_signature),
+                BundleFile(bundle, **reading),
                 _prompt(prompt, chat, system, tokens), max_new_tokens, sampling,
                 None if stop is None else frozenset(_ids(stop, "--stop")),
                 tuple(stop_text or ()), None if decoder_prompt is None else _ids(decoder_prompt, "--decoder-prompt"),
-                RankOptions(backend.value, device.value, timeout),
+                ranks,
             )  # fmt: skip
             done = run(options, show, world)
         if is_first:
@@ -144,8 +138,8 @@ def generate(
                 rest = (done.seconds - done.first) / max(done.tokens - 1, 1) * 1e3
                 times = f": {done.first * 1e3:.3g} ms to the first, {rest:.3g} ms for each other"
             typer.echo()
-            made, ranks = count(done.tokens, "token"), count(done.ranks, "rank")
-            typer.echo(f"{made} on {ranks} ({done.transport}), {backend.value}{times}", err=True)
+            made, on = count(done.tokens, "token"), count(done.ranks, "rank")
+            typer.echo(f"{made} on {on} ({done.transport}), {ranks.backend}{times}", err=True)
         world.close()
 
 

@@ -63,22 +63,30 @@ class Weights(StrEnum):
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")]
 InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]
-BackendOption = Annotated[Backend, typer.Option(help="Backend that runs the ranks' programs.")]
 DeviceOption = Annotated[Device, typer.Option(help="Device type of the ranks.")]
-WeightsOption = Annotated[
+TimeoutOption = Annotated[
+    float, typer.Option(min=0, help="Abort if a rank waits longer than this (seconds; 0: never).")
+]
+RUN_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "backend": (Annotated[Backend, typer.Option(help="Backend that runs the ranks' programs.")], Backend.torch),
+    "device": (DeviceOption, Device.cpu),
+    "timeout": (TimeoutOption, 120.0),
+}
+"""The options of how ranks run a bundle (`runtime.launched.RankOptions`), with their types and defaults."""
+_WEIGHTS = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR | FILE", help="Safetensors files whose tensors take the place of the model's, of the same shapes."
     ),
 ]
-TrustOption = Annotated[
+_TRUST = Annotated[
     bool,
     typer.Option(
         "--trust-code",
         help="Run the Python programs in the bundle, which may be edited; otherwise nothing in it is executed.",
     ),
 ]
-SignatureOption = Annotated[
+_SIGNATURE = Annotated[
     Path | None,
     typer.Option(
         "--require-signature",
@@ -86,9 +94,10 @@ SignatureOption = Annotated[
         help="Run the bundle only if this public key has signed it (distir sign), and no file of it was edited.",
     ),
 ]
-TimeoutOption = Annotated[
-    float, typer.Option(min=0, help="Abort if a rank waits longer than this (seconds; 0: never).")
-]
+READ_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "weights": (_WEIGHTS, None), "trust_code": (_TRUST, False), "require_signature": (_SIGNATURE, None),
+}  # fmt: skip
+"""The options of how a bundle is read (`bundle.ReadOptions`), likewise."""
 PassesOption = Annotated[
     int, typer.Option(min=1, help="Number of times to repeat all measurements; speeds vary over minutes.")
 ]
@@ -146,12 +155,50 @@ def with_options(
         def run(**values: Any) -> None:
             command(options=_collect(options, values), **values)
 
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
+        return _with_parameters(run, command, parameters)
 
     return decorate
+
+
+def with_run_options(*names: str, timeout: float = 120.0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of how a bundle is read and run to a command: those of these `names`, by default all.
+
+    The command receives those of `READ_OPTIONS` as its parameter `reading`, and those of `RUN_OPTIONS` as `running`:
+    dicts of keyword arguments.
+    """
+    groups = {
+        group: {name: option for name, option in options.items() if not names or name in names}
+        for group, options in (("reading", READ_OPTIONS), ("running", RUN_OPTIONS))
+    }
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        explicit = inspect.signature(command, eval_str=True).parameters.values()
+        derived = [
+            inspect.Parameter(name, keyword, default=timeout if name == "timeout" else default, annotation=annotation)
+            for options in groups.values() for name, (annotation, default) in options.items()
+        ]  # fmt: skip
+        parameters = [*(p.replace(kind=keyword) for p in explicit if p.name not in groups), *derived]
+
+        def run(**values: Any) -> None:
+            for group, options in groups.items():
+                given = {name: values.pop(name) for name in options}
+                values[group] = {name: x.value if isinstance(x, StrEnum) else x for name, x in given.items()}
+            command(**values)
+
+        return _with_parameters(run, command, parameters)
+
+    return decorate
+
+
+def _with_parameters(
+    run: Callable[..., None], command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return a function that the command line takes for a command with these parameters."""
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def read_sizes(texts: Sequence[str] | None) -> dict[str, int]:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from distir_relax.errors import RunError
 from distir_relax.support.units import count
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.launched import RankOptions
 
 _COUNTS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 
@@ -80,8 +83,8 @@ def _listed(row: Mapping[str, Any], name: str) -> list[Any] | None:
 
 
 def continue_prompts(
-    file: Path, bundle: Path, options: LineOptions, as_prompt: Callable[[str], Any], weights: Path | None, device: str,
-    timeout: float, key: Path | None,
+    file: Path, bundle: Path, options: LineOptions, as_prompt: Callable[[str], Any], reading: dict[str, Any],
+    ranks: RankOptions,
 ) -> str:  # fmt: skip
     """Print a line of JSON for each prompt of a file, with its ``text`` and why it ``ended``; return a summary.
 
@@ -97,8 +100,8 @@ def continue_prompts(
     for number, row in _rows(file):
         with _located(f"{file}:{number}"):
             rows.append((number, row, options.of(row)))
-    read = read_bundle(bundle, weights=weights, require_signature=key)
-    with start_engine(read, EngineOptions(), None, device, timeout) as engine:
+    read = read_bundle(bundle, **reading)
+    with start_engine(read, EngineOptions(), None, ranks.device, ranks.timeout) as engine:
         requests = []
         for number, row, own in rows:
             prompt = row["messages"] if "messages" in row else row["prompt"]

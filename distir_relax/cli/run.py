@@ -7,28 +7,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
-    Backend,
-    BackendOption,
     BundleArgument,
-    Device,
-    DeviceOption,
     InputOption,
     JsonOption,
     Launcher,
     OutputOption,
     RepeatOption,
     ReportOption,
-    SignatureOption,
-    TimeoutOption,
     TraceOption,
-    TrustOption,
-    WeightsOption,
+    flag_of,
+    with_run_options,
 )
 from distir_relax.errors import DistIRError
 
@@ -38,23 +32,21 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@with_run_options()
 def run(
     bundle: BundleArgument,
     input: InputOption = None,
     output: OutputOption = None,
-    backend: BackendOption = Backend.torch,
-    device: DeviceOption = Device.cpu,
-    timeout: TimeoutOption = 120.0,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
-    weights: WeightsOption = None,
     trace: TraceOption = None,
     profile: Annotated[
         str, typer.Option(help="Machine for the predictions of --trace: a name or a .toml file.")
     ] = "cpu-local",
-    trust_code: TrustOption = False,
-    require_signature: SignatureOption = None,
     json: JsonOption = False,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
     from distir_relax.bundle import BundleFile
@@ -63,12 +55,12 @@ def run(
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launched import RankOptions
 
-    file = BundleFile(bundle, weights, trust_code, require_signature)
-    options = RunOptions(file, input, output, RankOptions(backend.value, device.value, timeout), repeat, report)
-    with joined_world(timeout) as world:
+    file, ranks = BundleFile(bundle, **reading), RankOptions(**running)
+    options = RunOptions(file, input, output, ranks, repeat, report)
+    with joined_world(ranks.timeout) as world:
         with printed_once(world):
             # All ranks report an unusable --trace before anything runs.
-            draw = _trace_writer(file, backend, profile, trace, json)
+            draw = _trace_writer(file, ranks.backend, profile, trace, json)
             result = execute(options, world)
         if result is not None:
             if json:
@@ -80,24 +72,22 @@ def run(
 
 
 @app.command()
+@with_run_options()
 def launch(
     bundle: BundleArgument,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks; by default that of the bundle.")] = None,
     input: InputOption = None,
     output: OutputOption = None,
-    backend: BackendOption = Backend.torch,
-    device: DeviceOption = Device.cpu,
-    timeout: TimeoutOption = 120.0,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
-    weights: WeightsOption = None,
     host: Annotated[
         str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks; by default this machine.")
     ] = None,
     launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts the ranks.")] = Launcher.mpirun,
     rsh: Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")] = "",
-    trust_code: TrustOption = False,
-    require_signature: SignatureOption = None,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Run a bundle with mpirun or torchrun, on this machine or on several hosts, and print the launch command.
 
@@ -112,15 +102,13 @@ def launch(
 
     check_alone()
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    mesh = BundleFile(bundle, weights, trust_code, require_signature).read(verify_weights=False).manifest.mesh
+    mesh = BundleFile(bundle, **reading).read(verify_weights=False).manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
-    files = {"--input": input, "--output": output, "--report": report, "--weights": weights}
-    for option, value in (files | {"--require-signature": require_signature}).items():
-        if value is not None:
-            arguments += [option, str(value)]
-    arguments += ["--backend", backend.value, "--device", device.value]
-    arguments += ["--timeout", f"{timeout:g}", "--repeat", str(repeat), *(["--trust-code"] if trust_code else [])]
+    given = {"input": input, "output": output, "report": report, "repeat": repeat, **running, **reading}
+    for name, value in given.items():
+        if value is not None and value is not False:
+            arguments += [flag_of(name), *([] if value is True else [str(value)])]
     hosts = () if host is None else read_hosts(host, mesh.size)
     if launcher is Launcher.torchrun:
         raise typer.Exit(launch_with_torchrun(mesh.size, arguments, hosts, rsh))
@@ -170,7 +158,7 @@ def _print_summary(report: RunReport, output: Path | None, table: bool) -> None:
 
 
 def _trace_writer(
-    file: BundleFile, backend: Backend, profile: str, path: Path | None, quiet: bool
+    file: BundleFile, backend: str, profile: str, path: Path | None, quiet: bool
 ) -> Callable[[RunReport], None]:
     """Return a listener that draws the tasks of a run's last step below the predicted ones; a no-op without `path`.
 
@@ -180,7 +168,7 @@ def _trace_writer(
         return lambda report: None
     if file.trust_code:
         raise DistIRError("--trace predicts the program that was compiled", hint="remove --trace or --trust-code")
-    if backend is not Backend.torch:
+    if backend != "torch":
         raise DistIRError("only the torch backend records task times", hint="remove --trace or --backend")
     from distir_relax.calibration.machine_check import warn_of_mismatch
     from distir_relax.compiler.simulate import simulate

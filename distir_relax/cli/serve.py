@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +13,9 @@ from distir_relax.cli.app import app
 from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption, ModelStrategyOption, compiled_model
 from distir_relax.cli.options import (
     ChunkTokensOption,
-    Device,
-    DeviceOption,
     MaxRequestsOption,
-    SignatureOption,
     StepTokensOption,
-    WeightsOption,
+    with_run_options,
 )
 
 
@@ -35,6 +32,7 @@ KEYS_VARIABLE = "DISTIR_API_KEYS"
 
 
 @app.command()
+@with_run_options("weights", "device", "require_signature")
 def serve(
     model: ModelArgument,
     ranks: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks, that of the bundle.")] = None,
@@ -65,9 +63,9 @@ def serve(
     ] = None,
     strategy: ModelStrategyOption = None,
     precision: ModelPrecisionOption = None,
-    weights: WeightsOption = None,
-    device: DeviceOption = Device.cpu,
-    require_signature: SignatureOption = None,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Serve a language model over HTTP, with OpenAI's interface and a page to chat at /.
 
@@ -85,13 +83,13 @@ def serve(
     )  # fmt: skip
     server = ServerOptions(max_waiting, timeout, api_keys=keys, model_name=served_model_name)
     with compiled_model(model, strategy, precision) as bundle:
-        read = read_bundle(bundle, weights=weights, require_signature=require_signature)
+        read = read_bundle(bundle, **reading)
         check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
         listener = bound_socket(host, port)
         by = None if launcher is None else launcher.value
 
         def start(number: int) -> Engine:
-            return start_engine(read, options, by, device.value, replica=Replica(number, replicas))
+            return start_engine(read, options, by, running["device"], replica=Replica(number, replicas))
 
         services: list[EngineService] = []
         try:

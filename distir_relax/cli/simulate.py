@@ -17,13 +17,13 @@ from distir_relax.cli.options import (
     JsonOption,
     MaxRequestsOption,
     PassesOption,
-    SignatureOption,
     StateMemoryOption,
     StepTokensOption,
     flag_of,
     read_size_ranges,
     read_workload,
     with_options,
+    with_run_options,
 )
 from distir_relax.compiler.options import ImportOptions, LayoutOptions
 from distir_relax.errors import DistIRError
@@ -291,6 +291,7 @@ def measure(
 
 
 @app.command()
+@with_run_options("device", "require_signature")
 def validate(
     targets: Annotated[
         list[str], typer.Argument(metavar="TARGET", help="Bundles, or FILE.py:FUNCTION that returns configurations.")
@@ -309,9 +310,10 @@ def validate(
         str, typer.Option(metavar="FIELD,...", help="Compare the order of strategies that differ only in these fields.")
     ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
-    require_signature: SignatureOption = None,
-    device: DeviceOption = Device.cpu,
     json: JsonOption = False,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Run configurations and compare their measured times and memory with the simulator's predictions."""
     from distir_relax.calibration.validate import validate as run_and_compare
@@ -328,7 +330,8 @@ def validate(
         check_writable(calibrate)
     compared = [name.strip() for name in compare.split(",") if name.strip()]
     machine = load_profile(profile) if profile else None
-    validation = run_and_compare(targets, machine, steps, threads, passes, compared, require_signature, device.value)
+    key, device = reading["require_signature"], running["device"]
+    validation = run_and_compare(targets, machine, steps, threads, passes, compared, key, device)
     if calibrate is not None and validation.calibration is not None:
         validation.calibration.write(calibrate)
     if plot is not None:

@@ -14,14 +14,9 @@ from typer.core import TyperCommand
 
 from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
-    Backend,
-    BackendOption,
     BundleArgument,
-    Device,
-    DeviceOption,
-    SignatureOption,
-    TimeoutOption,
     arguments_of,
+    with_run_options,
 )
 from distir_relax.cli.signals import Interrupted, SignalRecorder
 from distir_relax.errors import DistIRError
@@ -50,6 +45,7 @@ class ResumeCommand(TyperCommand):
 
 
 @app.command(cls=ResumeCommand)
+@with_run_options("backend", "device", "timeout", "require_signature")
 def train(
     context: typer.Context,
     bundle: BundleArgument,
@@ -107,11 +103,10 @@ def train(
         str | None, typer.Option(help="Predict the step for this machine, for the report; its name or a file.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sample order; 0 by default.")] = None,
-    backend: BackendOption = Backend.torch,
-    device: DeviceOption = Device.cpu,
-    timeout: TimeoutOption = 120.0,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks to start with mpirun.")] = None,
-    require_signature: SignatureOption = None,
+    *,
+    reading: dict[str, Any],
+    running: dict[str, Any],
 ) -> None:
     """Train a bundle of a training step: as one rank under mpirun or torchrun, otherwise with all ranks as threads.
 
@@ -138,7 +133,7 @@ def train(
         timed = [] if max_time is None else [TimeLimit(max_time)]
         return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first), *timed]
 
-    ranks = RankOptions(backend.value, device.value, timeout)
+    ranks = RankOptions(**running)
 
     def build_run() -> Run:
         options, observers = build(world.rank == 0)
@@ -148,15 +143,15 @@ def train(
         )]  # fmt: skip
         of_epochs = lambda found: arrange(found, limits[0], in_order, grouped_by)  # noqa: E731
         evaluated = None if evaluation is None else load_evaluation(evaluation, lambda found: arrange(found, limits[1]))
-        file = BundleFile(bundle, require_signature=require_signature)
+        file = BundleFile(bundle, **reading)
         return Run(
             file, load_data(data, of_epochs), options, observers, evaluated, ranks, received_signal, averaged
         )  # fmt: skip
 
     if n is not None and detect() is None:
         build(first=True)  # reports errors once, without mpirun's own output around them
-        _launch(n, bundle, arguments_of(context), checkpoint, require_signature)
-    with joined_world(timeout) as world, SignalRecorder(world) as received_signal:
+        _launch(n, bundle, arguments_of(context), checkpoint, reading)
+    with joined_world(ranks.timeout) as world, SignalRecorder(world) as received_signal:
         try:
             with printed_once(world):
                 with ending_launch(world), agreed(world):
@@ -204,14 +199,14 @@ def _print_summary(run: Run, ended: Ended) -> None:
     typer.echo(f"trained to step {ended.step} of {ended.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
-def _launch(n: int, bundle: Path, arguments: Sequence[str], folder: Path | None, key: Path | None) -> NoReturn:
+def _launch(n: int, bundle: Path, arguments: Sequence[str], folder: Path | None, reading: dict[str, Any]) -> NoReturn:
     """Start the ranks with mpirun, and exit with its code; when interrupted, end them and print how to resume."""
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.launch import launch
     from distir_relax.runtime.world import check_size
 
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    check_size(read_bundle(bundle, verify_weights=False, require_signature=key).manifest.mesh, n)
+    check_size(read_bundle(bundle, verify_weights=False, **reading).manifest.mesh, n)
     try:
         code = launch(n, arguments, graceful=True)
     except Interrupted:

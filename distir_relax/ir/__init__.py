@@ -45,6 +45,7 @@ from distir_relax.ir.program import (
     Output,
     Value,
     fresh_name,
+    placements_of,
 )
 from distir_relax.ir.records import (
     Autosharding,
@@ -145,6 +146,7 @@ __all__ = [
     "parse_records",
     "pass_name",
     "per_rank",
+    "placements_of",
     "print_attribute",
     "print_devices",
     "print_function",

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from distir_relax.ir import Autosharding, Function, Module, Op, PerRank
+from distir_relax.ir import Autosharding, Function, Module, Op, PerRank, placements_of
 from distir_relax.ir.program import Attribute
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.simulation.footprint import Footprint
 
 
@@ -70,6 +70,8 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _plain(value: Attribute) -> Any:
+    if placements := placements_of(value):
+        return print_placements(placements)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     infinite = isinstance(value, float) and not math.isfinite(value)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.bundle import Bundle, ReadOptions, read_bundle
 from distir_relax.runtime.call_arguments import bind_arguments, list_tensors, result_names
 from distir_relax.runtime.microbatch_io import user_inputs, user_outputs
 from distir_relax.runtime.session_cache import Sessions
@@ -54,18 +54,16 @@ class Loaded(SessionGenerator):
         )
 
 
-def load(
-    path: str | Path, weights: str | Path | None = None, *, trust_code: bool = False,
-    require_signature: str | Path | None = None,
-) -> Loaded:  # fmt: skip
+def load(path: str | Path, **options: Unpack[ReadOptions]) -> Loaded:
     """Load a bundle saved with `plan.save` or `distir compile` as a callable.
 
-    `weights` is a folder of safetensors files, or one file, whose tensors take the place of the model's weights: they
-    have the same names and shapes. A bundle is data: nothing in it is executed, unless you `trust_code`: its torch
-    modules, which may be edited. `require_signature` is the file of a public key: a bundle that this key has not signed
-    (``distir sign``) is refused before anything in it is used, and so is one with an edited file.
+    Options are those of `ReadOptions`. `weights` is a folder of safetensors files, or one file, whose tensors take the
+    place of the model's weights: they have the same names and shapes. A bundle is data: nothing in it is executed,
+    unless you `trust_code`: its torch modules, which may be edited. `require_signature` is the file of a public key: a
+    bundle that this key has not signed (``distir sign``) is refused before anything in it is used, and so is one with
+    an edited file.
 
     Raises `BundleError` when there is no bundle at `path`, or a damaged one, and for `weights` that do not fit it;
     `SignatureError` without the signature that is required.
     """
-    return Loaded(read_bundle(Path(path), weights=weights, trust_code=trust_code, require_signature=require_signature))
+    return Loaded(read_bundle(Path(path), **options))

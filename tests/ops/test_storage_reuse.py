@@ -42,7 +42,7 @@ def test_the_result_in_an_operand_is_the_result(name: str, number: int) -> None:
         if value.type == op.results[0].type and (allowed is None or i in allowed):
             given = [x.clone() for x in operands]
             names = [f"x{n}" for n in range(len(given))]
-            code = torch_kernel(replace(op, attrs={**op.attrs, "into": i}), names)
+            code = torch_kernel(replace(op, attrs={**op.attrs, "by": "overwriting", "into": i}), names)
             found = eval(code, {"torch": torch, "F": F, **dict(zip(names, given, strict=True))})
             assert found.data_ptr() == given[i].data_ptr(), code
             torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

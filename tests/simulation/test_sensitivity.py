@@ -105,7 +105,7 @@ def test_times_are_those_of_a_machine_written_by_hand(strategy: str) -> None:
     assert gains["device.flops"].twice == simulate(module, profile=fast).makespan
     quiet = replace(profile, overhead=0.0)
     assert gains["device.overhead"].unlimited == pytest.approx(simulate(module, profile=quiet).makespan, rel=1e-6)
-    issued = replace(profile, dispatch=1e-30, view=0.0, shape_op=0.0)
+    issued = replace(profile, dispatch=1e-30, view=0.0, shape_op=1e-30)
     assert gains["runtime.times"].unlimited == pytest.approx(simulate(module, profile=issued).makespan, rel=1e-6)
     assert all(g.unlimited <= g.twice <= found.makespan for g in result.gains)
     assert [g.twice for g in result.gains] == sorted(g.twice for g in result.gains)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from distir_relax.bundle import Bundle, file_of, read_bundle
+from distir_relax.bundle import Bundle, ReadOptions, file_of, read_bundle
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.backends import find_backend
@@ -48,16 +48,14 @@ _verified: set[Verified] = set()
 
 def launch(
     bundle: str | Path, ranks: int | None = None, *, launcher: str | None = None, backend: str = "torch",
-    device: str = "cpu", timeout: float = DEFAULT_TIMEOUT, threads: int | None = None,
-    weights: str | Path | None = None, trust_code: bool = False, require_signature: str | Path | None = None,
+    device: str = "cpu", timeout: float = DEFAULT_TIMEOUT, threads: int | None = None, **options: Unpack[ReadOptions],
 ) -> ProcessSession:  # fmt: skip
     """Start the ranks of a saved bundle as processes of this machine, and return the session that calls them.
 
     `ranks` is their number, that of the bundle's mesh. `launcher` is "mpirun" or "torchrun"; by default mpirun if there
     is one. `threads` is the number of threads of a rank, by default OMP_NUM_THREADS or its share of the cores. A rank
-    that waits for others for more than `timeout` seconds (0: never) ends the session. `weights` is a folder of
-    safetensors files, or one file, whose tensors take the place of the model's weights; `trust_code` and
-    `require_signature` are as for `dr.load`, too.
+    that waits for others for more than `timeout` seconds (0: never) ends the session. `options` are those of
+    `ReadOptions`, as for `dr.load`.
 
     Raises `BundleError` for a bundle that is missing or damaged, and for `weights` that do not fit it, `RunError` for
     another number of ranks, in a process that is a rank of a launch itself, and if the ranks do not start; no process
@@ -68,12 +66,12 @@ def launch(
         raise RunError(f"expected the path of a bundle, found {bundle!r}", hint="plan.save(path) writes one")
     find_backend(backend)
     rank_device(device, 0)
-    opened = read_bundle(bundle, False, weights, trust_code, require_signature)
+    opened = read_bundle(bundle, False, **options)
     check_size(opened.manifest.mesh, opened.manifest.mesh.size if ranks is None else ranks)
     known = Verified.of(opened)
     checked = known.to_json() if known in _verified else []
-    options = ServeOptions(file_of(opened), RankOptions(backend, device, timeout), checked)
-    processes = RankProcesses.start(opened.manifest.mesh.size, options, launcher, threads)
+    served = ServeOptions(file_of(opened), RankOptions(backend, device, timeout), checked)
+    processes = RankProcesses.start(opened.manifest.mesh.size, served, launcher, threads)
     if processes.verified == known.to_json():
         _verified.add(known)
     return ProcessSession(opened, processes, timeout)
