@@ -13,7 +13,7 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat finetune train train-lm adapters test quick every-case lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes paper regret browser coverage clean
+.PHONY: demo chat finetune train train-lm adapters test quick every-case lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes hosts chaos paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -114,6 +114,15 @@ bench: $(READY) $(SMOLLM)
 	$(BIN)/python benchmarks/bench.py
 
 # A Llama of 8B parameters on sequences of up to 131,072 tokens: seconds and memory of import, simulation and search.
+# Hosts that are namespaces of this machine: their links, and launches to which something happens. As root; five minutes.
+hosts: $(READY)
+	unshare --mount --net --pid --fork --kill-child --mount-proc $(BIN)/python -m tests.hosts.laboratory
+	$(PYTEST) -q tests/hosts/test_hosts.py --every-case
+
+# Ten thousand launches under a virtual clock and a simulated network, and those of 'make hosts'.
+chaos: hosts
+	$(PYTEST) -q tests/hosts/test_agents.py --every-case
+
 real-sizes: $(READY)
 	$(BIN)/python benchmarks/real_sizes.py
 

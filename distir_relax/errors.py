@@ -1,12 +1,13 @@
 """Exceptions that a user can meet.
 
 Each message has the expectation, the finding, the place in the user's model, and a hint.
-The command line prints the message alone and exits with code 2; any other exception is a bug of ours.
+The command line prints the message alone and exits with the error's `exit_code`; any other exception is a bug of ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(eq=False)
@@ -17,6 +18,7 @@ class DistIRError(Exception):
     file (`model.py:12`, a parameter's name, a path); `hint` says what to do next.
     """
 
+    exit_code: ClassVar[int] = 2
     message: str
     where: str = ""
     hint: str = ""
@@ -61,6 +63,12 @@ class SignatureError(BundleError):
 
 class RunError(DistIRError):
     """A launch that cannot proceed: wrong world size, wrong inputs, ranks that disagree, a time-out."""
+
+
+class LostError(RunError):
+    """A rank or a host that is lost, or a hang: infrastructure, not the user's mistake. The same launch may succeed."""
+
+    exit_code = 75
 
 
 class ProfileError(DistIRError):

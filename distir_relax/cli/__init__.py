@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def run_command_line() -> None:
-    """Run a command. User errors print one message to stderr and exit with code 2; warnings print one line each.
+    """Run a command. User errors print one message to stderr and exit with their code; warnings print one line each.
 
     On SIGINT, SIGTERM or SIGHUP a command cleans up, ends the processes that it started, and exits with 128 plus the
     signal number.
@@ -50,6 +50,6 @@ def run_command_line() -> None:
         app()
     except DistIRError as error:
         print_error(error)
-        raise SystemExit(2) from None
+        raise SystemExit(error.exit_code) from None
     except Interrupted as interrupted:
         exit_interrupted(interrupted)

@@ -52,7 +52,7 @@ def exit_all(world: World, error: DistIRError) -> NoReturn:
     if world.rank == 0:
         print_error(error)
     world.close()
-    raise SystemExit(2)
+    raise SystemExit(error.exit_code)
 
 
 @contextmanager

@@ -81,22 +81,22 @@ def launch(
     repeat: RepeatOption = 1,
     report: ReportOption = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks; by default this machine.")
+        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks, which agents start.")
     ] = None,
-    launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts the ranks.")] = Launcher.mpirun,
+    launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts ranks here.")] = Launcher.mpirun,
     rsh: Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")] = "",
     *,
     reading: dict[str, Any],
     running: dict[str, Any],
 ) -> None:
-    """Run a bundle with mpirun or torchrun, on this machine or on several hosts, and print the launch command.
+    """Run a bundle with mpirun or torchrun on this machine, or by agents on several hosts, and print the commands.
 
     All hosts need the bundle, the key, this Python and the working directory under the same paths.
     """
     from distir_relax.bundle import BundleFile
     from distir_relax.runtime.hosts import read_hosts
     from distir_relax.runtime.launch import launch as start
-    from distir_relax.runtime.launch import launch_with_torchrun
+    from distir_relax.runtime.launch import launch_on_hosts, launch_with_torchrun
     from distir_relax.runtime.launcher_detection import check_alone
     from distir_relax.runtime.world import check_size
 
@@ -110,9 +110,10 @@ def launch(
         if value is not None and value is not False:
             arguments += [flag_of(name), *([] if value is True else [str(value)])]
     hosts = () if host is None else read_hosts(host, mesh.size)
-    if launcher is Launcher.torchrun:
-        raise typer.Exit(launch_with_torchrun(mesh.size, arguments, hosts, rsh))
-    raise typer.Exit(start(mesh.size, arguments, hosts=hosts, rsh=rsh))
+    if hosts:
+        raise typer.Exit(launch_on_hosts(hosts, arguments, rsh))
+    begin = launch_with_torchrun if launcher is Launcher.torchrun else start
+    raise typer.Exit(begin(mesh.size, arguments))
 
 
 @app.command()

@@ -1,13 +1,11 @@
-"""Host lists such as `a:2,b:1`, and the torchrun command of each host."""
+"""Host lists such as `a:2,b:1`, and the network to them."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distir_relax.errors import RunError
@@ -50,37 +48,24 @@ def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def hosts_text(hosts: Sequence[Host]) -> str:
-    """Return ``a:2,b:1``, as mpirun takes it."""
-    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
-
-
-def torchrun_commands(
-    hosts: Sequence[Host], program: Sequence[str], environment: Mapping[str, str], rsh: str, port: int
-) -> list[list[str]]:
-    """Return the command that starts the ranks of each host: torchrun here, the remote shell `rsh` elsewhere.
-
-    The store is on the first host, at `port`. This Python and the folder must have the same path on all hosts.
-    """
-    commands = []
-    for number, host in enumerate(hosts):
-        command = [
-            sys.executable, "-P", "-m", "torch.distributed.run",
-            "--nnodes", str(len(hosts)), "--node-rank", str(number),
-            "--nproc-per-node", str(host.slots), "--master-addr", hosts[0].name, "--master-port", str(port),
-            "--no-python", *program,
-        ]  # fmt: skip
-        if not host.is_this:
-            variables = [f"{name}={value}" for name, value in environment.items()]
-            text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(['env', *variables, *command])}"
-            command = [*shlex.split(rsh), host.name, text]
-        commands.append(command)
-    return commands
-
-
 def local_torchrun(ranks: int, program: Sequence[str]) -> list[str]:
     """Return the torchrun command of a launch on this machine alone."""
     return [
         sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "localhost:0", "--no-python", *program,
     ]  # fmt: skip
+
+
+def interface_to(host: str) -> tuple[str, str] | None:
+    """Return the network interface that routes to a host, and this machine's address on it; None without a route."""
+    import psutil
+
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next(((name, own) for name, ends in interfaces if any(end.address == own for end in ends)), None)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrivals import arrivals, report, speaker
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.exit_codes import INFRASTRUCTURE
 from distir_relax.runtime.launcher_detection import check_connected, detect
 from distir_relax.runtime.local_ranks import mark_rendezvous, rank_in
 from distir_relax.runtime.lost_ranks import LostRanks
@@ -25,7 +26,7 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
     Raises RunError when the launcher's library cannot be loaded, the ranks cannot connect, or a launcher started
     several tasks without a connection between them. When they have not connected within `timeout` seconds (0: never),
-    this process prints the missing ranks and ends the launch, with exit code 2.
+    this process prints the missing ranks and ends the launch, with the exit code of infrastructure.
     """
     kind = detect()
     if kind is None:
@@ -103,7 +104,7 @@ def _end_unless(connected: threading.Event, seconds: float) -> None:
     else:
         # The reporting rank may have started that much later. The first process to exit ends the others.
         time.sleep(seconds / 2 + 2)
-    os._exit(2)
+    os._exit(INFRASTRUCTURE)
 
 
 _HINT = "hint: look at what the missing ranks printed; --timeout gives them more time to start"

@@ -6,10 +6,8 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -17,13 +15,13 @@ from pathlib import Path
 from types import FrameType
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.hosts import Host, hosts_text, local_torchrun, torchrun_commands
+from distir_relax.runtime.agents.launch_hosts import HostsLaunch
+from distir_relax.runtime.exit_codes import of_launch
+from distir_relax.runtime.hosts import Host, local_torchrun
 from distir_relax.runtime.launcher_detection import check_connected
 
 # Seconds that mpirun has to end its ranks itself.
 _GRACE = 1.0
-# Polling interval for several launchers, in seconds.
-_LOOK = 0.1
 # Variables that are also set for ranks on other hosts.
 _FORWARDED = ("PYTHONPATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "DISTIR_VERIFY")
 
@@ -37,13 +35,8 @@ class Launcher:
     version: str
 
 
-def launch(
-    n: int, arguments: Sequence[str], threads: int | None = None, graceful: bool = False, hosts: Sequence[Host] = (),
-    rsh: str = "",
-) -> int:  # fmt: skip
+def launch(n: int, arguments: Sequence[str], threads: int | None = None, graceful: bool = False) -> int:
     """Run `distir <arguments>` on `n` ranks with mpirun, after printing the command; return the launch's exit code.
-
-    The ranks are on `hosts`, or here; `rsh` is the remote shell, ssh by default.
 
     A rank has `threads` threads, by default OMP_NUM_THREADS or its share of the cores. When this process is
     interrupted, it ends the launch and its ranks first. In a `graceful` launch the first SIGTERM of this process is
@@ -53,40 +46,42 @@ def launch(
     """
     check_connected()
     launcher = find_mpirun()
-    each = _threads(n, threads, hosts)
-    command = mpirun_command(launcher, n, _program(arguments), each, hosts)
+    each = _threads(n, threads)
+    command = mpirun_command(launcher, n, _program(arguments), each)
     print(shlex.join(command), file=sys.stderr, flush=True)
-    remote = {"PRTE_MCA_plm_ssh_agent": rsh, "OMPI_MCA_plm_rsh_agent": rsh, "HYDRA_LAUNCHER_EXEC": rsh} if rsh else {}
-    with subprocess.Popen(command, env=launch_environment(each) | remote) as process:
+    with subprocess.Popen(command, env=launch_environment(each)) as process:
         try:
             with _forwarding(process) if graceful else nullcontext(()) as sent:
                 code = process.wait()
-            return 128 + signal.SIGTERM if sent and code else code
+            return 128 + signal.SIGTERM if sent and code else of_launch(code)
         except BaseException:
             end_launch(process)
             raise
 
 
-def launch_with_torchrun(n: int, arguments: Sequence[str], hosts: Sequence[Host] = (), rsh: str = "") -> int:
-    """`launch` with one torchrun per host; if one of them fails the others are ended."""
+def launch_with_torchrun(n: int, arguments: Sequence[str]) -> int:
+    """`launch` with torchrun."""
     check_connected()
-    each = _threads(n, None, hosts)
-    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ} | {"OMP_NUM_THREADS": each}
-    program = _program(arguments)
-    commands = torchrun_commands(hosts, program, environment, rsh or "ssh", _free_port()) if hosts else [
-        local_torchrun(n, program)
-    ]  # fmt: skip
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            print(shlex.join(command), file=sys.stderr, flush=True)
-            processes.append(subprocess.Popen(command, env=launch_environment(each)))
-        while any(process.poll() is None for process in processes) and not any(p.returncode for p in processes):
-            time.sleep(_LOOK)
-        return next((process.returncode for process in processes if process.returncode), 0)
-    finally:
-        for process in processes:
+    command = local_torchrun(n, _program(arguments))
+    print(shlex.join(command), file=sys.stderr, flush=True)
+    with subprocess.Popen(command, env=launch_environment(_threads(n, None))) as process:
+        try:
+            return of_launch(process.wait())
+        except BaseException:
             end_launch(process)
+            raise
+
+
+def launch_on_hosts(hosts: Sequence[Host], arguments: Sequence[str], rsh: str = "") -> int:
+    """Run `distir <arguments>` on the ranks of hosts; return the launch's exit code, 0 only if every rank succeeded.
+
+    An agent on each host, which `rsh` (ssh by default) starts, starts the ranks and watches them: the first rank or
+    host that is lost is named, and ends the launch (`agents.supervisor`). torch.distributed connects the ranks.
+    """
+    check_connected()
+    variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    most = max(host.slots for host in hosts)
+    return HostsLaunch(hosts, _program(arguments), variables | {"OMP_NUM_THREADS": _threads(most, None)}, rsh).run()
 
 
 @contextmanager
@@ -133,20 +128,14 @@ def find_mpirun() -> Launcher:
     return Launcher(path, family, text.splitlines()[0])
 
 
-def mpirun_command(
-    launcher: Launcher, n: int, program: Sequence[str], threads: str, hosts: Sequence[Host] = ()
-) -> list[str]:
-    """Return the command for `program` on `n` unbound ranks, each with `threads` threads; on `hosts`, or here."""
+def mpirun_command(launcher: Launcher, n: int, program: Sequence[str], threads: str) -> list[str]:
+    """Return the command for `program` on `n` unbound ranks, each with `threads` threads."""
     if launcher.family == "MPICH":
-        where = ["-hosts", hosts_text(hosts)] if hosts else []
-        return [launcher.path, *where, "-bind-to", "none", "-genv", "OMP_NUM_THREADS", threads, "-n", str(n), *program]
+        return [launcher.path, "-bind-to", "none", "-genv", "OMP_NUM_THREADS", threads, "-n", str(n), *program]
     flags = ["--bind-to", "none", "-x", "OMP_NUM_THREADS"]
     if os.geteuid() == 0:
         flags.append("--allow-run-as-root")
-    if hosts:
-        flags += ["--host", hosts_text(hosts)]
-        flags += [part for name in _FORWARDED if name in os.environ for part in ("-x", name)]
-    elif n > _cores():
+    if n > _cores():
         flags.append("--oversubscribe")
     return [launcher.path, *flags, "-n", str(n), *program]
 
@@ -161,7 +150,7 @@ def local_launch(
     """
     if launcher not in (None, "mpirun", "torchrun"):
         raise RunError(f"expected the launcher 'mpirun' or 'torchrun', found {launcher!r}")
-    each = _threads(n, threads, ())
+    each = _threads(n, threads)
     # Ranks of Open MPI that wait leave the core to others: this process is one more than there are ranks. On two busy
     # cores a token of SmolLM2-135M on two ranks took 95 ms instead of 200.
     environment = {"OMPI_MCA_mpi_yield_when_idle": "1", **launch_environment(each)}
@@ -203,17 +192,9 @@ def _program(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "distir_relax", *arguments]
 
 
-def _threads(n: int, threads: int | None, hosts: Sequence[Host]) -> str:
-    """Return the threads per rank; other hosts are assumed to have as many cores as this one."""
-    most = max((host.slots for host in hosts), default=n)
-    return str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // most))
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("", 0))
-        port: int = server.getsockname()[1]
-    return port
+def _threads(n: int, threads: int | None) -> str:
+    """Return the threads of each of `n` ranks of a host; other hosts are assumed to have as many cores as this one."""
+    return str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // n))
 
 
 def _cores() -> int:

@@ -35,8 +35,8 @@ class RankOptions:
 def ending_launch(world: World) -> Iterator[None]:
     """Handle errors of a rank: one that all ranks raise is raised, one of this rank alone ends the launch.
 
-    It is printed, and the exit code is 2 for a user's error, 1 with a traceback for others. A process that was started
-    alone raises all.
+    It is printed, and the exit code is that of a `DistIRError`, 1 with a traceback for others. A process that was
+    started alone raises all.
     """
     if world.is_alone:
         yield
@@ -47,7 +47,7 @@ def ending_launch(world: World) -> Iterator[None]:
         raise everywhere.error from None
     except DistIRError as error:
         _print("".join(f"{line}\n" for line in (f"error on rank {world.rank}: {error}", *world.ended())))
-        world.abort(2)
+        world.abort(error.exit_code)
         raise
     except Exception:
         _print(f"rank {world.rank} failed:\n{traceback.format_exc()}")

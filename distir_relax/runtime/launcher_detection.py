@@ -12,6 +12,11 @@ Environment = Mapping[str, str]
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+AGENT = "TORCHELASTIC_RUN_ID"
+"""The variable that torchrun, and agents, set for the ranks that they start: it is the innermost launcher then.
+
+Other variables are those of the launcher that has started it, such as srun, which sets PMIX_RANK for all programs.
+"""
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM ids of steps that are shells: the batch script, the interactive step of salloc, the external step.
@@ -22,7 +27,7 @@ _POD_COUNTS = ("WORLD_SIZE", "NNODES", "PET_NNODES", "JOB_PARALLELISM", "JOB_COM
 
 def detect(environment: Environment = os.environ) -> str | None:
     """Return the kind of launcher: "mpi" (mpirun, srun with PMI), "torch" (torchrun), or None for neither."""
-    if any(name in environment for name in _MPI):
+    if AGENT not in environment and any(name in environment for name in _MPI):
         return "mpi"
     if all(name in environment for name in _TORCH):
         return "torch"
@@ -47,12 +52,12 @@ def check_connected(environment: Environment = os.environ) -> None:
 
 def launch_size(environment: Environment = os.environ) -> int | None:
     """Return the launcher's number of ranks, None if it is not set."""
-    return _first_number(environment, _SIZES)
+    return _first_number(environment, ("WORLD_SIZE",) if AGENT in environment else _SIZES)
 
 
 def local_size(environment: Environment = os.environ) -> int | None:
     """Return the launcher's number of ranks on this node, None if it is not set."""
-    return _first_number(environment, _LOCAL_SIZES)
+    return _first_number(environment, ("LOCAL_WORLD_SIZE",) if AGENT in environment else _LOCAL_SIZES)
 
 
 def check_alone(environment: Environment = os.environ) -> None:

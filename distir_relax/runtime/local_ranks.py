@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from distir_relax.runtime.launcher_detection import AGENT
+
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 # Thread name, of at most 15 characters, that other processes can see.
 _THREAD_NAME = "distir-meets"
@@ -73,5 +75,6 @@ def has_reached_rendezvous(process: Any) -> bool:
 
 def rank_in(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank in a launcher's environment variables, else None."""
-    value = next((environment[name] for name in _RANK_VARIABLES if name in environment), "")
+    names = ("RANK",) if AGENT in environment else _RANK_VARIABLES
+    value = next((environment[name] for name in names if name in environment), "")
     return int(value) if value.isdecimal() else None

@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+from distir_relax.runtime.exit_codes import INFRASTRUCTURE
 from distir_relax.runtime.local_ranks import ranks_of_this_node
 from distir_relax.runtime.watchdog import describe, stall_error
 from distir_relax.runtime.world import World
@@ -19,7 +20,7 @@ class StallDetector:
 
     A rank that has waited for more than `timeout` seconds (0: never) asks all others for their position. If one does
     not answer, if any is running the program, or if all wait, the launch ends: one rank reports the position of each,
-    and the exit code is 2. While some rank still reads or loads data, the others go on waiting.
+    and the exit code is that of infrastructure. While some rank still reads or loads data, the others go on waiting.
     """
 
     def __init__(self, world: World, timeout: float) -> None:
@@ -98,7 +99,7 @@ class StallDetector:
         else:
             self._ending = True
             world.report(stall_error(self.timeout, self._lines(), bool(self._silent())))
-        world.abort(2)
+        world.abort(INFRASTRUCTURE)
 
     def _lines(self) -> list[str]:
         local = ranks_of_this_node()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from distir_relax.errors import RunError
+from distir_relax.errors import LostError
 from distir_relax.runtime.progress import Point, Progress
 
 Steps = Sequence[str] | Mapping[int, str | Sequence[str]]
@@ -61,17 +61,17 @@ def describe(rank: int, progress: Progress, steps: Steps) -> str:
     return f"rank {rank}{task} {doing}{done}"
 
 
-def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> RunError:
+def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> LostError:
     """Return the error of a run in which a rank has waited for more than `timeout` seconds.
 
     `lines` describe the ranks; `silent` is whether one of them did not answer.
     """
     message = "\n  ".join([f"a rank has waited for more than {timeout:g} s", *lines])
     if silent:
-        return RunError(
+        return LostError(
             message, hint="a rank that does not answer was stopped, or its node is gone: start the launch again"
         )
-    return RunError(message, hint="the programs may be deadlocked; --timeout gives slow steps more time")
+    return LostError(message, hint="the programs may be deadlocked; --timeout gives slow steps more time")
 
 
 def _name(point: Point, steps: Steps) -> str:

@@ -29,7 +29,7 @@ def end_of(rank: int, half_way: dict[int, str], at_the_end: dict[int, str], monk
     looks = iter([half_way, at_the_end])
 
     def end(code: int) -> None:
-        assert code == 2
+        assert code == 75
         raise Ended
 
     monkeypatch.setattr(join, "arrivals", lambda: next(looks))

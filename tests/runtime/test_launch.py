@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from distir_relax.bundle import write_bundle
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime import launch
-from distir_relax.runtime.hosts import read_hosts, torchrun_commands
+from distir_relax.runtime.hosts import interface_to, read_hosts
 from distir_relax.runtime.launch import Launcher, find_mpirun, mpirun_command
 from distir_relax.runtime.transports import torch_distributed
 from distir_relax.runtime.world import check_size
@@ -68,34 +66,6 @@ def test_flags_of_mpich() -> None:
     assert command == ["mpirun", "-bind-to", "none", "-genv", "OMP_NUM_THREADS", "2", "-n", "3", "a"]
 
 
-def test_flags_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("PYTHONPATH", "/work dir")
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "DISTIR_VERIFY"):
-        monkeypatch.delenv(name, raising=False)
-    hosts = read_hosts("a:2, b", 3)
-    assert mpirun_command(Launcher("/opt/mpirun", "Open MPI", "5"), 3, ["p"], "1", hosts) == [
-        "/opt/mpirun", "--bind-to", "none", "-x", "OMP_NUM_THREADS", "--host", "a:2,b:1", "-x", "PYTHONPATH", "-n", "3",
-        "p",
-    ]  # fmt: skip
-    assert mpirun_command(Launcher("m", "MPICH", "4"), 3, ["p"], "1", hosts)[:3] == ["m", "-hosts", "a:2,b:1"]
-
-
-def test_torchrun_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "a")
-    monkeypatch.setattr(launch.sys, "executable", "/opt/python")
-    (tmp_path / "two words").mkdir()
-    monkeypatch.chdir(tmp_path / "two words")
-    first, second = torchrun_commands(read_hosts("a:2,10.0.0.7:1", 3), ["p", "x y"], {"A": "b c"}, "ssh -q", 4711)
-    torchrun = ["/opt/python", "-P", "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"]
-    rest = ["--master-addr", "a", "--master-port", "4711", "--no-python", "p", "x y"]
-    assert first == [*torchrun, "0", "--nproc-per-node", "2", *rest]
-    assert second[:3] == ["ssh", "-q", "10.0.0.7"]
-    moved, _, started = second[3].partition(" && exec ")
-    assert shlex.split(moved) == ["cd", str(tmp_path / "two words")]
-    assert shlex.split(started) == ["env", "A=b c", *torchrun, "1", "--nproc-per-node", "1", *rest]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -128,7 +98,7 @@ def test_a_file_in_the_folder_of_a_launch_is_no_standard_module(
 
 
 @pytest.mark.mpirun
-def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
+def test_agents_on_two_hosts(tmp_path: Path) -> None:
     """Addresses of the loopback are hosts; the remote shell takes the address and the command."""
     write_bundle(mlp_bundle([3, 0, 2]), tmp_path / "m.dist")
     np.savez(tmp_path / "x.npz", x=example_input())
@@ -137,7 +107,7 @@ def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
     shell.chmod(0o755)
     done = start([
         *interpreter(), "-m", "distir_relax", "launch", str(tmp_path / "m.dist"), "-i", str(tmp_path / "x.npz"),
-        "-o", str(tmp_path / "y.npz"), "--host", "127.0.0.2:2,127.0.0.3:1", "--rsh", str(shell), "--with", "torchrun",
+        "-o", str(tmp_path / "y.npz"), "--host", "127.0.0.2:2,127.0.0.3:1", "--rsh", str(shell),
     ])  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "to 127.0.0.2" in done.stderr
@@ -150,8 +120,8 @@ def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
 def test_gloo_uses_the_interface_that_routes_to_the_master(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    assert torch_distributed.interface_to("127.0.0.1") == ("lo", "127.0.0.1")
-    assert torch_distributed.interface_to("no.such.host.invalid") is None
+    assert interface_to("127.0.0.1") == ("lo", "127.0.0.1")
+    assert interface_to("no.such.host.invalid") is None
 
     def chosen(master: str, local: int, found: tuple[str, str] | None, given: str = "") -> str:
         for name, value in {"MASTER_ADDR": master, "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": str(local)}.items():

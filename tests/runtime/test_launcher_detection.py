@@ -11,7 +11,8 @@ from distir_relax.bundle import write_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.launcher_detection import check_alone, check_connected, detect, launch_size
+from distir_relax.runtime.launcher_detection import check_alone, check_connected, detect, launch_size, local_size
+from distir_relax.runtime.local_ranks import rank_in
 from tests.runtime.processes import interpreter, start
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
@@ -27,6 +28,8 @@ TORCH = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpi"),
         ({"OMPI_COMM_WORLD_SIZE": "2", **TORCH}, "mpi"),
+        # srun, where MpiDefault is pmix, sets PMIX_RANK for torchrun too, whose ranks inherit it.
+        ({**STEP, "PMIX_RANK": "1", **TORCH, "TORCHELASTIC_RUN_ID": "7"}, "torch"),
         (STEP, None),
         ({**STEP, "PMIX_RANK": "1"}, "mpi"),
     ],
@@ -96,6 +99,18 @@ def test_the_number_of_ranks_that_a_launcher_started() -> None:
     assert launch_size({"PMI_SIZE": "3"}) == 3
     assert launch_size({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "5"}) == 5
     assert launch_size({**TORCH, "WORLD_SIZE": "7"}) == 7
+
+
+def test_the_innermost_launcher_counts_the_ranks() -> None:
+    inside = {
+        **STEP,
+        "PMIX_RANK": "1",
+        **TORCH,
+        "LOCAL_WORLD_SIZE": "2",
+        "PMI_LOCAL_SIZE": "5",
+        "TORCHELASTIC_RUN_ID": "7",
+    }
+    assert (launch_size(inside), local_size(inside), rank_in(inside)) == (2, 2, 0)
 
 
 def test_a_command_that_starts_ranks_is_no_rank_itself() -> None:

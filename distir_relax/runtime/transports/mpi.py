@@ -13,6 +13,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import split
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.launcher_detection import launch_size
+from distir_relax.runtime.transports.mpi_texts import gather_texts
 from distir_relax.runtime.transports.shared_sums import SharedSums
 from distir_relax.runtime.world import World
 
@@ -52,7 +53,7 @@ class MPIWorld(World):
         return MPICommunicator(self._mpi, self._world, mesh, device)
 
     def _exchange(self, text: str) -> list[str]:
-        return list(self._world.allgather(text))
+        return gather_texts(self._world, text)
 
     def abort(self, code: int) -> NoReturn:
         """See `World.abort`."""

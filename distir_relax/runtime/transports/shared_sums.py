@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distir_relax.kernels.native import AREA, STORED, Kernel, shared_sum, stored_name
 from distir_relax.runtime.native_waits import NativeWaits
+from distir_relax.runtime.transports.mpi_texts import gather_texts
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +49,12 @@ class SharedSums:
         if 1 < ranks <= _MOST_RANKS and hasattr(os, "memfd_create"):
             kernels = {dtype: kernel for dtype in STORED if (kernel := shared_sum(dtype, ranks)) is not None}
         created = _create(ranks * AREA) if rank == 0 and kernels else None
-        place = group.bcast(None if created is None else created[1])
+        place = gather_texts(group, "" if created is None else created[1].text())[0]
         memory = None if created is None else created[0]
-        if rank and place is not None and kernels:
-            memory = _open(place, ranks * AREA)
-        can = group.allreduce(memory is not None and len(kernels) == len(STORED), _all)
+        if rank and place and kernels:
+            memory = _open(_Place.read(place), ranks * AREA)
+        has_all = memory is not None and len(kernels) == len(STORED)
+        can = all(gather_texts(group, "yes" if has_all else ""))
         if created is not None:
             # Once all have opened it, nobody needs the file.
             os.close(created[1].file)
@@ -83,6 +85,16 @@ class _Place(NamedTuple):
     file: int
     token: bytes
 
+    def text(self) -> str:
+        """Return the place as text."""
+        return f"{self.process} {self.file} {self.token.hex()}"
+
+    @classmethod
+    def read(cls, text: str) -> _Place:
+        """The inverse of `text`."""
+        process, file, token = text.split()
+        return cls(int(process), int(file), bytes.fromhex(token))
+
 
 def _create(size: int) -> tuple[mmap.mmap, _Place] | None:
     """Return memory, and where others find it."""
@@ -109,7 +121,3 @@ def _open(place: _Place, size: int) -> mmap.mmap | None:
     except (OSError, ValueError):
         return None
     return memory if memory[size:] == place.token else None
-
-
-def _all(a: bool, b: bool) -> bool:
-    return a and b

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distir_relax.errors import RunError
+from distir_relax.errors import LostError, RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import as_torch, combine, split
 from distir_relax.runtime.communicator import Communicator, all_reduce_bytes, check_reduction
+from distir_relax.runtime.hosts import interface_to
 from distir_relax.runtime.launcher_detection import launch_size, local_size
 from distir_relax.runtime.point_to_point import Step
 from distir_relax.runtime.progress import Traffic
@@ -140,21 +141,6 @@ def choose_interface() -> None:
         )
         return
     os.environ["GLOO_SOCKET_IFNAME"] = name
-
-
-def interface_to(host: str) -> tuple[str, str] | None:
-    """Return the network interface that routes to a host, and this machine's address on it; None without a route."""
-    import psutil
-
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            own = str(probe.getsockname()[0])
-    except OSError:
-        return None
-    interfaces = psutil.net_if_addrs().items()
-    return next(((name, own) for name, ends in interfaces if any(end.address == own for end in ends)), None)
 
 
 def store_address() -> str:
@@ -349,4 +335,4 @@ def _peers_alive(doing: str) -> Iterator[None]:
     except RuntimeError as wrong:
         # Drop the advice at the end of gloo's messages.
         reason = str(wrong).splitlines()[0].partition(". This is")[0]
-        raise RunError(f"cannot {doing} the other ranks; one of them has ended: {reason}") from None
+        raise LostError(f"cannot {doing} the other ranks; one of them has ended: {reason}") from None

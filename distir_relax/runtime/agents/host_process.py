@@ -1,0 +1,207 @@
+"""The agent's process: ``python -m distir_relax.runtime.agents.host_process ADDRESS PORT HOST``; it reads the token.
+
+It connects to the launcher, starts the ranks of its host, sees them end (`pidfd`) and stop (`/proc`), and
+passes on what they print: each line of an error with its rank. If it is killed, so are its ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from distir_relax.runtime.agents.agent import Agent
+from distir_relax.runtime.agents.connection import Connection
+from distir_relax.runtime.agents.supervisor import BEAT
+from distir_relax.runtime.agents.wire import Message, WireError
+from distir_relax.runtime.exit_codes import INFRASTRUCTURE
+
+# Seconds between two looks at the ranks' states.
+_LOOK = 0.1
+_CONNECTING = 30.0
+_DEATH_SIGNAL = 1
+_ENDS = {"end": signal.SIGTERM, "kill": signal.SIGKILL}
+_LINE = 1 << 16
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the agent; return its exit code."""
+    address, port, host = arguments[0], int(arguments[1]), int(arguments[2])
+    token = bytes.fromhex(sys.stdin.readline().strip())
+    try:
+        connection = Connection(socket.create_connection((address, port), _CONNECTING), token, "agent")
+        start = _started(connection, host)
+    except (OSError, WireError) as error:
+        sys.stderr.write(f"error: the launcher at {address}:{port} cannot be reached: {error}\n")
+        return INFRASTRUCTURE
+    return _Host(connection, start).watch()
+
+
+def _started(connection: Connection, host: int) -> Message:
+    """Say which host this is, and return the message that says what to start. Raises WireError without one.
+
+    Other hosts may take as long as they have to connect.
+    """
+    is_introduced, heard, beat = False, time.monotonic(), 0.0
+    while (now := time.monotonic()) < heard + _CONNECTING:
+        for message in connection.receive():
+            heard = now
+            if message.get("is") == "start":
+                return message
+        if connection.is_known and not is_introduced:
+            is_introduced = True
+            connection.send({"is": "here", "host": host, "port": _free_port()})
+        if is_introduced and now > beat + BEAT:
+            beat = now
+            connection.send({"is": "beat"})
+        connection.flush()
+        time.sleep(0.005)
+    raise WireError("it says nothing")
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("", 0))
+        port: int = server.getsockname()[1]
+    return port
+
+
+class _Host:
+    """The ranks of this host."""
+
+    def __init__(self, connection: Connection, start: Message) -> None:
+        self.connection = connection
+        self.kills = _memory_kills()
+        environments: Mapping[str, Mapping[str, str]] = start["environments"]
+        self.ranks = {
+            int(rank): _start(start["program"], start["folder"], variables) for rank, variables in environments.items()
+        }
+        self.lines = dict.fromkeys(self.ranks, b"")
+        self.agent = Agent(set(self.ranks), time.monotonic())
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(connection.socket, selectors.EVENT_READ)
+        for rank, process in self.ranks.items():
+            self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, rank)
+            assert process.stderr is not None
+            os.set_blocking(process.stderr.fileno(), False)
+            self.selector.register(process.stderr, selectors.EVENT_READ, rank)
+
+    def watch(self) -> int:
+        """Watch the ranks until all have ended; return the exit code."""
+        looked = 0.0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.agent.lost(time.monotonic()))
+        while not self.agent.is_over:
+            for key, _ in self.selector.select(_LOOK):
+                self._handle(key)
+            now = time.monotonic()
+            if now >= looked + _LOOK:
+                looked = now
+                self.agent.seen({rank for rank, process in self.ranks.items() if _is_stopped(process.pid)}, now)
+            self.agent.tick(now)
+            self._act()
+        self._act()
+        for rank in self.ranks:
+            self._pass_on(rank, at_end=True)
+        self.connection.close()
+        return self.agent.code
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        now = time.monotonic()
+        if key.fileobj is self.connection.socket:
+            try:
+                for message in self.connection.receive():
+                    self.agent.told(message, now)
+            except WireError:
+                self.selector.unregister(self.connection.socket)
+                self.agent.lost(now)
+        elif isinstance(key.fileobj, int):
+            self.selector.unregister(key.fileobj)
+            os.close(key.fileobj)
+            status = self.ranks[key.data].wait()
+            self._pass_on(key.data, at_end=True)
+            self.agent.ended(key.data, status, _memory_kills() > self.kills)
+        elif not self._pass_on(key.data):
+            self.selector.unregister(key.fileobj)
+
+    def _act(self) -> None:
+        for message in self.agent.outbox:
+            self.connection.send(message)
+        self.connection.flush()
+        self.agent.outbox.clear()
+        for what in self.agent.signals:
+            number = _ENDS[what] if isinstance(what, str) else what
+            for rank in self.agent.run:
+                process = self.ranks[rank]
+                with suppress(OSError):
+                    if what == "end":
+                        # A process that is stopped takes no other signal.
+                        os.kill(process.pid, signal.SIGCONT)
+                    os.killpg(process.pid, number)
+        self.agent.signals.clear()
+
+    def _pass_on(self, rank: int, at_end: bool = False) -> bool:
+        """Print the lines that a rank has written to stderr; return whether there may be more."""
+        stream = self.ranks[rank].stderr
+        assert stream is not None
+        data: bytes | None = b""
+        with suppress(BlockingIOError, ValueError):
+            data = os.read(stream.fileno(), _LINE)
+        *lines, rest = (self.lines[rank] + (data or b"")).split(b"\n")
+        if (at_end and rest) or len(rest) > _LINE:
+            lines, rest = [*lines, rest], b""
+        self.lines[rank] = rest
+        if lines:
+            text = b"".join(b"[%d] %s\n" % (rank, line) for line in lines)
+            with suppress(OSError):
+                os.write(2, text)
+        return bool(data)
+
+
+def _start(program: Sequence[str], folder: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a rank in a group of its own, which ends with this process."""
+    library = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        library.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(INFRASTRUCTURE)
+
+    return subprocess.Popen(
+        program, cwd=folder, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        process_group=0, preexec_fn=end_with_parent,
+    )  # fmt: skip
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether a process is stopped: its state is the first word after its name, which is in parentheses."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    return False
+
+
+def _memory_kills() -> int:
+    """Return how many processes of this one's group the system has killed because memory ran out, where it counts."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, kinds, place = line.split(":", 2)
+            folder, name = ("memory", "memory.oom_control") if "memory" in kinds else ("", "memory.events")
+            if kinds and "memory" not in kinds:
+                continue
+            for text in Path(f"/sys/fs/cgroup/{folder}{place}/{name}").read_text(encoding="utf-8").splitlines():
+                if text.startswith("oom_kill "):
+                    return int(text.split()[1])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,198 @@
+"""The launcher's process of a launch on several hosts: it starts an agent on each, and ends the launch as a whole."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.agents.connection import Connection
+from distir_relax.runtime.agents.supervisor import HostState, Supervisor, launch_environments
+from distir_relax.runtime.agents.wire import Message, WireError
+from distir_relax.runtime.hosts import Host, interface_to
+
+AGENT = ("-P", "-m", "distir_relax.runtime.agents.host_process")
+# Connections that have not proved that they know the token: their number, and the seconds that each has.
+_MOST_UNKNOWN, _UNKNOWN_SECONDS = 64, 5.0
+# Seconds that the commands which started the agents have to end.
+_ENDING = 2.0
+
+
+class HostsLaunch:
+    """A launch of `program` on hosts, by agents that the remote shell `rsh` starts, with `variables` for all ranks."""
+
+    def __init__(self, hosts: Sequence[Host], program: Sequence[str], variables: Mapping[str, str], rsh: str) -> None:
+        self.program, self.variables, self.rsh = program, variables, rsh or "ssh"
+        bounds = pairwise(accumulate((host.slots for host in hosts), initial=0))
+        states = [HostState(host.name, range(*ends)) for host, ends in zip(hosts, bounds, strict=True)]
+        self.supervisor = Supervisor(states, time.monotonic(), self.rsh)
+        self._token = secrets.token_bytes(32)
+        self._selector = selectors.DefaultSelector()
+        self._server = _listen(hosts)
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._unknown: dict[socket.socket, tuple[Connection, float]] = {}
+        self._agents: dict[int, Connection] = {}
+        self._ports: dict[int, int] = {}
+        """A free port of each host."""
+        self._is_started = False
+        self._processes = [self._start(number, host) for number, host in enumerate(hosts)]
+
+    def run(self) -> int:
+        """Watch the launch until it is over; return its exit code. When interrupted, end it first."""
+        try:
+            self._watch()
+        except BaseException as error:
+            self.supervisor.interrupt(int(getattr(error, "signal", 0)) or 2, time.monotonic())
+            self._watch()
+            raise
+        finally:
+            self._close()
+        return self.supervisor.code
+
+    def _watch(self) -> None:
+        supervisor, is_reported = self.supervisor, False
+        while not supervisor.is_over(now := time.monotonic()):
+            for key, _ in self._selector.select(max(0.0, min(0.1, supervisor.next_tick() - now))):
+                self._handle(key.fileobj)
+            now = time.monotonic()
+            self._drop_unknown(now)
+            for number, process in enumerate(self._processes):
+                if (code := process.poll()) is not None:
+                    supervisor.exited(number, code, now)
+            supervisor.tick(now)
+            for number, message in supervisor.outbox:
+                if number in self._agents:
+                    self._agents[number].send(message)
+            supervisor.outbox.clear()
+            for connection in self._agents.values():
+                connection.flush()
+            if supervisor.reported is not None and not is_reported:
+                is_reported = True
+                print(f"error: {supervisor.reported}", file=sys.stderr, flush=True)
+
+    def _handle(self, ready: object) -> None:
+        now = time.monotonic()
+        if ready is self._server:
+            self._accept(now)
+            return
+        assert isinstance(ready, socket.socket)
+        number = next((n for n, connection in self._agents.items() if connection.socket is ready), None)
+        connection = self._unknown[ready][0] if number is None else self._agents[number]
+        try:
+            for message in connection.receive():
+                number = self._introduce(connection, message, now) if number is None else number
+                self.supervisor.told(number, message, now)
+        except WireError:
+            self._selector.unregister(ready)
+            self._unknown.pop(ready, None)
+            connection.close()
+            if number is not None and self._agents.pop(number, None) is not None:
+                self.supervisor.closed(number, now)
+
+    def _accept(self, now: float) -> None:
+        with suppress(OSError):
+            sock, _ = self._server.accept()
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                # An agent needs a few milliseconds.
+                self._drop(next(iter(self._unknown)))
+            self._unknown[sock] = Connection(sock, self._token, "launcher"), now
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def _introduce(self, connection: Connection, message: Message, now: float) -> int:
+        """Return the number of the host that an agent says it is on. Raises WireError for another message."""
+        number, port = message.get("host"), message.get("port")
+        is_new = type(number) is int and 0 <= number < len(self._processes) and number not in self._ports
+        if message.get("is") != "here" or not is_new or type(port) is not int:
+            raise WireError("not an agent of this launch")
+        assert isinstance(number, int)
+        del self._unknown[connection.socket]
+        self._agents[number], self._ports[number] = connection, port
+        self.supervisor.connected(number, now)
+        if self.supervisor.is_connected and not self._is_started:
+            self._is_started = True
+            self._start_ranks()
+        return number
+
+    def _start_ranks(self) -> None:
+        """Tell all agents what to start; the store is on the first host."""
+        hosts = self.supervisor.hosts
+        address = self._agents[0].socket.getpeername()[0]
+        for number, of_ranks in enumerate(launch_environments(hosts, address, self._ports[0])):
+            environments = {
+                str(rank): {**self.variables, **own} for rank, own in zip(hosts[number].ranks, of_ranks, strict=True)
+            }
+            start = {"is": "start", "program": self.program, "folder": os.getcwd(), "environments": environments}
+            self._agents[number].send(start)
+
+    def _drop_unknown(self, now: float) -> None:
+        for sock, (connection, since) in list(self._unknown.items()):
+            connection.flush()
+            if now > since + _UNKNOWN_SECONDS:
+                self._drop(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        del self._unknown[sock]
+        sock.close()
+
+    def _start(self, number: int, host: Host) -> subprocess.Popen[bytes]:
+        """Start a host's agent, which reads the token from its standard input: an argument can be seen by others."""
+        address, port = self._server.getsockname()[:2]
+        command = [sys.executable, *AGENT, str(address), str(port), str(number)]
+        if not host.is_this:
+            path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+            variables = [f"{name}={value}" for name, value in path.items()]
+            text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(['env', *variables, *command])}"
+            command = [*shlex.split(self.rsh), host.name, text]
+        print(shlex.join(command), file=sys.stderr, flush=True)
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        except OSError as error:
+            self._close()
+            raise RunError(
+                f"{command[0]} does not run: {error}", f"host {host.name}", "--rsh chooses another"
+            ) from None
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.write(self._token.hex().encode() + b"\n")
+            process.stdin.close()
+        return process
+
+    def _close(self) -> None:
+        """End everything on this machine."""
+        for connection in (*self._agents.values(), *(connection for connection, _ in self._unknown.values())):
+            connection.close()
+        self._server.close()
+        self._selector.close()
+        until = time.monotonic() + _ENDING
+        for process in getattr(self, "_processes", ()):
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _listen(hosts: Sequence[Host]) -> socket.socket:
+    """Return a socket that listens on the interface to the first other host, and on no other."""
+    others = [host.name for host in hosts if not host.is_this]
+    route = interface_to(others[0]) if others else None
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((route[1] if route else "127.0.0.1", 0))
+        server.listen(len(hosts) + _MOST_UNKNOWN)
+    except OSError as error:
+        server.close()
+        raise RunError(f"the launcher cannot listen for its agents: {error}", "--host") from None
+    server.setblocking(False)
+    return server

@@ -1,0 +1,90 @@
+"""Messages between the launcher and its agents: JSON with a length before it, after both have proved a common token.
+
+Sizes are checked before memory is taken, and nothing is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+
+MOST = 1 << 20
+"""Maximum length of a message in bytes; before a connection is known, `MOST_UNKNOWN`."""
+MOST_UNKNOWN = 1 << 10
+_PREFIX = 4
+_ROLES = ("agent", "launcher")
+
+
+class WireError(Exception):
+    """What a connection has sent is no message: it is closed."""
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    return len(data).to_bytes(_PREFIX, "big") + data
+
+
+class Decoder:
+    """The messages in a stream of bytes. `most` is the maximum length of one."""
+
+    def __init__(self, most: int = MOST_UNKNOWN) -> None:
+        self.most = most
+        self._data = b""
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Iterate over the messages that end in `data`. Raises `WireError` for a longer one, and for other contents."""
+        self._data += data
+        while len(self._data) >= _PREFIX:
+            length = int.from_bytes(self._data[:_PREFIX], "big")
+            if not 0 < length <= self.most:
+                raise WireError(f"a message of {length} bytes")
+            if len(self._data) < _PREFIX + length:
+                return
+            text, self._data = self._data[_PREFIX : _PREFIX + length], self._data[_PREFIX + length :]
+            try:
+                message = json.loads(text)
+            except (ValueError, RecursionError):
+                raise WireError("a message that is not JSON") from None
+            if not isinstance(message, dict):
+                raise WireError("a message that is no table")
+            yield message
+
+
+class Handshake:
+    """The beginning of a connection, in which each side proves that it knows the token, without sending it.
+
+    `role` is "agent" or "launcher". Both send a number that is drawn for this connection, and answer that of the other.
+    """
+
+    def __init__(self, token: bytes, role: str) -> None:
+        self._token, self._role = token, role
+        self._drawn = secrets.token_hex(16)
+        self._peer = _ROLES[1 - _ROLES.index(role)]
+        self._answered = False
+        self.is_done = False
+
+    def first(self) -> Message:
+        """Return what this side sends first."""
+        return {"draws": self._drawn}
+
+    def answer(self, message: Message) -> Message | None:
+        """Return the answer to the other's number, or None after its answer. Raises `WireError` for a wrong one."""
+        drawn, proof = message.get("draws"), message.get("proves")
+        if isinstance(drawn, str) and len(drawn) == 2 * 16 and not self._answered:
+            self._answered = True
+            return {"proves": self._proof(self._role, drawn)}
+        expected = self._proof(self._peer, self._drawn)
+        if not (isinstance(proof, str) and self._answered and hmac.compare_digest(proof.encode(), expected.encode())):
+            raise WireError("a wrong proof")
+        self.is_done = True
+        return None
+
+    def _proof(self, role: str, drawn: str) -> str:
+        return hmac.new(self._token, f"{role} {drawn}".encode(), hashlib.sha256).hexdigest()

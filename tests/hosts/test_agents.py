@@ -1,0 +1,238 @@
+"""The state machines of launcher and agents, and their messages: no network, no processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.agents.ends import rank_end
+from distir_relax.runtime.agents.launch_hosts import HostsLaunch
+from distir_relax.runtime.agents.supervisor import LOST, SETTLE, HostState, Supervisor
+from distir_relax.runtime.agents.wire import MOST_UNKNOWN, Decoder, Handshake, Message, WireError, encode
+from distir_relax.runtime.hosts import Host
+from tests.hosts.simulated import bound, simulate
+
+
+def assert_ends_well(seed: int) -> str:
+    """A run ends in success, or in a failure of a host to which something happened, and nothing goes on."""
+    run = simulate(seed)
+    assert run.over_at <= bound(run), run
+    assert run.left == [], run
+    if run.code == 0:
+        # Nothing happened, or what happened came after the ranks had ended.
+        assert run.all_succeeded, run
+        assert run.reported == "", run
+    else:
+        assert run.hurt, run
+        assert any(f"n{number} " in run.reported.partition("\n")[0] + " " for number in run.hurt), run
+    return "success" if run.code == 0 else "failure"
+
+
+@pytest.mark.parametrize("hundred", range(4))
+def test_every_launch_ends_in_success_or_in_a_named_failure(hundred: int) -> None:
+    ends = [assert_ends_well(seed) for seed in range(100 * hundred, 100 * hundred + 100)]
+    assert min(ends.count("success"), ends.count("failure")) > 10
+
+
+@pytest.mark.sweep
+def test_so_do_ten_thousand() -> None:
+    for seed in range(10_000, 20_000):
+        assert_ends_well(seed)
+
+
+def test_a_seed_gives_the_same_run() -> None:
+    assert simulate(17) == simulate(17)
+
+
+def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
+    """A rank that fails because its peer was killed may be heard of first."""
+    supervisor = Supervisor([HostState("a", [0]), HostState("b", [1])], 0.0)
+    for number in (0, 1):
+        supervisor.connected(number, 0.0)
+    supervisor.told(0, {"is": "ended", "rank": 0, "status": 2, "out_of_memory": False}, 1.0)
+    supervisor.told(1, {"is": "ended", "rank": 1, "status": -signal.SIGKILL, "out_of_memory": True}, 1.03)
+    supervisor.tick(1.0 + SETTLE)
+    assert str(supervisor.reported).startswith("rank 1 on b was killed by the system: out of memory\n  hint: ")
+    assert supervisor.is_over(1.2)
+    assert supervisor.code == 75
+
+
+def test_a_user_error_of_a_rank_keeps_its_code() -> None:
+    supervisor = Supervisor([HostState("a", [0, 1])], 0.0)
+    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "ended", "rank": 1, "status": 2}, 1.0)
+    supervisor.tick(1.0 + SETTLE)
+    supervisor.told(0, {"is": "ended", "rank": 0, "status": -15}, 1.2)
+    assert supervisor.code == 2
+    assert supervisor.outbox[-1] == (0, {"is": "end"}) or (0, {"is": "end"}) in supervisor.outbox
+
+
+def test_a_busy_machine_is_no_failure() -> None:
+    """What is heard of every 1.4 s is there."""
+    supervisor = Supervisor([HostState("a", [0])], 0.0)
+    supervisor.connected(0, 0.0)
+    for number in range(1, 1000):
+        supervisor.told(0, {"is": "beat"}, number * 0.93 * LOST)
+        supervisor.tick(number * 0.93 * LOST)
+    assert supervisor.failures == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{}, {"is": "ended"}, {"is": "ended", "rank": "0", "status": 0}, {"is": "ended", "rank": 7, "status": 0},
+     {"is": "ended", "rank": True, "status": 0}, {"is": "ended", "rank": 0, "status": None}, {"is": 3, "rank": 0}],
+)  # fmt: skip
+def test_other_messages_change_nothing(message: dict[str, object]) -> None:
+    supervisor = Supervisor([HostState("a", [0])], 0.0)
+    supervisor.connected(0, 0.0)
+    supervisor.told(0, message, 1.0)
+    supervisor.tick(1.0 + SETTLE)
+    assert (supervisor.failures, supervisor.hosts[0].ended) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(-11, "crashed: segmentation fault"), (-6, "aborted"), (-9, "was killed by SIGKILL"),
+     (3, "ended with exit code 3"), (-15, "was killed by SIGTERM"), (-64, "was killed by SIGRTMAX"),
+     (-7, "crashed: bus error")],
+)  # fmt: skip
+def test_ends_have_names(status: int, text: str) -> None:
+    assert text in str(rank_end("a", 0, status, False))
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+
+
+def test_both_sides_prove_the_token_without_sending_it() -> None:
+    token = b"secret" * 5
+    launcher, agent = Handshake(token, "launcher"), Handshake(token, "agent")
+    to_agent, to_launcher = launcher.first(), agent.first()
+    answer, proof = launcher.answer(to_launcher), agent.answer(to_agent)
+    assert answer
+    assert proof
+    assert "secret" not in json.dumps([to_agent, to_launcher, answer, proof])
+    assert launcher.answer(proof) is None
+    assert agent.answer(answer) is None
+    assert launcher.is_done
+    assert agent.is_done
+
+
+def test_another_token_and_a_reflected_proof_are_refused() -> None:
+    for other in (Handshake(b"other", "agent"), Handshake(b"token", "launcher")):
+        launcher = Handshake(b"token", "launcher")
+        proof = other.answer(launcher.first())
+        launcher.answer(other.first())
+        assert proof
+        with pytest.raises(WireError):
+            launcher.answer(proof)
+        assert not launcher.is_done
+
+
+def test_a_proof_before_the_own_answer_is_refused() -> None:
+    launcher = Handshake(b"token", "launcher")
+    with pytest.raises(WireError):
+        launcher.answer({"proves": "0" * 64})
+
+
+def test_messages_arrive_in_any_pieces() -> None:
+    messages: list[Message] = [{"is": "beat"}, {"rank": 3, "status": -9}, {"text": "ä" * 100}]
+    data = b"".join(map(encode, messages))
+    draw = random.Random(0)
+    for _ in range(50):
+        decoder, found, rest = Decoder(), [], data
+        while rest:
+            size = draw.randint(1, 40)
+            found += list(decoder.feed(rest[:size]))
+            rest = rest[size:]
+        assert found == messages
+
+
+def test_ten_thousand_fuzzed_beginnings_of_connections_change_nothing() -> None:
+    draw = random.Random(0)
+    token = b"token"
+    honest = [encode(Handshake(token, "agent").first()), encode({"proves": "0" * 64}), encode({"is": "here"})]
+    for _ in range(10_000):
+        handshake, decoder = Handshake(token, "launcher"), Decoder()
+        data = bytearray(b"".join(draw.choices(honest, k=draw.randint(0, 3))) + draw.randbytes(draw.randint(0, 60)))
+        for _ in range(draw.randint(0, 4)):
+            if data:
+                data[draw.randrange(len(data))] = draw.randrange(256)
+        try:
+            for message in decoder.feed(bytes(data)):
+                handshake.answer(message)
+        except WireError:
+            pass
+        assert not handshake.is_done
+        assert len(decoder._data) <= MOST_UNKNOWN + 300, "no memory is taken for what a length claims"
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def test_connections_of_others_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """A thousand of them, to the port of a launch that runs: silent, with noise, with a wrong proof, with a length."""
+    program = [sys.executable, "-c", "import time; time.sleep(4); print('done')"]
+    launch = HostsLaunch([Host("localhost", 2)], program, {}, "")
+    address = launch._server.getsockname()
+    over = threading.Event()
+    thread = threading.Thread(target=_disturb, args=(address, over))
+    thread.start()
+    try:
+        assert launch.run() == 0
+    finally:
+        over.set()
+        thread.join()
+    assert capfd.readouterr().out.count("done") == 2
+
+
+def _disturb(address: tuple[str, int], over: threading.Event) -> None:
+    draw, kept = random.Random(0), []
+    for number in range(1000):
+        if over.is_set():
+            break
+        with contextlib.suppress(OSError):
+            sock = socket.create_connection(address, 1)
+            kind = number % 4
+            if kind == 1:
+                sock.sendall(draw.randbytes(draw.randint(1, 2000)))
+            elif kind == 2:
+                handshake = Handshake(b"guess", "agent")
+                guesses = handshake.first(), {"proves": "0" * 64}, {"is": "here", "host": 0, "port": 1}
+                sock.sendall(b"".join(map(encode, guesses)))
+            elif kind == 3:
+                sock.sendall((1 << 31).to_bytes(4, "big"))
+            kept.append(sock)
+            if len(kept) > 30:
+                kept.pop(0).close()
+        time.sleep(0.002)
+    for sock in kept:
+        sock.close()
+
+
+def test_a_rank_that_fails_ends_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import os, sys, time\nif os.environ['RANK'] == '2': sys.exit('error: mine')\ntime.sleep(60)"
+    begin = time.monotonic()
+    assert HostsLaunch([Host("localhost", 3)], [sys.executable, "-c", code], {}, "").run() == 1
+    assert time.monotonic() - begin < 10
+    found = capfd.readouterr().err
+    assert "[2] error: mine\n" in found
+    assert "error: rank 2 on localhost ended with exit code 1\n" in found
+
+
+def test_a_host_that_is_not_reached_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert HostsLaunch([Host("nowhere", 1)], ["true"], {}, "false").run() == 75
+    assert "error: host nowhere was not reached: false ended with exit code 1" in capfd.readouterr().err
+
+
+def test_a_remote_shell_that_is_none() -> None:
+    with pytest.raises(RunError, match=r"host nowhere: no-such-shell does not run"):
+        HostsLaunch([Host("nowhere", 1)], ["true"], {}, "no-such-shell")

@@ -1,0 +1,81 @@
+"""Launches on hosts that are namespaces of this machine: each end is named in time, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distir_relax.bundle import write_bundle
+from tests.hosts.laboratory import in_namespaces, why_not
+from tests.hosts.lost import FAILURES
+from tests.runtime.handmade import example_input, mlp_bundle
+
+pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(150)]
+
+NAMED = {
+    "rank": (0.25, "rank 1 on n1 was killed by SIGKILL"),
+    # Python writes the stack of the crash first.
+    "segfault": (3.0, "rank 1 on n1 crashed: segmentation fault"),
+    "stopped rank": (2.0, "rank 1 on n1 was stopped"),
+    "agent": (0.25, "host n1 was lost: its agent has ended"),
+    "host": (0.25, "host n1 was lost: its agent has ended"),
+    "stopped host": (2.0, "host n1 has not answered for 1."),
+    "cut": (2.0, "host n1 has not answered for 1."),
+    "cut one way": (2.0, "host n1 has not answered for 1."),
+}
+"""The seconds in which a failure is named, and its name."""
+_BUSY = 1.0
+"""Seconds by which other tests may delay it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hosts")
+    write_bundle(mlp_bundle([3, 2]), folder / "m.dist")
+    np.savez(folder / "x.npz", x=example_input())
+    return folder
+
+
+def happened(what: str, files: Path) -> dict[str, Any]:
+    done = in_namespaces("tests.hosts.lost", what, str(files / "m.dist"), str(files / "x.npz"))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_launch_on_two_hosts_succeeds(files: Path) -> None:
+    found = happened("nothing", files)
+    assert found["code"] == 0, found["text"]
+    assert any("2 ranks (torch)" in line for line in found["text"])
+    assert found["left"] == {"n0": [], "n1": []}
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("what", sorted(NAMED))
+def test_what_is_lost_is_named_and_ends_the_launch(what: str, files: Path) -> None:
+    seconds, name = NAMED[what]
+    found = happened(what, files)
+    assert found["code"] == 75, found["text"]
+    assert any(line.startswith(f"error: {name}") for line in found["text"]), found["text"]
+    assert found["named"] < seconds + _BUSY
+    assert found["ended"] < seconds + 5.0
+    assert found["left"] == {"n0": [], "n1": []}
+
+
+@pytest.mark.sweep
+def test_ranks_end_with_their_launcher(files: Path) -> None:
+    assert happened("launcher", files)["left"] == {"n0": [], "n1": []}
+
+
+def test_every_failure_has_a_name() -> None:
+    assert {*NAMED, "launcher", "nothing"} == set(FAILURES)
