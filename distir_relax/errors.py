@@ -66,7 +66,10 @@ class RunError(DistIRError):
 
 
 class LostError(RunError):
-    """A rank or a host that is lost, or a hang: infrastructure, not the user's mistake. The same launch may succeed."""
+    """A rank or host that is lost, a hang, or memory that changed: infrastructure, not the user's mistake.
+
+    The same launch may succeed.
+    """
 
     exit_code = 75
 

@@ -95,7 +95,7 @@ def test_the_process_ends_without_teardown(tmp_path: Path, end: str, code: int, 
     """But after its threads and exit handlers."""
     program = tmp_path / "ending.py"
     program.write_text(ENDING.format(end=end))
-    done = python(program)
+    done = python(program, fresh=True)
     assert (done.returncode, done.stdout.split("\n")) == (code, [*printed, ""])
     assert ("odd" in done.stderr) == ("odd" in end)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,15 @@ class _Unpickler(pickle.Unpickler):
     """A reader of metadata, which are a pickle: only the classes that torch writes are loaded."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) not in _CLASSES:
             raise CheckpointError(f"expected the metadata of torch.distributed.checkpoint, found {module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(owner: object, name: str) -> Enum:
+    """Return a member of an enum, which Python 3.11.0 to 3.11.3 writes as the attribute of a class."""
+    if not (isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__):
+        raise CheckpointError(f"expected a member of an enum, found the attribute {name!r} of {owner!r}")
+    return owner[name]

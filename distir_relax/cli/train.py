@@ -86,6 +86,9 @@ def train(
     grouped_by: Annotated[
         str, typer.Option(metavar="NAME", help="Make batches of samples with similar lengths of this value.")
     ] = "",
+    verify_replicas: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Compare replicas of the state each N steps, and when it is saved.")
+    ] = 0,
     max_time: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="End after the step in which it is over.")
     ] = None,
@@ -128,7 +131,7 @@ def train(
         which = resume.value if resume else ""
         intervals = [int(text) if text.isdecimal() else text for text in (every, evaluate_every)]
         options = TrainOptions(
-            steps, checkpoint, intervals[0], keep, which, seed, best, intervals[1], load_best, epochs
+            steps, checkpoint, intervals[0], keep, which, seed, best, intervals[1], load_best, epochs, verify_replicas
         )
         timed = [] if max_time is None else [TimeLimit(max_time)]
         return options, [Progress(), *map(logger, log or []), *_report(report, bundle, profile, first), *timed]

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
@@ -397,6 +398,17 @@ def test_names_with_a_prefix_and_of_another_model(fresh: dr.TrainingStep) -> Non
     assert common_prefix(["a.b", "c"], ["a.b", "x.c"]) == ""
 
 
+@dataclass
+class Attribute:
+    """The attribute of something, in a pickle."""
+
+    of: object
+    name: str
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (self.of, self.name)
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return print, ("this must not run",)
@@ -422,7 +434,12 @@ def test_files_that_cannot_be_loaded(
     for file in distributed.glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:900])
     refused(distributed, "the distributed checkpoint cannot be read")
-    for content, message in ((pickle.dumps(Evil()), "found builtins.print"), (b"\x80", "cannot be read")):
+    for content, message in (
+        (pickle.dumps(Evil()), "found builtins.print"), (b"\x80", "cannot be read"),
+        (pickle.dumps(Attribute(torch.Size, "numel")), "expected a member of an enum, found the attribute 'numel'"),
+        # As Python 3.11.2 writes it.
+        (pickle.dumps(Attribute(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST")), "no attribute 'state_dict_metadata'"),
+    ):  # fmt: skip
         (distributed / ".metadata").write_bytes(content)
         refused(distributed, message)
     assert "must not run" not in capfd.readouterr().out

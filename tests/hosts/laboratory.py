@@ -100,6 +100,8 @@ class Laboratory:
         for process in self.processes:
             process.kill()
             process.wait()
+        for mounted in ("/etc/hosts", "/run/netns"):
+            _run("umount", "-l", mounted)
 
     @property
     def shell(self) -> Path:
@@ -168,6 +170,12 @@ class Laboratory:
         """What a host sends has this rate, such as 1gbit."""
         bucket = ("burst", "256kb", "latency", "20ms")
         _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", text, *bucket)
+
+    def unlimit(self, *names: str) -> None:
+        """The inverse of `rate`."""
+        for name in names:
+            with contextlib.suppress(RuntimeError):
+                _run("tc", "-n", name, "qdisc", "del", "dev", "eth0", "root")
 
     def share_of_core(self, name: str, share: float) -> None:
         """The processes that the host has now, and those that they start, have a share of a core."""

@@ -16,6 +16,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
+from distir_relax.runtime.replicas import difference
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import numbers, training_of
 from distir_relax.runtime.transports.mpi import MPICommunicator
@@ -34,6 +35,7 @@ def main(folder: Path, apart: bool) -> None:
             for step, batch in enumerate(torch.load(path.with_suffix(".pt"))):
                 found = session({**batch, **numbers(bundle.manifest, step)}, outputs=(loss,))
                 losses += [found[loss].item()] if found else []
+            assert (error := difference(session, world.exchange, len(losses))) is None, error
             state = session.state()
             if world.rank == 0:
                 torch.save((losses, state), path.with_suffix(".found"))

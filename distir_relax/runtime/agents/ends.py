@@ -64,6 +64,12 @@ def host_lost(host: str, seconds: float) -> End:
     return End(host, None, text, hint, INFRASTRUCTURE, 2)
 
 
+def launcher_unheard(host: str, seconds: float) -> End:
+    """Return the end of a host whose agent has ended its ranks, because it has not heard of the launcher."""
+    hint = "the launcher was stopped, or what it sends does not arrive: start the launch again"
+    return End(host, None, f"has not heard of the launcher for {seconds:.1f} s", hint, INFRASTRUCTURE, -1)
+
+
 def agent_ended(host: str) -> End:
     """Return the end of a host whose agent has closed its connection before its ranks had ended."""
     hint = "the host ends, or the agent was killed: start the launch again"

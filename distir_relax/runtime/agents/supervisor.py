@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.runtime.agents.ends import End, agent_ended, host_lost, not_started, rank_end, rank_stopped
+from distir_relax.runtime.agents.ends import (
+    End,
+    agent_ended,
+    host_lost,
+    launcher_unheard,
+    not_started,
+    rank_end,
+    rank_stopped,
+)
 from distir_relax.runtime.agents.wire import Message
 from distir_relax.runtime.launcher_detection import AGENT
 
@@ -80,6 +88,8 @@ class Supervisor:
         """A host's agent has said something."""
         host = self.hosts[number]
         host.heard = now
+        if message.get("is") == "unheard" and type(seconds := message.get("seconds")) is float:
+            self._fail(launcher_unheard(host.name, seconds), now)
         rank = message.get("rank")
         if type(rank) is not int or rank not in host.ranks or rank in host.ended:
             return

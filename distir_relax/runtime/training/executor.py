@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distir_relax.bundle import Bundle, Tensor, WeightSource
 from distir_relax.bundle.weights import SharedWeights
 from distir_relax.checkpoints import StateFile
+from distir_relax.errors import LostError
 from distir_relax.runtime.call_shapes import Call
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.handshake import agreed
+from distir_relax.runtime.replicas import difference
 from distir_relax.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -167,6 +169,10 @@ class Executor:
         """Overwrite some of the tensors that the step updates by those of the first process."""
         if names := self.exchange(list(tensors))[0]:
             self._session.replace_state(names, tensors)
+
+    def difference_of_replicas(self, steps: int, hint: str) -> LostError | None:
+        """Return the error of replicas of the state that differ after so many steps; see `replicas.difference`."""
+        return difference(self._session, self.exchange, steps, hint)
 
     def save_pieces(self, file: StateFile) -> None:
         """Write the state shards of this process's ranks."""

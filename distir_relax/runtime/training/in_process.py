@@ -75,6 +75,7 @@ def train(
     limit_evaluation_batches: float | None = None,
     in_order: bool = False,
     grouped_by: str = "",
+    verify_replicas: int = 0,
     backend: str = "torch",
     device: str = "cpu",
     require_signature: str | Path | None = None,
@@ -101,14 +102,17 @@ def train(
     With `load_best` the step has the weights and the state of the `best` checkpoint at the end. An epoch has the first
     `limit_batches` batches of a `DataLoader` or a list, a number or, as a float, a part of all; an evaluation the first
     `limit_evaluation_batches`. A `DataLoader` is read `in_order`, or in batches of samples of similar lengths, which
-    are those of the value `grouped_by` of each sample, such as ``"input_ids"``, or that value itself.
+    are those of the value `grouped_by` of each sample, such as ``"input_ids"``, or that value itself. Replicas of the
+    state are compared each `verify_replicas` steps, if it is above 0, and before each checkpoint.
 
     Raises a `DistIRError` for options, data or a checkpoint that do not fit, a loss that is not finite, and a
     failed step. Exceptions of `data`, `callbacks` and `evaluate` are not caught.
     """
     folder = None if checkpoint is None else Path(checkpoint)
     resume = str(resume) if isinstance(resume, Path) else resume
-    options = TrainOptions(steps, folder, every, keep, resume, seed, best, evaluate_every, load_best, epochs)
+    options = TrainOptions(
+        steps, folder, every, keep, resume, seed, best, evaluate_every, load_best, epochs, verify_replicas
+    )
     data = arrange(data, limit_batches, in_order, grouped_by)
     for callback in callbacks:
         if not isinstance(callback, Callback):

@@ -74,7 +74,8 @@ class TrainOptions:
     order of samples; None is 0, or that of the resumed run. `best` is the metric whose best checkpoint is kept
     (`Metric.parse`), or empty. A run that evaluates does so each `evaluate_every` steps, and after the last.
 
-    With `load_best` it ends with the weights and the state of that checkpoint.
+    With `load_best` it ends with the weights and the state of that checkpoint. With `verify_replicas` above 0, the
+    replicas of the state are compared each so many steps, and before a checkpoint is written.
 
     Raises RunError for values outside of their range, for `resume` and `best` without a folder of checkpoints, and for
     `load_best` without `best`.
@@ -90,6 +91,7 @@ class TrainOptions:
     evaluate_every: int | str = 100
     load_best: bool = False
     epochs: int = 0
+    verify_replicas: int = 0
 
     def __post_init__(self) -> None:
         for name in ("every", "keep", "evaluate_every"):
@@ -98,6 +100,8 @@ class TrainOptions:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise RunError(f"expected 1 or more{', or epoch' * (name != 'keep')}, found {value!r}", name)
+        if not isinstance(self.verify_replicas, int) or self.verify_replicas < 0:
+            raise RunError(f"expected 0 or more steps, found {self.verify_replicas!r}", "verify_replicas")
         if min(self.steps, self.epochs) < 0 or bool(self.steps) == bool(self.epochs):
             raise RunError(
                 f"expected 1 or more steps, or epochs, found {self.steps} steps and {self.epochs} epochs",

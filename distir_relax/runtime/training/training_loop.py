@@ -60,6 +60,8 @@ class Training:
     _rate_factor: float = field(init=False, default=1.0)
     _resumed: int | None = field(init=False, default=None)
     _ends_epoch: bool = field(init=False, default=False)
+    _verified: int = field(init=False, default=0)
+    """The step after which the replicas were compared last."""
 
     def run(self) -> Ended:
         """Run all steps. Raises errors of batches, steps, checkpoints and callbacks, and RunError for a loss that is
@@ -109,6 +111,8 @@ class Training:
             waited = time.perf_counter() - begun
             self._synchronize(step, losses, error or data_error, sums, batch is None)
             self._call_with_weights(step + 1)
+            if self.options.verify_replicas and (step + 1) % self.options.verify_replicas == 0:
+                self._verify_replicas(step + 1)
             paused = time.perf_counter()
             improves = self._evaluate(step + 1)
             evaluated = time.perf_counter()
@@ -390,7 +394,20 @@ class Training:
         hint = "give a lower learning rate, a warm-up, or clip_norm"
         return f"{hint}; the last checkpoint is of step {self.ended.saved}" if self.ended.saved else hint
 
+    def _verify_replicas(self, step: int) -> None:
+        """Raise LostError on all processes if replicas of the state differ after a step."""
+        if self._verified == step:
+            return
+        saved = self.ended.saved
+        hint = f"go on from the checkpoint of step {saved} with --resume last" if saved else ""
+        if error := self.executor.difference_of_replicas(step, hint):
+            with self.executor.agreed():
+                raise error
+        self._verified = step
+
     def _save(self, folder: Path, position: Position, improves: bool) -> None:
+        if self.options.verify_replicas:
+            self._verify_replicas(position.step)
         manifest = self.executor.bundle.manifest
         training = training_of(manifest)
         rates = {name: describe_schedule(schedule) for name, schedule in training.rates.items()}

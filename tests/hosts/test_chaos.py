@@ -1,0 +1,48 @@
+"""Launches on hosts to which something happens at a random moment: each ends in time, by name, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distir_relax.bundle import write_bundle
+from tests.hosts.chaos import KINDS, drawn
+from tests.hosts.laboratory import in_namespaces, why_not
+from tests.runtime.handmade import example_input, mlp_bundle
+
+SEEDS = 300
+SPLITS = {2: [3, 2], 3: [3, 2, 2], 4: [2, 1, 2, 2], 5: [2, 1, 1, 1, 2]}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chaos")
+    for ranks, split in SPLITS.items():
+        write_bundle(mlp_bundle(split), folder / f"{ranks}.dist")
+    np.savez(folder / "x.npz", x=example_input())
+    return folder
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(200)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_launch_ends_well_whatever_happens(seed: int, files: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    done = in_namespaces("tests.hosts.chaos", str(files), str(seed), "1", timeout=180.0)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == [], found
+
+
+def test_seeds_draw_every_failure_and_every_number_of_ranks() -> None:
+    cases = [drawn(seed) for seed in range(SEEDS)]
+    kinds = Counter(failure.kind for _, failures in cases for failure in failures)
+    assert all(kinds[kind] > 10 for kind in KINDS)
+    assert {sum(slots) for slots, _ in cases} == set(SPLITS)
+    assert sum(len(failures) > 1 for _, failures in cases) > 50
