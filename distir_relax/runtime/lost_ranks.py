@@ -16,6 +16,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 
 from distir_relax.runtime.local_ranks import has_ended, processes_of_this_node
+from distir_relax.runtime.rank_record import write_record
 from distir_relax.runtime.watchdog import describe
 from distir_relax.runtime.world import World
 
@@ -57,7 +58,8 @@ class LostRanks:
         return [self._line(rank) for rank, process in sorted(self._processes.items()) if has_ended(process)]
 
     def announce(self) -> None:
-        """Tell the other ranks of this node that this one ends the launch."""
+        """Tell the agent, and the other ranks of this node, that this one ends the launch."""
+        write_record(self._world)
         for rank in set(self._processes) - {self._world.rank}:
             with suppress(OSError):
                 self._post.sendto(str(self._world.rank).encode(), _address(rank))
@@ -80,6 +82,7 @@ class LostRanks:
                 self._terminated()
 
     def _terminated(self) -> None:
+        write_record(self._world)
         lost = sorted(set(self._lost()) - self._announced())
         if lost:
             if self._world.rank == min(set(self._processes) - set(lost), default=None):

@@ -51,12 +51,12 @@ def describe(rank: int, progress: Progress, steps: Steps) -> str:
     """
     current, last = progress.current, progress.last
     if current is not None:
-        doing = f"waits in {_name(current, steps)}"
+        doing = f"waits in {describe_point(current, steps)}"
     elif progress.finished:
         doing = "has finished its program"
     else:
         doing = "computes" if last is not None else "has not reached its first communication"
-    done = f"; it last finished {_name(last, steps)}" if last is not None else ""
+    done = f"; it last finished {describe_point(last, steps)}" if last is not None else ""
     task = f" ({progress.doing})" if progress.doing else ""
     return f"rank {rank}{task} {doing}{done}"
 
@@ -74,7 +74,8 @@ def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> L
     return LostError(message, hint="the programs may be deadlocked; --timeout gives slow steps more time")
 
 
-def _name(point: Point, steps: Steps) -> str:
+def describe_point(point: Point, steps: Steps) -> str:
+    """Describe a communication: `step #127 %h = recv (model.py:42)`."""
     step = point.step
     if isinstance(step, str):
         return step

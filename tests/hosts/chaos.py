@@ -8,6 +8,7 @@ ranks, one or two failures, and their moments: while hosts are connected, while 
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -102,6 +103,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
             "n0", sys.executable, "-P", "-m", "distir_relax", "launch", str(folder / f"{sum(slots)}.dist"),
             "--host", hosts, "--rsh", str(laboratory.shell), "--input", str(folder / "x.npz"),
             "--repeat", "100000000", "--timeout", "10", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": own},
         )  # fmt: skip
 
         def read() -> None:

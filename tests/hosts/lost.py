@@ -1,12 +1,13 @@
 """A launch on two hosts to which something happens: ``python -m tests.hosts.lost WHAT BUNDLE INPUT``, in namespaces.
 
 Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, what it
-printed, and the processes that are left on the hosts.
+printed, the processes that are left on the hosts, and the post-mortem files.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,7 @@ def main() -> None:
             "n0", sys.executable, "-P", "-m", "distir_relax", "launch", bundle, "--host", "n0:1,n1:1",
             "--rsh", str(laboratory.shell), "--input", given, "--repeat", steps, "--timeout", "30",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": folder},
         )  # fmt: skip
         lines: list[tuple[float, str]] = []
 
@@ -91,7 +93,10 @@ def main() -> None:
         left = {name: [Path(f"/proc/{pid}/comm").read_text().strip() for pid in laboratory.pids(name)]
                 for name in laboratory.names}  # fmt: skip
         text = [line for _, line in lines]
-        print(json.dumps({"code": code, "named": named, "ended": ended, "text": text, "left": left}))
+        written = [json.loads(path.read_text()) for path in Path(folder).glob("distir-post-mortem-*.json")]
+        print(json.dumps({
+            "code": code, "named": named, "ended": ended, "text": text, "left": left, "written": written,
+        }))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ def test_a_launch_on_two_hosts_succeeds(files: Path) -> None:
     assert found["code"] == 0, found["text"]
     assert any("2 ranks (torch)" in line for line in found["text"])
     assert found["left"] == {"n0": [], "n1": []}
+    assert found["written"] == []
 
 
 @pytest.mark.drawn(2)
@@ -70,6 +71,17 @@ def test_what_is_lost_is_named_and_ends_the_launch(what: str, files: Path) -> No
     assert found["named"] < seconds + _BUSY
     assert found["ended"] < seconds + 5.0
     assert found["left"] == {"n0": [], "n1": []}
+    (written,) = found["written"]
+    assert written["failure"].startswith(name)
+    assert written["hosts"] == {"n0": [0], "n1": [1]}
+    survivor, other = written["ranks"]
+    assert survivor["host"] == "n0"
+    assert survivor["position"].startswith("rank 0 ")
+    assert any("test_hosts" not in line and "distir_relax" in line for line in survivor["threads"]["MainThread"])
+    assert other["rank"] == 1
+    if survivor["collective"] is not None and what != "stopped rank":  # which may wait in the same one
+        assert written["missing"]["ranks"] == [1]
+        assert any(line.startswith("  missing from ") for line in found["text"])
 
 
 @pytest.mark.sweep

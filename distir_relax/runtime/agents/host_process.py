@@ -20,6 +20,7 @@ from pathlib import Path
 
 from distir_relax.runtime.agents.agent import Agent
 from distir_relax.runtime.agents.connection import Connection
+from distir_relax.runtime.agents.post_mortem import RECORD, read_record
 from distir_relax.runtime.agents.supervisor import BEAT
 from distir_relax.runtime.agents.wire import Message, WireError
 from distir_relax.runtime.exit_codes import INFRASTRUCTURE
@@ -81,8 +82,10 @@ class _Host:
         self.connection = connection
         self.kills = _memory_kills()
         environments: Mapping[str, Mapping[str, str]] = start["environments"]
+        self.records = {int(rank): os.memfd_create(f"record of rank {rank}") for rank in environments}
         self.ranks = {
-            int(rank): _start(start["program"], start["folder"], variables) for rank, variables in environments.items()
+            int(rank): _start(start["program"], start["folder"], variables, self.records[int(rank)])
+            for rank, variables in environments.items()
         }
         self.lines = dict.fromkeys(self.ranks, b"")
         self.agent = Agent(set(self.ranks), time.monotonic())
@@ -128,6 +131,8 @@ class _Host:
             os.close(key.fileobj)
             status = self.ranks[key.data].wait()
             self._pass_on(key.data, at_end=True)
+            if record := read_record(self.records[key.data]):
+                self.agent.outbox.append({"is": "record", "rank": key.data, "record": record})
             self.agent.ended(key.data, status, _memory_kills() > self.kills)
         elif not self._pass_on(key.data):
             self.selector.unregister(key.fileobj)
@@ -166,8 +171,8 @@ class _Host:
         return bool(data)
 
 
-def _start(program: Sequence[str], folder: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank in a group of its own, which ends with this process."""
+def _start(program: Sequence[str], folder: str, variables: Mapping[str, str], record: int) -> subprocess.Popen[bytes]:
+    """Start a rank in a group of its own, which ends with this process, with a descriptor for its record."""
     library = ctypes.CDLL(None)
     parent = os.getpid()
 
@@ -177,8 +182,8 @@ def _start(program: Sequence[str], folder: str, variables: Mapping[str, str]) ->
             os._exit(INFRASTRUCTURE)
 
     return subprocess.Popen(
-        program, cwd=folder, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        process_group=0, preexec_fn=end_with_parent,
+        program, cwd=folder, env={**os.environ, **variables, RECORD: str(record)}, stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, process_group=0, preexec_fn=end_with_parent, pass_fds=(record,),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.agents.connection import Connection
+from distir_relax.runtime.agents.post_mortem import positions, write_post_mortem
 from distir_relax.runtime.agents.supervisor import HostState, Supervisor, launch_environments
 from distir_relax.runtime.agents.wire import Message, WireError
 from distir_relax.runtime.hosts import Host, interface_to
@@ -78,6 +79,19 @@ class HostsLaunch:
             if supervisor.reported is not None and not is_reported:
                 is_reported = True
                 print(f"error: {supervisor.reported}", file=sys.stderr, flush=True)
+        if supervisor.reported is not None:
+            self._write_post_mortem(str(supervisor.reported))
+
+    def _write_post_mortem(self, failure: str) -> None:
+        """Print where the ranks were, and write all that is known of them to a file."""
+        hosts = self.supervisor.hosts
+        records = {rank: record for host in hosts for rank, record in host.records.items()}
+        if not records:
+            return
+        for line in positions(records, [rank for host in hosts for rank in host.ranks]):
+            print(f"  {line}", file=sys.stderr)
+        if path := write_post_mortem(failure, {host.name: host.ranks for host in hosts}, records):
+            print(f"  post-mortem: {path}", file=sys.stderr, flush=True)
 
     def _handle(self, ready: object) -> None:
         now = time.monotonic()

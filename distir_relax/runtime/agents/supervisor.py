@@ -19,6 +19,7 @@ from distir_relax.runtime.agents.ends import (
     rank_end,
     rank_stopped,
 )
+from distir_relax.runtime.agents.post_mortem import Record
 from distir_relax.runtime.agents.wire import Message
 from distir_relax.runtime.launcher_detection import AGENT
 
@@ -45,6 +46,8 @@ class HostState:
     is_open: bool = True
     """Whether its agent may still say something."""
     ended: dict[int, int] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
+    """What ranks have written before they ended."""
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +96,9 @@ class Supervisor:
         rank = message.get("rank")
         if type(rank) is not int or rank not in host.ranks or rank in host.ended:
             return
-        if message.get("is") == "stopped":
+        if message.get("is") == "record" and isinstance(record := message.get("record"), dict):
+            host.records[rank] = record
+        elif message.get("is") == "stopped":
             self._fail(rank_stopped(host.name, rank), now)
         elif message.get("is") == "ended" and type(status := message.get("status")) is int:
             host.ended[rank] = status
