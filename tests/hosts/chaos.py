@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ NAMES = (
     "was not reached", "ended with exit code", "interrupted",
 )  # fmt: skip
 HARMLESS = ("slow", "held")
+TIMEOUT = 10
 CONNECTING, ENDING = 66.0, 9.0
 """Seconds in which a launch ends if its hosts are not connected, and if they are."""
 
@@ -42,6 +44,11 @@ class Failure:
     host: str
     after: float
     which: int
+
+    def other(self, names: Sequence[str]) -> str:
+        """The other host that a cut concerns."""
+        others = [name for name in names if name != self.host]
+        return others[self.which % len(others)]
 
 
 def drawn(seed: int) -> tuple[list[int], list[Failure]]:
@@ -76,8 +83,7 @@ def inflict(laboratory: Laboratory, failure: Failure, launch: subprocess.Popen[b
         case "cut":
             laboratory.cut(host)
         case "cut one way":
-            others = [name for name in laboratory.names if name != host]
-            laboratory.cut_to(host, others[failure.which % len(others)])
+            laboratory.cut_to(host, failure.other(laboratory.names))
         case "slow":
             laboratory.rate(host, "200kbit")
         case "held":
@@ -102,7 +108,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         launch = laboratory.start(
             "n0", sys.executable, "-P", "-m", "distir_relax", "launch", str(folder / f"{sum(slots)}.dist"),
             "--host", hosts, "--rsh", str(laboratory.shell), "--input", str(folder / "x.npz"),
-            "--repeat", "100000000", "--timeout", "10", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            "--repeat", "100000000", "--timeout", str(TIMEOUT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": own},
         )  # fmt: skip
 
@@ -129,6 +135,9 @@ def run(seed: int, folder: Path) -> dict[str, object]:
             time.sleep(4.0)
             _go_on(laboratory)
         start, limit = time.monotonic(), ENDING if was_running else CONNECTING
+        if any(f.kind == "cut one way" and "n0" not in (f.host, f.other(names)) for f in failures):
+            # Launcher and agents hear of each other: only the ranks' watchdog finds it.
+            limit += TIMEOUT
         try:
             code: int | None = launch.wait(limit)
         except subprocess.TimeoutExpired:
