@@ -54,16 +54,7 @@ def read_bundle(path: str | Path, verify_weights: bool = True, **options: Unpack
     lacks one of the model's, or has it in another shape or dtype; SignatureError for a key that cannot be read, and
     for a bundle that it has not signed.
     """
-    file = BundleFile(path, **options)
-    key = None if file.require_signature is None else PublicKey.read(file.require_signature)
-    content = read_manifest(Path(path))
-    if key is not None:
-        key.check(content, Path(path))
-    how = _Options(file.weights, file.trust_code, None if key is None else key.path.absolute())
-    bundle = _read(Path(path), content, how)
-    if verify_weights:
-        check_weights(bundle)
-    return bundle
+    return BundleFile(path, **options).read(verify_weights)
 
 
 @dataclass(frozen=True)
@@ -77,10 +68,17 @@ class BundleFile:
 
     def read(self, verify_weights: bool = True) -> Bundle:
         """Read the bundle. Raises as `read_bundle` does."""
-        how = ReadOptions(
-            weights=self.weights, trust_code=self.trust_code, require_signature=self.require_signature
-        )  # fmt: skip
-        return read_bundle(self.path, verify_weights, **how)
+        key = None if self.require_signature is None else PublicKey.read(self.require_signature)
+        folder = Path(self.path)
+        content = read_manifest(folder)
+        if key is not None:
+            key.check(content, folder)
+        bundle = _read(
+            folder, content, _Options(self.weights, self.trust_code, None if key is None else key.path.absolute())
+        )
+        if verify_weights:
+            check_weights(bundle)
+        return bundle
 
 
 def read_contents(path: str | Path, manifest: bytes) -> Bundle:

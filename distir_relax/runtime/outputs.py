@@ -97,8 +97,13 @@ def _block_view(target: torch.Tensor, intervals: list[list[tuple[int, int]]]) ->
 
 def owners(mesh: DeviceMesh, tensor: Tensor) -> list[int]:
     """Return, for each distinct shard, the lowest rank that holds it."""
-    ranks: dict[object, int] = {}
+    return [ranks[0] for ranks in holders(mesh, tensor)]
+
+
+def holders(mesh: DeviceMesh, tensor: Tensor) -> list[list[int]]:
+    """Return, for each distinct shard, the ranks that hold it, in the tensor's order of ranks."""
+    ranks: dict[object, list[int]] = {}
     for rank in range(mesh.size) if tensor.ranks is None else tensor.ranks:
         pieces = local_intervals(tensor, mesh, rank)
-        ranks.setdefault(tuple(map(tuple, pieces)), rank)
+        ranks.setdefault(tuple(map(tuple, pieces)), []).append(rank)
     return list(ranks.values())

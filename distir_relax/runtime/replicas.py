@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Manifest, Tensor, local_intervals, local_shape
 from distir_relax.errors import LostError
 from distir_relax.layout import Interval
+from distir_relax.runtime.outputs import holders
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.state import changing
 from distir_relax.support.units import listed
@@ -41,15 +42,12 @@ class Replicas:
 
 def replicas_of(manifest: Manifest) -> list[Replicas]:
     """Return the replicas of each part of the state of which more than one rank holds a copy."""
-    found = []
-    for tensor in changing(manifest):
-        groups: dict[str, list[int]] = {}
-        for rank in filter(tensor.is_on, range(manifest.mesh.size)):
-            intervals = local_intervals(tensor, manifest.mesh, rank)
-            if all(intervals):
-                groups.setdefault(repr(intervals), []).append(rank)
-        found += [Replicas(tensor, tuple(ranks)) for ranks in groups.values() if len(ranks) > 1]
-    return found
+    return [
+        Replicas(tensor, tuple(ranks))
+        for tensor in changing(manifest)
+        for ranks in holders(manifest.mesh, tensor)
+        if len(ranks) > 1 and all(local_intervals(tensor, manifest.mesh, ranks[0]))
+    ]
 
 
 def digest(tensor: torch.Tensor) -> int:
@@ -79,7 +77,7 @@ def digest(tensor: torch.Tensor) -> int:
 
 
 def difference(session: Session, exchange: Exchange, steps: int, hint: str = "") -> LostError | None:
-    """Return an error that names the first element of the state, after so many steps, of which replicas differ.
+    """Return an error that names the first element of the state, after `steps` steps, of which replicas differ.
 
     None if all are equal. All processes of a launch call this between two steps, and get equal results. It exchanges
     one digest for each set of ranks that hold replicas; where those differ, that of each tensor, and then those of
@@ -168,7 +166,7 @@ def _combined(digests: Sequence[int], chosen: Sequence[bool]) -> int:
 
 
 def _by_rank(exchange: Exchange, mine: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the values of all ranks, of which each process has those of its own."""
+    """Return the values of all ranks; `mine` are those of this process's ranks."""
     everyone = exchange([[rank, value] for rank, value in mine.items()])
     return {rank: value for process in everyone for rank, value in process}
 

@@ -53,8 +53,9 @@ def simulate_module(
     It may be at the executable stage already (`as_executed`), as it is with a `plan`. That is of another program for
     the same profile, if available, which may differ only in sizes that are equal on all devices. `repeats` has how
     often in turn an op runs that is not to run once, by its first result; this takes time, but no more memory than one.
-    `is_recorded` is whether a CPU backend records the program, by default as it does. It is a step of so many
-    `requests`, or no step of text generation if they are 0. The host's time around a program comes before its first op.
+    `is_recorded` is whether a CPU backend records the program, by default as it does. It is a step of text
+    generation for `requests` requests, or none if they are 0. The host's time around a program comes before its first
+    op.
     `calls` are those of simulations of the same program with other records, by plans with the same functions
     (`SimulationPlan.with_records`).
 

@@ -8,24 +8,15 @@ ranks, one or two failures, and their moments: while hosts are connected, while 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.hosts.laboratory import Laboratory, _signal
+from tests.hosts.launches import KINDS, LAUNCHER, RANK, REPEATS, Failure, Launch, inflict
 
-RANK, AGENT, LAUNCHER = "-m distir_relax run ", "host_process", "-m distir_relax launch "
-KINDS = (
-    "kill", "segfault", "stop", "interrupt", "agent", "host", "stop host", "cut", "cut one way", "slow", "held",
-    "launcher",
-)  # fmt: skip
 NAMES = (
     "was killed by", "crashed: ", "was stopped", "was lost: ", "has not answered for", "has not heard of the launcher",
     "was not reached", "ended with exit code", "interrupted",
@@ -34,21 +25,6 @@ HARMLESS = ("slow", "held")
 TIMEOUT = 10
 CONNECTING, ENDING = 66.0, 9.0
 """Seconds in which a launch ends if its hosts are not connected, and if they are."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Something that happens to a host, or to one of its ranks, so many seconds after the one before."""
-
-    kind: str
-    host: str
-    after: float
-    which: int
-
-    def other(self, names: Sequence[str]) -> str:
-        """The other host that a cut concerns."""
-        others = [name for name in names if name != self.host]
-        return others[self.which % len(others)]
 
 
 def drawn(seed: int) -> tuple[list[int], list[Failure]]:
@@ -65,59 +41,14 @@ def drawn(seed: int) -> tuple[list[int], list[Failure]]:
     return slots, failures
 
 
-def inflict(laboratory: Laboratory, failure: Failure, launch: subprocess.Popen[bytes]) -> None:
-    """Let it happen, once there is a process to which it can; or nothing, if the launch ends before."""
-    host, numbers = failure.host, {"kill": 9, "segfault": 11, "stop": 19, "interrupt": 2}
-    words = RANK if failure.kind in (*numbers, "held") else AGENT if failure.kind == "agent" else ""
-    while words and launch.poll() is None and not laboratory.pids_of(host, words):
-        time.sleep(0.05)
-    ranks = laboratory.pids_of(host, RANK)
-    one = ranks[failure.which % len(ranks) :][:1] if ranks else []
-    match failure.kind:
-        case "agent":
-            _signal(laboratory.pids_of(host, AGENT), 9)
-        case "host":
-            laboratory.kill(host)
-        case "stop host":
-            laboratory.stop(host)
-        case "cut":
-            laboratory.cut(host)
-        case "cut one way":
-            laboratory.cut_to(host, failure.other(laboratory.names))
-        case "slow":
-            laboratory.rate(host, "200kbit")
-        case "held":
-            # Stopped for less than a second, as by a debugger, or a machine that is moved.
-            pids = laboratory.pids_of(host, RANK)
-            _signal(pids, 19)
-            time.sleep(0.5)
-            _signal(pids, 18)
-        case "launcher":
-            _signal(laboratory.pids_of("n0", LAUNCHER), 9)
-        case kind:
-            _signal(one, numbers[kind])
-
-
 def run(seed: int, folder: Path) -> dict[str, object]:
     """Run a seed; `wrong` says what is wrong with its end."""
     slots, failures = drawn(seed)
     names = tuple(f"n{number}" for number in range(len(slots)))
     hosts = ",".join(f"{name}:{count}" for name, count in zip(names, slots, strict=True))
-    lines: list[str] = []
     with tempfile.TemporaryDirectory() as own, Laboratory(Path(own), names) as laboratory:
-        launch = laboratory.start(
-            "n0", sys.executable, "-P", "-m", "distir_relax", "launch", str(folder / f"{sum(slots)}.dist"),
-            "--host", hosts, "--rsh", str(laboratory.shell), "--input", str(folder / "x.npz"),
-            "--repeat", "100000000", "--timeout", str(TIMEOUT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": own},
-        )  # fmt: skip
-
-        def read() -> None:
-            assert launch.stdout is not None
-            lines.extend(line.decode(errors="replace").rstrip() for line in launch.stdout)
-
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
+        bundle, given = folder / f"{sum(slots)}.dist", folder / "x.npz"
+        launch = Launch(laboratory, hosts, bundle, given, REPEATS, TIMEOUT)
         was_running = False
         for failure in failures:
             time.sleep(failure.after)
@@ -127,7 +58,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         if harmless:
             # It goes on, until a user interrupts it.
             time.sleep(4.0)
-        too_early = harmless and launch.poll() is not None
+        too_early = harmless and launch.process.poll() is not None
         if harmless:
             laboratory.unlimit(*names)
             _signal(laboratory.pids_of("n0", LAUNCHER), 2)
@@ -138,10 +69,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         if any(f.kind == "cut one way" and "n0" not in (f.host, f.other(names)) for f in failures):
             # Launcher and agents hear of each other: only the ranks' watchdog finds it.
             limit += TIMEOUT
-        try:
-            code: int | None = launch.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
+        code = launch.wait(limit)
         ended = time.monotonic() - start
         # What was stopped goes on, and links are mended.
         for name in names:
@@ -150,7 +78,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         left = _left(laboratory)
         for name in names:
             laboratory.kill(name)
-        reader.join(2)
+        lines = launch.text()
     errors = [line for line in lines if line.startswith("error: ")]
     is_named = bool(errors) and any(name in errors[0] for name in NAMES)
     wrong = {

@@ -199,7 +199,7 @@ class Laboratory:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A disk of so many megabytes."""
+    """A disk of a number of megabytes."""
     folder.mkdir(exist_ok=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
     try:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from distir_relax.bundle import write_bundle
-from tests.hosts.chaos import KINDS, drawn
+from tests.hosts.chaos import drawn
 from tests.hosts.laboratory import in_namespaces, why_not
+from tests.hosts.launches import KINDS
 from tests.runtime.handmade import example_input, mlp_bundle
 
 SEEDS = 300

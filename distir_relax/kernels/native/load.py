@@ -158,7 +158,7 @@ class NativeKernel(Generic[P]):
                     folder = compiled_folder() or Path(temporary)
                     return self._load_from(self._file(arguments, target, folder), arguments, target, compiler)
             except Exception as error:
-                # Of the compiler, the child process, or the trial: the caller goes on with torch.
+                # Of the compiler, the child process, or the trial: the caller continues with torch.
                 self.declined[arguments] = str(error)
                 message = f"the kernel {self.name} is not used, but torch: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -61,7 +61,7 @@ class Agent:
     def tick(self, now: float) -> None:
         """Go on in time."""
         if now > self.heard + LOST and self.run and not self.is_lost:
-            # It may hear this: what it sends is lost, or it was stopped and goes on.
+            # It may hear this: only its own messages are lost, or it was stopped and goes on.
             self.outbox.append({"is": "unheard", "seconds": now - self.heard})
             self.lost(now)
         if now >= self._beat:

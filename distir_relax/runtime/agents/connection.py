@@ -32,11 +32,6 @@ class Connection:
         """Whether the other side has proved that it knows the token."""
         return self._handshake.is_done
 
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self._waiting)
-
     def send(self, message: Message) -> None:
         """Send a message as soon as the socket takes it."""
         if len(self._waiting) < _MOST_WAITING:

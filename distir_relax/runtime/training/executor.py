@@ -171,7 +171,7 @@ class Executor:
             self._session.replace_state(names, tensors)
 
     def difference_of_replicas(self, steps: int, hint: str) -> LostError | None:
-        """Return the error of replicas of the state that differ after so many steps; see `replicas.difference`."""
+        """Return the error of replicas of the state that differ after `steps` steps; see `replicas.difference`."""
         return difference(self._session, self.exchange, steps, hint)
 
     def save_pieces(self, file: StateFile) -> None:

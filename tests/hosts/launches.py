@@ -1,0 +1,103 @@
+"""Launches on hosts of the laboratory, and what may happen to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hosts.laboratory import Laboratory, _signal
+
+REPEATS = 100_000_000
+"""Calls of a launch that runs until something happens."""
+RANK, AGENT, LAUNCHER = "-m distir_relax run ", "host_process", "-m distir_relax launch "
+KINDS = (
+    "kill", "segfault", "stop", "interrupt", "agent", "host", "stop host", "cut", "cut one way", "slow", "held",
+    "launcher",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that happens to a host, or to one of its ranks, `after` seconds after the one before."""
+
+    kind: str
+    host: str
+    after: float = 0.0
+    which: int = 0
+
+    def other(self, names: Sequence[str]) -> str:
+        """The other host that a cut concerns."""
+        others = [name for name in names if name != self.host]
+        return others[self.which % len(others)]
+
+
+class Launch:
+    """`distir launch --host` of a bundle from the host n0; `lines` are what it has printed, each with its moment."""
+
+    def __init__(
+        self, laboratory: Laboratory, hosts: str, bundle: Path, given: Path, repeat: int, timeout: int
+    ) -> None:
+        self.process = laboratory.start(
+            "n0", sys.executable, "-P", "-m", "distir_relax", "launch", str(bundle), "--host", hosts,
+            "--rsh", str(laboratory.shell), "--input", str(given), "--repeat", str(repeat), "--timeout", str(timeout),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(laboratory.folder)},
+        )  # fmt: skip
+        self.lines: list[tuple[float, str]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self, limit: float) -> int | None:
+        """Return the exit code; None if it still runs after `limit` seconds."""
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def text(self) -> list[str]:
+        """What it has printed until its end, or at most two seconds from now."""
+        self._reader.join(2)
+        return [line for _, line in self.lines]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.decode(errors="replace").rstrip()))
+
+
+def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
+    """Let it happen, once there is a process to which it can; or nothing, if the launch ends before."""
+    host, numbers = failure.host, {"kill": 9, "segfault": 11, "stop": 19, "interrupt": 2}
+    words = RANK if failure.kind in (*numbers, "held") else AGENT if failure.kind == "agent" else ""
+    while words and launch.process.poll() is None and not laboratory.pids_of(host, words):
+        time.sleep(0.05)
+    ranks = laboratory.pids_of(host, RANK)
+    one = ranks[failure.which % len(ranks) :][:1] if ranks else []
+    match failure.kind:
+        case "agent":
+            _signal(laboratory.pids_of(host, AGENT), 9)
+        case "host":
+            laboratory.kill(host)
+        case "stop host":
+            laboratory.stop(host)
+        case "cut":
+            laboratory.cut(host)
+        case "cut one way":
+            laboratory.cut_to(host, failure.other(laboratory.names))
+        case "slow":
+            laboratory.rate(host, "200kbit")
+        case "held":
+            # Stopped for less than a second, as by a debugger, or a machine that is moved.
+            pids = laboratory.pids_of(host, RANK)
+            _signal(pids, 19)
+            time.sleep(0.5)
+            _signal(pids, 18)
+        case "launcher":
+            _signal(laboratory.pids_of("n0", LAUNCHER), 9)
+        case kind:
+            _signal(one, numbers[kind])
