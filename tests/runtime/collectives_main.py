@@ -8,7 +8,7 @@ import every_collective
 
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.join import join_world
-from distir_relax.runtime.transports import mpi
+from distir_relax.runtime.transports import mpi, torch_distributed
 
 
 def main() -> None:
@@ -20,6 +20,8 @@ def main() -> None:
         every_collective.check_all(world.communicator(DeviceMesh(shape, axes)))
         # The same with pieces so small that every buffer takes several, as those beyond 2^30 elements do.
         largest, mpi.MAX_COUNT = mpi.MAX_COUNT, 6
+        # And no tensor is small enough to go from each rank to all others.
+        torch_distributed._SMALL = 0
         # Started collectives run in threads, as they do between machines.
         mpi.MPICommunicator._is_on_one_machine = lambda self, axis: False  # type: ignore[method-assign]
         # Whose arrays they were a transport does not know.

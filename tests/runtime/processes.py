@@ -6,10 +6,12 @@ import atexit
 import functools
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
@@ -59,6 +61,34 @@ def torchrun(n: int, *arguments: object, fresh: bool = False) -> subprocess.Comp
     flags = ["--nproc-per-node", str(n), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--no-python"]
     python = interpreter(fresh)
     return start([*python, "-m", "torch.distributed.run", *flags, *python, *map(str, arguments)])
+
+
+def torch_ranks(hosts: Sequence[int], *arguments: object, limit: int = LIMIT) -> list[str]:
+    """Start the ranks of several hosts, of which each has a number of them, as agents do; return the printed texts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = [(sum(hosts[:number]) + local, local, here) for number, here in enumerate(hosts) for local in range(here)]
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(places))}
+    started = [
+        subprocess.Popen(
+            [*interpreter(), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={
+                **environment(), **variables, "RANK": str(rank), "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(here), "GLOO_SOCKET_IFNAME": "lo",
+            },
+        )
+        for rank, local, here in places
+    ]  # fmt: skip
+    deadline = time.monotonic() + limit
+    try:
+        texts = [process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert not any(process.returncode for process in started), texts
+    return texts
 
 
 def python(*arguments: object, limit: int = LIMIT, fresh: bool = False) -> subprocess.CompletedProcess[str]:

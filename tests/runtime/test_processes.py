@@ -10,7 +10,7 @@ import pytest
 from handmade import DEADLOCK, RAISES_ON_1, example_input, expected_outputs, mlp_bundle
 
 from distir_relax.bundle import write_bundle
-from tests.runtime.processes import mpirun, python, torchrun
+from tests.runtime.processes import mpirun, python, torch_ranks, torchrun
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(120)]
 MAIN = Path(__file__).parent / "collectives_main.py"
@@ -63,6 +63,14 @@ def test_every_collective_under_torchrun() -> None:
 
 
 @pytest.mark.drawn(1)
+@pytest.mark.parametrize(("hosts", "mesh"), [((2, 1), "3"), ((3, 1, 2), "2x3"), ((2, 2, 1), "5")])
+def test_every_collective_between_hosts(hosts: tuple[int, ...], mesh: str) -> None:
+    texts = torch_ranks(hosts, MAIN, mesh, limit=120)
+    assert [text.splitlines()[-1] for text in texts] == [
+        f"rank {rank} of {sum(hosts)} (torch) right" for rank in range(sum(hosts))
+    ]
+
+
 @pytest.mark.parametrize("sizes", [[3, 2], [3, 0, 2], [1, 2, 0, 4, 1]], ids=str)
 def test_a_bundle_under_mpirun(files: Path, sizes: list[int]) -> None:
     save(files, sizes)

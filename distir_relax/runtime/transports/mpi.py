@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import split
-from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.launcher_detection import launch_size
 from distir_relax.runtime.transports.mpi_texts import gather_texts
+from distir_relax.runtime.transports.process_communicator import ProcessCommunicator
 from distir_relax.runtime.transports.shared_sums import SharedSums
 from distir_relax.runtime.world import World
 
@@ -82,7 +83,7 @@ class MPIWorld(World):
             self._world.Barrier()
 
 
-class MPICommunicator(Communicator):
+class MPICommunicator(ProcessCommunicator):
     """One rank of a mesh whose world is `world`; one MPI communicator per mesh axis, created once.
 
     A channel is that of the thread of its started collectives.
@@ -101,7 +102,6 @@ class MPICommunicator(Communicator):
         for axis in range(len(mesh.shape)):
             group = mesh.group(self.rank, axis)
             self._by_axis.append(world.Split(color=group[0], key=mesh.coordinates(self.rank)[axis]))
-        self._shared_sums: dict[int, SharedSums | None] = {}
         self._on_one_machine: dict[int, bool] = {}
         self._thread_channel: MPICommunicator | None = None
         if not is_channel and device == "cpu" and mesh.size > 1 and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
@@ -135,27 +135,9 @@ class MPICommunicator(Communicator):
             self._by_axis[axis].Allreduce(self._mpi.IN_PLACE if result is host else source, target, self._ops[op])
         _back(result, out)
 
-    def share_memory(self) -> None:
-        """See `Communicator.share_memory`."""
-        for axis in range(len(self.mesh.shape)):
-            self._sums(axis)
-
-    def _sum_in_shared_memory(self, x: torch.Tensor, out: torch.Tensor, axis: int) -> bool:
-        # All ranks of the group reach the first all-reduce along the axis.
-        sums = self._sums(axis)
-        return sums is not None and sums.sum(x, out)
-
-    def _sum_natively(self, x: torch.Tensor, axis: int, step: int) -> torch.Tensor | None:
-        # Ranks record steps on their own, so memory that they do not share yet stays so.
-        sums = self._shared_sums.get(axis)
-        out = x.new_empty(x.shape)
-        return out if sums is not None and sums.sum(x, out, step, self.native_waits) else None
-
-    def _sums(self, axis: int) -> SharedSums | None:
-        """Return the sums of an axis; all ranks of a group call it first together."""
-        if axis not in self._shared_sums:
-            self._shared_sums[axis] = SharedSums.of(self._by_axis[axis])
-        return self._shared_sums[axis]
+    def _make_sums(self, axis: int) -> SharedSums | None:
+        group = self._by_axis[axis]
+        return SharedSums.of(group.Get_rank(), group.Get_size(), partial(gather_texts, group))
 
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
         host = _host(x)

@@ -1,6 +1,6 @@
 """All-reduces of ranks on one machine through memory that they share (`kernels.native.shared_sum`).
 
-MPI reduces bfloat16 as float32, and of other numbers makes more copies: see docs/performance.md.
+MPI and gloo reduce bfloat16 as float32, and make more copies of other numbers: see docs/performance.md.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import ctypes
 import mmap
 import os
 from array import array
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from distir_relax.kernels.native import AREA, STORED, Kernel, shared_sum, stored_name
 from distir_relax.runtime.native_waits import NativeWaits
-from distir_relax.runtime.transports.mpi_texts import gather_texts
 
 if TYPE_CHECKING:
     import torch
@@ -39,29 +38,28 @@ class SharedSums:
         """What callers that record their waiting themselves do not read."""
 
     @classmethod
-    def of(cls, group: Any) -> SharedSums | None:
-        """Return the sums of an MPI communicator, whose ranks all call this together.
+    def of(cls, rank: int, ranks: int, exchange: Callable[[str], Sequence[str]]) -> SharedSums | None:
+        """Return the sums of a group, whose ranks all call this together. `exchange` returns the text of each rank.
 
         None if they are on several machines, too many, or one of them has no native kernels.
         """
-        rank, ranks = group.Get_rank(), group.Get_size()
         kernels: dict[str, Kernel] = {}
         if 1 < ranks <= _MOST_RANKS and hasattr(os, "memfd_create"):
             kernels = {dtype: kernel for dtype in STORED if (kernel := shared_sum(dtype, ranks)) is not None}
         created = _create(ranks * AREA) if rank == 0 and kernels else None
-        place = gather_texts(group, "" if created is None else created[1].text())[0]
+        place = exchange("" if created is None else created[1].text())[0]
         memory = None if created is None else created[0]
         if rank and place and kernels:
             memory = _open(_Place.read(place), ranks * AREA)
         has_all = memory is not None and len(kernels) == len(STORED)
-        can = all(gather_texts(group, "yes" if has_all else ""))
+        can = all(exchange("yes" if has_all else ""))
         if created is not None:
             # Once all have opened it, nobody needs the file.
             os.close(created[1].file)
         return cls(memory, kernels, rank, ranks) if can and memory is not None else None
 
     def sum(self, x: torch.Tensor, out: torch.Tensor, number: int = 0, waits: NativeWaits | None = None) -> bool:
-        """Write the sum of the ranks' tensors to `out`; return False for tensors that MPI has to sum.
+        """Write the sum of the ranks' tensors to `out`; return False for tensors of another kind.
 
         Both are contiguous, of one dtype, and may be the same. `number` is that of the program's step, which is in
         `waits`, if it is given, while this rank waits for others.
