@@ -6,12 +6,13 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.fit import fit_device, fit_links, fit_quantized
+from distir_relax.calibration.measure import HOST, NETWORK, groups_of
 from distir_relax.calibration.measurements import Measurements, Times, measure_pass, merge_passes, with_collectives
 from distir_relax.calibration.microbenchmarks import QUANTIZED, dtypes_of, op_samples, scale_of
 from distir_relax.calibration.other_work import warn_of_other_work
@@ -24,8 +25,9 @@ from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.cost.profile import Level, Profile, load_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import RunError
+from distir_relax.runtime.hosts import Host
 from distir_relax.runtime.inputs import atomic_file, check_writable
-from distir_relax.runtime.launch import launch
+from distir_relax.runtime.launch import launch, launch_on_hosts
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.world import ALONE, World
 
@@ -83,34 +85,41 @@ class Calibration:
 
 def calibrate(
     output: Path, ranks: int, device: str, name: str = "", links: str | None = None, passes: int = PASSES,
-    budget: float = BUDGET, worst: float = MAX_ERROR,
+    budget: float = BUDGET, worst: float = MAX_ERROR, hosts: Sequence[Host] = (), rsh: str = "",
 ) -> Calibration:  # fmt: skip
-    """Measure `ranks` devices of this machine with mpirun, fit a profile and write it to `output`.
+    """Measure `ranks` devices of this machine with mpirun, or of `hosts`, fit a profile and write it to `output`.
 
     It takes about `budget` seconds (0: no limit). One rank cannot measure collectives: its links are those of the
     profile `links`, if given. Raises RunError if ranks cannot be started or fail, `output` cannot be written, or a
     group's median error is above `worst`; nothing is written then. Warns of other work on the machine.
     """
     check_writable(output)
+    if hosts and not hosts[0].is_this:
+        raise RunError(
+            f"expected this machine as the first host, found {hosts[0].name}", "--host",
+            "rank 0, on the first, writes the measurements",
+        )  # fmt: skip
     if Path(output).suffix != ".toml":
         raise RunError("expected the name of a .toml file for the profile", str(output))
     with warn_of_other_work():
-        measured = measure_ranks(ranks, device, passes, budget)
+        measured = measure_ranks(ranks, device, passes, budget, hosts, rsh)
     calibration = fit(measured, name, links)
     calibration.check(worst)
     calibration.write(output)
     return calibration
 
 
-def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> Measurements:
-    """Measure `ranks` devices of this machine with mpirun. Raises RunError as `calibrate` does.
+def measure_ranks(
+    ranks: int, device: str, passes: int, budget: float = 0.0, hosts: Sequence[Host] = (), rsh: str = ""
+) -> Measurements:
+    """Measure `ranks` devices of this machine with mpirun, or of `hosts`. Raises RunError as `calibrate` does.
 
     Ranks of a CPU that have no core of their own compute in turns: ops and programs are measured on as many ranks as
     there are cores, and only the collectives on more. Of the `budget`, in seconds, the time of a fit is reserved; 0 is
     no limit.
     """
     deadline = Budget(budget)
-    together = min(ranks, len(os.sched_getaffinity(0))) if device == "cpu" else ranks
+    together = min(ranks, len(os.sched_getaffinity(0))) if device == "cpu" and not hosts else ranks
     with tempfile.TemporaryDirectory() as folder:
         # What programs add to their ops does not depend on the dtype.
         write_programs(Path(folder), dtypes_of(device)[0], scale_of(device), together)
@@ -121,20 +130,21 @@ def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> 
         crowded = range(together + 1, ranks + 1)
         share = _CROWDED_SHARE * seconds
         seconds = max(1.0, seconds - share * len(crowded)) if budget else 0.0
-        measured = _launch_measurement(together, device, passes, Path(folder), seconds)
+        measured = _launch_measurement(together, device, passes, Path(folder), seconds, hosts=hosts, rsh=rsh)
         of_more = [_launch_measurement(n, device, passes, Path(folder), share, crowded=True) for n in crowded]
     return with_collectives(measured, of_more)
 
 
 def _launch_measurement(
-    ranks: int, device: str, passes: int, folder: Path, seconds: float, crowded: bool = False
-) -> Measurements:
+    ranks: int, device: str, passes: int, folder: Path, seconds: float, crowded: bool = False,
+    hosts: Sequence[Host] = (), rsh: str = "",
+) -> Measurements:  # fmt: skip
     file = folder / "measured.json"
     options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
-    options += ["--crowded"] if crowded else []
+    arguments = ["measure", str(file), str(folder), *options, *(["--crowded"] if crowded else [])]
     if ranks == 1:
         measure(file, device, passes, folder, ALONE, seconds)
-    elif launch(ranks, ["measure", str(file), str(folder), *options]) != 0:
+    elif (launch_on_hosts(hosts, arguments, rsh) if hosts else launch(ranks, arguments)) != 0:
         raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
     return Measurements.of(json.loads(file.read_text()))
 
@@ -154,14 +164,22 @@ def measure(
         output.write_text(json.dumps(measurements.plain()))
 
 
+def _levels(measured: Measurements) -> tuple[Level, ...]:
+    """Return the levels of links, whose figures are not known yet: those of hosts, if these have equally many ranks."""
+    ranks, is_gpu = measured.ranks, measured.device != "cpu"
+    if not measured.hosts:
+        return (Level("this machine", max(2, ranks), 1e-6, 1e10, overlaps=is_gpu),)
+    levels = [Level(NETWORK, ranks, 1e-4, 1e8)]
+    within = [count for count, _, level in groups_of(measured.host_of) if level == HOST]
+    return (*(Level(HOST, count, 1e-6, 1e10, overlaps=is_gpu) for count in within[-1:]), *levels)
+
+
 def fit(measured: Measurements, name: str = "", links: str | None = None) -> Calibration:
     """Fit a profile to measurements; `name` is by default that of this host and the kind of device."""
     ranks, machine = measured.ranks, measured.machine
-    level = Level("this machine", max(2, ranks), 1e-6, 1e10, overlaps=measured.device != "cpu")
-    levels = load_profile(links).levels if links else (level,)
+    levels = load_profile(links).levels if links else _levels(measured)
     # The ranks of a host share its memory.
-    share = ranks if measured.device == "cpu" else 1
-    memory, cache = machine.memory / share, measured.cache()
+    memory, cache = machine.memory / measured.share(0), measured.cache()
     name = name or f"{platform.node()}-{measured.device}"
     kind = "cpu" if measured.device == "cpu" else "gpu"
     profile = Profile(
@@ -192,7 +210,7 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         profile, group_errors = fit_links(profile, collective_seconds)
         residuals.append(collective_residuals(collective_seconds))
         errors.update(group_errors)
-    groups = unlike_ranks(measured.rank_seconds, [n / share for n in measured.rank_memory])
+    groups = unlike_ranks(measured.rank_seconds, [n / measured.share(r) for r, n in enumerate(measured.rank_memory)])
     profile = replace(profile, groups=groups)
     samples_of_programs: list[ProgramSample] = []
     program_times: Times = []

@@ -119,21 +119,23 @@ def fit_quantized(
 def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -> tuple[Profile, dict[str, float]]:
     """Add the times of each collective on each number of ranks to `start`; return it with the median errors of lines.
 
-    `times` are seconds. The innermost level gets the latency and bandwidth of a send.
+    `times` are seconds. The level of a send, the innermost one by default, gets its latency and bandwidth.
     """
     lines: list[Line] = []
     levels = list(start.levels)
     errors: dict[str, float] = {}
-    for collective, ranks, recorded in sorted({kind.line for kind, _ in times}):
-        points = tuple(sorted((float(k.bytes), t) for k, t in times if k.line == (collective, ranks, recorded)))
+    for line in sorted({kind.line for kind, _ in times}):
+        collective, ranks, recorded, place = line
+        points = tuple(sorted((float(k.bytes), t) for k, t in times if k.line == line))
         latency, slope = fit_line([size for size, _ in points], [t for _, t in points])
         # Beyond the measurements, extrapolate from the last point.
         intercept = max(0.0, points[-1][1] - points[-1][0] * slope)
-        lines.append(Line(collective, ranks, intercept, slope, points, recorded))
+        lines.append(Line(collective, ranks, intercept, slope, points, recorded, place))
         error = median(abs((latency + size * slope) / t - 1) for size, t in points)
         if collective == "send":
-            levels[0] = replace(levels[0], latency=latency, bandwidth=1.0 / slope)
-        group = f"{collective}, recorded" if recorded else collective
+            number = next((n for n, level in enumerate(levels) if level.name == place), 0)
+            levels[number] = replace(levels[number], latency=latency, bandwidth=1.0 / slope)
+        group = f"{collective}, recorded" if recorded else f"{collective}, {place}" if place else collective
         errors[group] = max(error, errors.get(group, 0.0))
     return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
 

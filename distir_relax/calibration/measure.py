@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # Minimum time of a benchmark in seconds, well above the resolution of the clock.
 _MIN_SECONDS = 4e-3
 _ROUNDS = 2
+HOST, NETWORK = "host", "network"
+"""The levels of several hosts."""
 WARM_UP = 5
 """Untimed steps before the timed ones of a program: those before it is a recorded step
 (`runtime.backends.recorded_calls`), and one more."""
@@ -62,18 +64,20 @@ _PACKING = {"pack_linear": pack_linear, "pack_joined": pack_joined, "pack_quanti
 class CollectiveSample:
     """A communication of `bytes` over `ranks` devices; `bytes` as in `network.collective_seconds`.
 
-    A `recorded` one is run by a list of native calls (`kernels.recording`).
+    A `recorded` one is run by a list of native calls (`kernels.recording`). `level` is `HOST` for ranks of one of
+    several hosts, `NETWORK` for those of several; "" if there is one host.
     """
 
     collective: str
     ranks: int
     bytes: int
     recorded: bool = False
+    level: str = ""
 
     @property
-    def line(self) -> tuple[str, int, bool]:
+    def line(self) -> tuple[str, int, bool, str]:
         """Whatever is the same for other sizes."""
-        return self.collective, self.ranks, self.recorded
+        return self.collective, self.ranks, self.recorded, self.level
 
 
 def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: float = math.inf) -> list[float]:
@@ -259,22 +263,48 @@ def time_collectives(
 
     Collective: all ranks call this together, with the same `limit`, the seconds for one of them.
     """
-    results = []
-    for count in (n for n in range(2 if parts else world.size, world.size + 1) if world.size % n == 0):
-        comm = world.communicator(DeviceMesh((world.size // count, count), ("apart", "together")), device)
+    results: list[tuple[CollectiveSample, list[float]]] = []
+    for count, inner, level in groups_of(world.host_of, parts):
+        shape = (world.size // (count * inner), count, inner)
+        comm = world.communicator(DeviceMesh(shape, ("apart", "together", "inner")), device)
+        # Messages within and between hosts are measured once.
+        pair = None if level in {kind.level for kind, _ in results} else _pair(world.host_of, level)
         if device == "cpu":
             comm.share_memory()
         for elements in payloads(scale):
-            for collective, payload, messages, run in _collectives(comm, count, elements, device):
-                seconds = [t / messages for t in _time_together(world, run, device, limit)]
-                results.append((CollectiveSample(collective, count, payload), seconds))
+            for kind in _collectives(comm, elements, device, pair):
+                seconds = [t / kind.messages for t in _time_together(world, kind.run, device, limit, kind.takes_part)]
+                results.append((CollectiveSample(kind.name, kind.ranks, kind.bytes, level=level), seconds))
             if device != "cpu" or 4 * elements > _MOST_RECORDED:
                 continue
             step = _recorded_all_reduces(comm, elements)
             if not step.python_calls:
                 seconds = [t / _CALLS for t in _time_together(world, step.run, device, limit)]
-                results.append((CollectiveSample("all_reduce", count, 4 * elements, True), seconds))
+                results.append((CollectiveSample("all_reduce", count, 4 * elements, True, level), seconds))
     return results
+
+
+def groups_of(host_of: Sequence[int], parts: bool = True) -> list[tuple[int, int, str]]:
+    """Return the groups of ranks that are measured, in a mesh of (the rest, `count`, `inner`): count, inner, level.
+
+    `host_of` has the first rank of each rank's host. Without `parts`, all ranks are one group.
+    """
+    size, hosts = len(host_of), len(set(host_of))
+    each = size // hosts
+    if hosts == 1:
+        return [(n, 1, "") for n in range(2 if parts else size, size + 1) if size % n == 0]
+    if any(host_of.count(first) != each for first in set(host_of)) or list(host_of) != sorted(host_of):
+        return [(size, 1, NETWORK)]
+    within = [(n, 1, HOST) for n in range(2, each + 1) if each % n == 0]
+    between = [(n, each, NETWORK) for n in range(2, hosts + 1) if hosts % n == 0]
+    return [*within, *between, *([(size, 1, NETWORK)] if each > 1 else [])]
+
+
+def _pair(host_of: Sequence[int], level: str) -> tuple[int, int] | None:
+    """Return the two ranks between which messages of a level are measured, None if there is one host."""
+    if not level:
+        return None
+    return 0, next(rank for rank in range(1, len(host_of)) if (host_of[rank] == host_of[0]) == (level == HOST))
 
 
 def _recorded_all_reduces(comm: Communicator, elements: int) -> Recording:
@@ -331,43 +361,56 @@ def random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
     return inputs if manifest.training is None else {**inputs, **numbers(manifest, 0)}
 
 
-def _collectives(
-    comm: Communicator, count: int, elements: int, device: str
-) -> Iterator[tuple[str, int, int, Callable[[], object]]]:
-    """Return each collective, its bytes, its messages per run, and the run itself."""
+@dataclass(frozen=True)
+class _Timed:
+    """A communication over `ranks` that is timed: a run has a number of messages one after the other."""
+
+    name: str
+    ranks: int
+    bytes: int
+    run: Callable[[], object]
+    messages: int = 1
+    takes_part: bool = True
+
+
+def _collectives(comm: Communicator, elements: int, device: str, pair: tuple[int, int] | None) -> Iterator[_Timed]:
+    """Iterate over the collectives along `together`, and messages between a `pair` of ranks, or all groups of two."""
     import torch
 
+    count = comm.mesh.shape[1]
     sizes = [elements // count + (i < elements % count) for i in range(count)]
-    index = comm.mesh.coordinates(comm.rank)[1]
+    index = comm.index("together")
     x = torch.ones(elements, dtype=torch.float32, device=device)
     local = x[: sizes[index]].contiguous()
-    peer = comm.rank ^ 1
-    yield "all_reduce", 4 * elements, 1, lambda: comm.all_reduce(x, "together", "sum")
-    yield "all_gather", 4 * elements, 1, lambda: comm.all_gather(local, "together", 0, sizes)
-    yield "reduce_scatter", 4 * elements, 1, lambda: comm.reduce_scatter(x, "together", 0, sizes, "sum")
+    yield _Timed("all_reduce", count, 4 * elements, lambda: comm.all_reduce(x, "together", "sum"))
+    yield _Timed("all_gather", count, 4 * elements, lambda: comm.all_gather(local, "together", 0, sizes))
+    yield _Timed("reduce_scatter", count, 4 * elements, lambda: comm.reduce_scatter(x, "together", 0, sizes, "sum"))
     square = x[: elements - elements % count].view(count, -1)
     columns = square.shape[1]
     split = [columns // count + (i < columns % count) for i in range(count)]
     # A profile has no times of nothing.
     if square.numel():
         all_to_all = partial(comm.all_to_all, square, "together", 1, split, 0, [count] * count)
-        yield "all_to_all", square.numel() * 4, 1, all_to_all
-    if count == 2:
+        yield _Timed("all_to_all", count, square.numel() * 4, all_to_all)
+    first, second = pair or (comm.rank & ~1, comm.rank | 1)
+    if count == 2 or pair:
 
         def round_trip() -> None:
-            if comm.rank < peer:
-                comm.send(x, peer)
-                comm.recv((elements,), "float32", peer)
-            else:
-                comm.recv((elements,), "float32", peer)
-                comm.send(x, peer)
+            if comm.rank == first:
+                comm.send(x, second)
+                comm.recv((elements,), "float32", second)
+            elif comm.rank == second:
+                comm.recv((elements,), "float32", first)
+                comm.send(x, first)
 
-        yield "send", 4 * elements, 2, round_trip
+        yield _Timed("send", 2, 4 * elements, round_trip, 2, comm.rank in (first, second))
 
 
-def _time_together(world: World, run: Callable[[], object], device: str, limit: float) -> list[float]:
+def _time_together(
+    world: World, run: Callable[[], object], device: str, limit: float, takes_part: bool = True
+) -> list[float]:
     """Time a communication under the conditions of a program: after work of different length on each rank, which
-    replaces the caches' contents. Each time is the mean over ranks, one of which waits for the other.
+    replaces the caches' contents. Each time is the mean over ranks that take part, one of which waits for the other.
     """
     import torch
 
@@ -386,9 +429,11 @@ def _time_together(world: World, run: Callable[[], object], device: str, limit: 
         return seconds
 
     repeat(3)
-    once = max(1e-7, *world.exchange(mean(repeat(5))))
+    few = repeat(5)
+    once = max(1e-7, *world.exchange(mean(few) if takes_part else 0.0))
     times = steps_within(limit, once, max(8, min(200, int(4 * _MIN_SECONDS / once))))
-    return [mean(column) for column in zip(*world.exchange(repeat(times)), strict=True)]
+    many = repeat(times)
+    return [mean(column) for column in zip(*filter(None, world.exchange(many if takes_part else [])), strict=True)]
 
 
 def _barrier(world: World) -> None:

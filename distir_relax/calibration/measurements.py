@@ -60,7 +60,8 @@ class Measurements:
     `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is the factor of larger sizes.
     `rank_seconds` are times of equal work by rank, at the same moments, and `rank_memory` the bytes of each device.
     `read_times` are the seconds of a byte of weights, of which `read_bytes` are read in turn, on all ranks at once.
-    `step_times` are those of `step_samples`, on several ranks of a CPU.
+    `step_times` are those of `step_samples`, on several ranks of a CPU. `host_of` has for each rank the first rank of
+    its host.
     """
 
     ranks: int
@@ -77,11 +78,23 @@ class Measurements:
     read_bytes: Sequence[float] = field(default_factory=list)
     read_times: Times = field(default_factory=list)
     step_times: Times = field(default_factory=list)
+    host_of: Sequence[int] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts, 0 if all ranks are on one."""
+        return len(set(self.host_of)) if len(set(self.host_of)) > 1 else 0
+
+    def share(self, rank: int) -> int:
+        """Return the number of ranks that share the memory of a rank's device."""
+        if self.device != "cpu":
+            return 1
+        return self.host_of.count(self.host_of[rank]) if self.hosts else self.ranks
 
     @property
     def together(self) -> int:
         """The number of ranks on which ops and programs were measured: as many as have cores of their own."""
-        return min(self.ranks, self.machine.cores) if self.machine.cores else self.ranks
+        return min(self.ranks, self.machine.cores) if self.machine.cores and not self.hosts else self.ranks
 
     def plain(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
@@ -164,6 +177,7 @@ def measure_pass(
         read_bytes=[size for size, _ in reads],
         read_times=_over_ranks([times for _, times in reads], world),
         step_times=time_step_samples(programs, launch, _PROGRAM * unit) if launch and device == "cpu" else [],
+        host_of=world.host_of,
     )
 
 
@@ -207,6 +221,7 @@ def merge_passes(passes: Sequence[Measurements]) -> Measurements:
         read_bytes=first.read_bytes,
         read_times=merge([p.read_times for p in passes]),
         step_times=merge([p.step_times for p in passes]),
+        host_of=first.host_of,
     )
 
 

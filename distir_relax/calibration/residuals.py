@@ -46,7 +46,7 @@ def op_residuals(profile: Profile, samples: Sequence[OpSample], seconds: Sequenc
 
 def collective_residuals(times: Sequence[tuple[CollectiveSample, float]]) -> Residuals:
     """Return the residuals of each measured point of a line, interpolated between its neighbors."""
-    lines: dict[tuple[str, int, bool], list[tuple[float, float]]] = {}
+    lines: dict[tuple[str, int, bool, str], list[tuple[float, float]]] = {}
     for kind, t in times:
         lines.setdefault(kind.line, []).append((kind.bytes, t))
     found = []

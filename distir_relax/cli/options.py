@@ -63,6 +63,10 @@ class Weights(StrEnum):
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")]
 InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]
+HostOption = Annotated[
+    str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks, which agents start.")
+]
+RshOption = Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")]
 DeviceOption = Annotated[Device, typer.Option(help="Device type of the ranks.")]
 TimeoutOption = Annotated[
     float, typer.Option(min=0, help="Abort if a rank waits longer than this (seconds; 0: never).")

@@ -14,12 +14,14 @@ import typer
 from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
     BundleArgument,
+    HostOption,
     InputOption,
     JsonOption,
     Launcher,
     OutputOption,
     RepeatOption,
     ReportOption,
+    RshOption,
     TraceOption,
     flag_of,
     with_run_options,
@@ -80,11 +82,9 @@ def launch(
     output: OutputOption = None,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks, which agents start.")
-    ] = None,
+    host: HostOption = None,
     launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts ranks here.")] = Launcher.mpirun,
-    rsh: Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")] = "",
+    rsh: RshOption = "",
     *,
     reading: dict[str, Any],
     running: dict[str, Any],

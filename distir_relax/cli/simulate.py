@@ -14,9 +14,11 @@ from distir_relax.cli.options import (
     ChunkTokensOption,
     Device,
     DeviceOption,
+    HostOption,
     JsonOption,
     MaxRequestsOption,
     PassesOption,
+    RshOption,
     StateMemoryOption,
     StepTokensOption,
     flag_of,
@@ -250,7 +252,9 @@ def _simulate_generation(
 @app.command()
 def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write, a .toml file.")],
-    n: Annotated[int, typer.Option("-n", min=1, help="Number of ranks, measured together with mpirun.")] = 2,
+    n: Annotated[
+        int | None, typer.Option("-n", min=1, help="Number of ranks, measured together with mpirun; 2 by default.")
+    ] = None,
     device: DeviceOption = Device.cpu,
     name: Annotated[str, typer.Option(help="The profile's name.")] = "",
     links: Annotated[str | None, typer.Option(help="Take the links from this profile (with -n 1).")] = None,
@@ -259,14 +263,19 @@ def calibrate(
     max_error: Annotated[
         float, typer.Option(min=0, help="Reject a fit if the median error of a group is larger; 0.5 is 50 %.")
     ] = 0.5,
+    host: HostOption = None,
+    rsh: RshOption = "",
 ) -> None:
-    """Measure ops and collectives on this machine, and fit a profile to them.
+    """Measure ops and collectives on this machine, or between hosts, and fit a profile to them.
 
     Passes that exceed the budget are skipped. A fit with too large errors is not written.
     """
     from distir_relax.calibration.calibrate import calibrate as measure_and_fit
+    from distir_relax.runtime.hosts import read_hosts
 
-    calibration = measure_and_fit(output, n, device.value, name, links, passes, budget, max_error)
+    hosts = () if host is None else read_hosts(host, n)
+    count = sum(one.slots for one in hosts) or n or 2
+    calibration = measure_and_fit(output, count, device.value, name, links, passes, budget, max_error, hosts, rsh)
     for group, error in calibration.errors.items():
         typer.echo(f"{group:16} median error of the fit {error:.1%}")
     profile = calibration.profile

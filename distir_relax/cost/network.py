@@ -88,7 +88,7 @@ def collective_timing(
             hint="give a profile of more devices or nodes: NAME:NODES",
         )
     is_gather = collective is Collective.ALL_GATHER
-    measured = _measured(profile, collective, len(members), sum(sizes) if is_gather else max(sizes))
+    measured = _measured(profile, collective, members, sum(sizes) if is_gather else max(sizes))
     if measured is not None:
         return CollectiveTiming(profile.collective_overhead + measured)
 
@@ -121,9 +121,11 @@ def _uplinks(levels: Sequence[Level], algorithm: Algorithm, size: float) -> tupl
     return tuple(entry for entry in used if entry[1])
 
 
-def _measured(profile: Profile, collective: Collective, count: int, payload: float) -> float | None:
+def _measured(profile: Profile, collective: Collective, members: Sequence[int], payload: float) -> float | None:
     """Return the seconds by the profile's measured lines, interpolated between the nearest numbers of ranks."""
-    lines = sorted((line for line in profile.lines if line.collective == collective), key=lambda line: line.ranks)
+    count, places = len(members), ("", level_of(profile, members).name)
+    rows = (line for line in profile.lines if line.collective == collective and line.level in places)
+    lines = sorted(rows, key=lambda line: line.ranks)
     of_recorded = [line for line in lines if line.recorded] if profile.is_recorded else []
     lines = of_recorded or [line for line in lines if not line.recorded]
     if not lines:

@@ -104,7 +104,8 @@ class Line:
     """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``; it overrides the formulas.
 
     Between measured `points` (bytes, seconds) times are interpolated, and the line holds beyond them. A `recorded` line
-    is that of programs that are recorded, in which Python calls no collective that has a native kernel.
+    is that of programs that are recorded, in which Python calls no collective that has a native kernel. It is for
+    groups within a unit of `level`, by name, and no smaller unit; of all if that is empty.
     """
 
     collective: str
@@ -113,6 +114,7 @@ class Line:
     seconds_per_byte: float
     points: tuple[tuple[float, float], ...] = ()
     recorded: bool = False
+    level: str = ""
 
     def seconds(self, size: float) -> float:
         """Return the seconds for `size` bytes."""
@@ -346,11 +348,15 @@ def read_profile(text: str, where: str = "") -> Profile:
             reader.number(row, "seconds_per_byte", "collective"),
             reader.points(row),
             reader.flag(row, "recorded", False),
+            reader.text(row, "level", ""),
         )
         for row in reader.rows(data, "collective")
     )
     if not levels:
         raise ProfileError("a profile has at least one [[level]] of links", where)
+    names = ["", *(level.name for level in levels)]
+    if unknown := next((line.level for line in lines if line.level not in names), ""):
+        raise ProfileError(f"expected the name of a [[level]], found {unknown!r}", f"{where}: [[collective]] level")
     check_uplinks(levels, where)
     cache = reader.number(device, "cache", "device", 0.0, least=0.0)
     times: dict[str, Any] = {key: reader.number(runtime, key, "runtime", 0.0, least=0.0) for key in RUNTIME}

@@ -63,4 +63,5 @@ def print_profile(profile: Profile, comment: str = "") -> str:
             points = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
             lines.append(f"points = [{points}]")
         lines += ["recorded = true"] if line.recorded else []
+        lines += [f"level = {dumps(line.level)}"] if line.level else []
     return "\n".join(lines) + "\n"

@@ -164,8 +164,9 @@ def _names(profile: Profile) -> dict[str, list[str]]:
 
 
 def _level_of(profile: Profile, line: Line) -> Level:
-    """Return the level whose links a measured line describes: the innermost one with units of as many ranks."""
-    return next((level for level in profile.levels if line.ranks <= level.size), profile.levels[-1])
+    """Return the level whose links a measured line describes: by its name, or the innermost one with as many ranks."""
+    named = [level for level in profile.levels if level.name == line.level]
+    return next((level for level in named or profile.levels if line.ranks <= level.size), profile.levels[-1])
 
 
 def _figures(profile: Profile) -> dict[str, float]:
@@ -240,7 +241,8 @@ def _line(line: Line, new: _Change) -> Line:
 
 
 def _line_name(line: Line, key: str) -> str:
-    return f"collective.{line.collective}.{line.ranks}{'.recorded' * line.recorded}.{key}"
+    level = f".{line.level}" if line.level else ""
+    return f"collective.{line.collective}.{line.ranks}{level}{'.recorded' * line.recorded}.{key}"
 
 
 def _scalar_name(name: str) -> str:

@@ -27,8 +27,8 @@ class Host:
         return self.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn())
 
 
-def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
-    """Parse ``a:2,b:1`` or ``a,b`` (one rank each); the hosts must have `ranks` ranks in total.
+def read_hosts(text: str, ranks: int | None = None) -> tuple[Host, ...]:
+    """Parse ``a:2,b:1`` or ``a,b`` (one rank each); the hosts must have `ranks` ranks in total, if it is given.
 
     Raises RunError for invalid text and other numbers of ranks.
     """
@@ -43,7 +43,7 @@ def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RunError(f"{twice!r} is listed twice", "--host", f"add its ranks up: {twice}:2")
     total = sum(host.slots for host in hosts)
-    if total != ranks:
+    if ranks is not None and total != ranks:
         raise RunError(f"expected hosts with {ranks} ranks together, found {total}", "--host", "give each as HOST:N")
     return tuple(hosts)
 

@@ -32,10 +32,11 @@ def check_size(mesh: DeviceMesh, size: int) -> None:
 class World(ABC):
     """All processes of a launch, seen from one of them.
 
-    `progress` is this rank's position, `steps` the descriptions of its program's steps, and `in_run` whether it is
-    running the program. Stall detection reads them from its own thread; `report` gets the error of a stall before the
-    launch ends, and prints it. `ended` returns a line for each rank of this node that has exited; `announce` tells them
-    that this one ends the launch, and is called by `abort`; `finalize` ends the use of the launcher's library.
+    `host_of` has for each rank the first rank of its host. `progress` is this rank's position, `steps` the descriptions
+    of its program's steps, and `in_run` whether it is running the program. Stall detection reads them from its own
+    thread; `report` gets the error of a stall before the launch ends, and prints it. `ended` returns a line for each
+    rank of this node that has exited; `announce` tells them that this one ends the launch, and is called by `abort`;
+    `finalize` ends the use of the launcher's library.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class World(ABC):
     """Whether this process was started alone, and has all ranks of a program as threads."""
 
     def __init__(self) -> None:
+        self.host_of = [0]
         self.progress = Progress()
         self.steps: Steps = ()
         self.in_run = False

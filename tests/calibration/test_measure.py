@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from distir_relax.calibration.measure import _collectives, _recorded, _recorded_all_reduces, time_op
+from distir_relax.calibration.measure import _collectives, _recorded, _recorded_all_reduces, groups_of, time_op
 from distir_relax.calibration.microbenchmarks import OpSample, dtypes_of, op_samples
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.transports.threads import ThreadWorld
@@ -49,10 +49,38 @@ def test_decoding_reads_the_cache_of_each_layer() -> None:
 
 def test_collectives_of_nothing_are_not_measured() -> None:
     comm = ThreadWorld(DeviceMesh((1, 5), ("apart", "together"))).communicator(0, "cpu")
-    names = [name for name, *_ in _collectives(comm, 5, 3, "cpu")]
+    names = [timed.name for timed in _collectives(comm, 3, "cpu", None)]
     assert names == ["all_reduce", "all_gather", "reduce_scatter"], "3 elements make no rows for 5 ranks"
-    sizes = {name: size for name, size, *_ in _collectives(comm, 5, 190, "cpu")}
+    sizes = {timed.name: timed.bytes for timed in _collectives(comm, 190, "cpu", None)}
     assert sizes["all_to_all"] == 4 * 190
+
+
+@pytest.mark.parametrize(
+    ("host_of", "groups"),
+    [
+        ([0, 0, 0], [(3, 1, "")]),
+        ([0, 0, 0, 0], [(2, 1, ""), (4, 1, "")]),
+        ([0, 1, 2], [(3, 1, "network")]),
+        ([0, 0, 2], [(3, 1, "network")]),
+        ([0, 0, 2, 2], [(2, 1, "host"), (2, 2, "network"), (4, 1, "network")]),
+        ([0, 0, 0, 3, 3, 3, 6, 6, 6], [(3, 1, "host"), (3, 3, "network"), (9, 1, "network")]),
+    ],
+)
+def test_groups_are_within_hosts_and_between_them(host_of: list[int], groups: list[tuple[int, int, str]]) -> None:
+    assert groups_of(host_of) == groups
+
+
+def test_messages_between_hosts_are_timed_by_two_ranks() -> None:
+    world = ThreadWorld(DeviceMesh((1, 3, 1), ("apart", "together", "inner")))
+    sends = [
+        timed
+        for rank in range(3)
+        for timed in _collectives(world.communicator(rank, "cpu"), 7, "cpu", (0, 2))
+        if timed.name == "send"
+    ]
+    assert [(timed.ranks, timed.takes_part) for timed in sends] == [(2, True), (2, False), (2, True)]
+    with ThreadPoolExecutor(3) as pool:
+        assert len([*pool.map(lambda timed: timed.run(), sends)]) == 3
 
 
 def test_ranks_that_share_no_memory_have_no_native_sums() -> None:

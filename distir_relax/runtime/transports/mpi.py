@@ -9,6 +9,8 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import split
@@ -45,7 +47,10 @@ class MPIWorld(World):
         node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
+        first = np.array([self.rank])
+        node.Bcast(first)
         node.Free()
+        self.host_of = [int(text) for text in gather_texts(self._world, str(first[0]))]
         self._control = self._world.Dup()
         self._unfinished: list[Any] = []
 

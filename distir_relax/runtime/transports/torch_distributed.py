@@ -72,8 +72,7 @@ class TorchWorld(World):
         self._sent = [0] * self.size
         self._received = [0] * self.size
         self._communicators = 0
-        self.host_of: list[int] = self.exchange(self.rank - self.local_rank, "the places of all ranks")
-        """For each rank, the first rank of its host."""
+        self.host_of = self.exchange(self.rank - self.local_rank, "the places of all ranks")
 
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> TorchCommunicator:
         """See `World.communicator`. Raises RunError for GPUs that ranks share, which NCCL does not support."""
