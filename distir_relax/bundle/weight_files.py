@@ -14,6 +14,7 @@ from distir_relax.bundle.weights_file import WIDENED, FileTensor, FileWeights
 from distir_relax.errors import BundleError
 from distir_relax.layout import Interval
 from distir_relax.support import Fields, check_name, check_regular, parse_json, read_bytes
+from distir_relax.support.file_slices import Slice
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,12 @@ class StoredWeights:
         """See `WeightSource.read`. The result must not be written to."""
         tensor = self.elsewhere.get(name)
         return self.files[0][0].read(name, intervals) if tensor is None else tensor.read(intervals)
+
+    def slices(self, name: str, intervals: Sequence[Sequence[Interval]]) -> tuple[FileWeights, list[Slice]]:
+        """Return the file that has a weight, and its bytes that `read` needs."""
+        tensor = self.elsewhere.get(name)
+        file, key = (self.files[0][0], name) if tensor is None else (tensor.file, tensor.key)
+        return file, file.slices(key, intervals)
 
     def other_checksums(self) -> list[str]:
         """Hash the files of other weights, which takes as long as reading them."""

@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from distir_relax.bundle.file_slices import FileSlices
 from distir_relax.bundle.manifest import Tensor
 from distir_relax.bundle.weights import SAFETENSORS_DTYPES, cut_out
 from distir_relax.errors import BundleError
 from distir_relax.layout import DTYPES, Interval
 from distir_relax.support import Fields, parse_json
+from distir_relax.support.file_slices import Slice
 from distir_relax.support.large_memory import large_empty
 
 if TYPE_CHECKING:
@@ -180,6 +182,8 @@ class FileWeights:
         self._entries = self._header()
         self._kinds = {name: (entry.dtype, entry.shape) for name, entry in self._entries.items()}
         self._pieces: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
+        self._copied = FileSlices.of(path)
+        self._held = None if self._copied is None else frozenset(self._copied.slices)
         for tensor in tensors:
             key = self._keys.get(tensor.name, tensor.name)
             if key not in self._entries:
@@ -209,7 +213,12 @@ class FileWeights:
         return self._kinds
 
     def checksum(self) -> str:
-        """Return the SHA-256 of the file, in hex. Raises BundleError when it was written to."""
+        """Return the SHA-256 of the file, in hex. Raises BundleError when it was written to.
+
+        Of a copy that holds slices only, it is the one that the whole file had where these came from.
+        """
+        if self._copied is not None:
+            return self._copied.whole if self._copied.are_in(self._file.fileno()) else ""
         self._file.seek(0)
         digest = hashlib.file_digest(self._file, "sha256")
         self._check_unchanged()
@@ -227,9 +236,36 @@ class FileWeights:
         identity = key, dtype, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
         piece = self._pieces.get(identity)
         if piece is None:
+            if self._held is not None and any(
+                one.bytes and one not in self._held for one in self.slices(key, intervals)
+            ):
+                raise self._error(f"this copy has the slices of other ranks, not these of {key!r}")
             piece = self._pieces[identity] = self._read(self._entries[key], dtype, intervals)
             self._check_unchanged()
         return piece
+
+    def slices(self, key: str, intervals: Sequence[Sequence[Interval]]) -> list[Slice]:
+        """Return the bytes of the file that have a piece of the tensor `key`, and maybe others."""
+        entry = self._entries[key]
+        split = next((d for d, pieces in enumerate(intervals) if list(pieces) != [(0, entry.shape[d])]), None)
+        size = math.prod(entry.shape) * DTYPES[entry.dtype][1]
+        if split is None or not size:
+            return [Slice(entry.start, size)]
+        outer = math.prod(entry.shape[:split])
+        item, row = size // outer // entry.shape[split], size // outer
+        parts = ((entry.start + a * item, (b - a) * item) for a, b in intervals[split] if a < b)
+        return [Slice(start, length, row if outer > 1 else 0, outer) for start, length in parts]
+
+    def _holds(self, key: str, intervals: Sequence[Sequence[Interval]]) -> bool:
+        return self._held is None or self._held.issuperset(one for one in self.slices(key, intervals) if one.bytes)
+
+    def header(self) -> Slice:
+        """Return the bytes of the header."""
+        return Slice(0, 8 + int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little"))
+
+    def copied(self, slices: Sequence[Slice], checksum: str) -> FileSlices:
+        """Return slices of the file for a copy, whose `checksum` has been verified."""
+        return FileSlices.from_file(self._file.fileno(), slices, checksum)
 
     def _read(self, entry: _Entry, dtype: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """Read the pieces of the first split dim; further dims are sliced in memory."""
