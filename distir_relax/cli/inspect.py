@@ -1,4 +1,4 @@
-"""The commands `distir show`, `explain`, `diff` and `rules`."""
+"""The commands `distir show`, `explain`, `diff`, `rules` and `post-mortem`."""
 
 from __future__ import annotations
 
@@ -146,3 +146,15 @@ def rules(
     for row in table():
         grid.add_row(*(text.replace("[", "\\[") for text in row))
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(grid)
+
+
+@app.command(name="post-mortem")
+def post_mortem(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file that a launch has written when it failed.")],
+    html: Annotated[Path, typer.Option(help="The page to write.")],
+) -> None:
+    """Write a page of a launch that has failed: where its ranks were, their last steps, the stacks of their threads."""
+    from distir_relax.report.post_mortem_page import write_post_mortem_page
+
+    write_post_mortem_page(file, html)
+    typer.echo(f"wrote {html}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from types import FrameType
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.agents.launch_hosts import HostsLaunch
+from distir_relax.runtime.agents.post_mortem import RANK, RECORD, missing_ranks, read_record, write_post_mortem
 from distir_relax.runtime.exit_codes import of_launch
 from distir_relax.runtime.hosts import Host, local_torchrun
 from distir_relax.runtime.launcher_detection import check_connected
@@ -49,7 +52,7 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None, gracefu
     each = _threads(n, threads)
     command = mpirun_command(launcher, n, _program(arguments), each)
     print(shlex.join(command), file=sys.stderr, flush=True)
-    with subprocess.Popen(command, env=launch_environment(each)) as process:
+    with _recording(n) as records, subprocess.Popen(command, env={**launch_environment(each), **records}) as process:
         try:
             with _forwarding(process) if graceful else nullcontext(()) as sent:
                 code = process.wait()
@@ -64,7 +67,8 @@ def launch_with_torchrun(n: int, arguments: Sequence[str]) -> int:
     check_connected()
     command = local_torchrun(n, _program(arguments))
     print(shlex.join(command), file=sys.stderr, flush=True)
-    with subprocess.Popen(command, env=launch_environment(_threads(n, None))) as process:
+    environment = launch_environment(_threads(n, None))
+    with _recording(n) as records, subprocess.Popen(command, env={**environment, **records}) as process:
         try:
             return of_launch(process.wait())
         except BaseException:
@@ -82,6 +86,22 @@ def launch_on_hosts(hosts: Sequence[Host], arguments: Sequence[str], rsh: str = 
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
     most = max(host.slots for host in hosts)
     return HostsLaunch(hosts, _program(arguments), variables | {"OMP_NUM_THREADS": _threads(most, None)}, rsh).run()
+
+
+@contextmanager
+def _recording(n: int) -> Iterator[Mapping[str, str]]:
+    """Write the post-mortem file of a launch on this machine, if ranks have left records; yield variables for them."""
+    with tempfile.TemporaryDirectory(prefix="distir-records-") as folder:
+        yield {RECORD: f"{folder}/{RANK}"}
+        records = {rank: record for rank in range(n) if (record := read_record(Path(folder, str(rank))))}
+        if records:
+            collective, missing = missing_ranks(records, range(n))
+            if missing:
+                print(f"  missing from {collective}: rank {', '.join(map(str, missing))}", file=sys.stderr)
+            silent = [str(rank) for rank in range(n) if rank not in records]
+            failure = "the launch has failed" + bool(silent) * f"; rank {', '.join(silent)} left no record"
+            path = write_post_mortem(failure, {platform.node(): range(n)}, records)
+            print(f"  post-mortem: {path}", file=sys.stderr, flush=True)
 
 
 @contextmanager

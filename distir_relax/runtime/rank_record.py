@@ -1,4 +1,4 @@
-"""What a rank that fails, or that is ended, writes down for its agent: its position, and the stacks of its threads."""
+"""The record that a rank writes for its launcher when it fails or is ended: its position, and its threads' stacks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from distir_relax.runtime.agents.post_mortem import MOST, RECORD
+from distir_relax.runtime.agents.post_mortem import MOST, RANK, RECORD
 from distir_relax.runtime.progress import Point, Progress
 from distir_relax.runtime.watchdog import Steps, describe, describe_point
 from distir_relax.runtime.world import World
@@ -21,17 +22,16 @@ _FRAMES = 60
 
 
 def write_record(world: World) -> None:
-    """Write the record of this rank, if it has an agent. It never fails: it is written while the rank ends."""
-    descriptor = os.environ.get(RECORD, "")
-    if not descriptor.isdecimal():
+    """Write the record of this rank, if its launcher asks for one. It never fails, since the rank is ending."""
+    path = os.environ.get(RECORD, "").replace(RANK, str(world.rank))
+    if not path:
         return
-    record = record_of(world.rank, world.progress, world.steps)
+    record = {**record_of(world.rank, world.progress, world.steps), "step_seconds": list(world.step_seconds)}
     text = json.dumps(record).encode()
     if len(text) > MOST:
         text = json.dumps({**record, "threads": {}}).encode()
-    with suppress(OSError):
-        os.truncate(int(descriptor), 0)
-        os.pwrite(int(descriptor), text, 0)
+    with suppress(OSError, ValueError):
+        Path(path).write_bytes(text)
 
 
 def record_of(rank: int, progress: Progress, steps: Steps) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -127,9 +128,11 @@ class LaunchedRank(Ranks):
         with self._world.running(self._comm.progress, of_rank):
             self._wait_at("the start of the run")
             self._comm.progress.forget_last()
+            begun = time.perf_counter()
             work()
             # A rank that exited early could not report, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
+            self._world.step_seconds.append(time.perf_counter() - begun)
 
     def _wait_at(self, place: str) -> None:
         self._comm.progress.enter(place, "barrier")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -32,11 +33,11 @@ def check_size(mesh: DeviceMesh, size: int) -> None:
 class World(ABC):
     """All processes of a launch, seen from one of them.
 
-    `host_of` has for each rank the first rank of its host. `progress` is this rank's position, `steps` the descriptions
-    of its program's steps, and `in_run` whether it is running the program. Stall detection reads them from its own
-    thread; `report` gets the error of a stall before the launch ends, and prints it. `ended` returns a line for each
-    rank of this node that has exited; `announce` tells them that this one ends the launch, and is called by `abort`;
-    `finalize` ends the use of the launcher's library.
+    `host_of` has for each rank the first rank of its host. `progress` is this rank's position, `step_seconds` the times
+    of its last steps, `steps` the descriptions of its program's steps, and `in_run` whether it is running the program.
+    Stall detection reads them from its own thread; `report` gets the error of a stall before the launch ends, and
+    prints it. `ended` returns a line for each rank of this node that has exited; `announce` tells them that this one
+    ends the launch, and is called by `abort`; `finalize` ends the use of the launcher's library.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class World(ABC):
     def __init__(self) -> None:
         self.host_of = [0]
         self.progress = Progress()
+        self.step_seconds: deque[float] = deque(maxlen=100)
         self.steps: Steps = ()
         self.in_run = False
         self.ended: Callable[[], list[str]] = list

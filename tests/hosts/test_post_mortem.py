@@ -95,13 +95,13 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytes
 def test_a_rank_writes_its_record_to_the_file_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = os.memfd_create("record")
     try:
-        monkeypatch.setenv(RECORD, str(descriptor))
+        monkeypatch.setenv(RECORD, f"/proc/self/fd/{descriptor}")
         assert read_record(descriptor) == {}
         os.pwrite(descriptor, b"x" * (MOST + 9), 0)
         assert read_record(descriptor) == {}
         write_record(ALONE)
         assert read_record(descriptor)["position"] == "rank 0 has not reached its first communication"
-        for value in ("", "x", "-1", "987654"):
+        for value in ("", "/nowhere/x", "/proc/self/fd/987654", "/"):
             monkeypatch.setenv(RECORD, value)
             write_record(ALONE)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -145,6 +146,20 @@ def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: P
     )  # fmt: skip
     assert done.stderr.count("error: ") == 1
     assert not (files / "y.npz").exists()
+
+
+def test_a_launch_with_a_killed_rank_leaves_a_post_mortem(files: Path) -> None:
+    kill = "    import os, time\n    if comm.rank == 1:\n        time.sleep(0.5)\n        os.kill(os.getpid(), 9)\n"
+    write_bundle(mlp_bundle([3, 0, 2], SUM_COLUMNS.replace("    z =", kill + "    z =")), files / "m.dist")
+    done = start(arguments(files, "launch", "--trust-code"), TMPDIR=str(files))
+    assert done.returncode == 75, done.stderr
+    (path,) = files.glob("distir-post-mortem-*.json")
+    assert f"  missing from step #2 %z = all_reduce(%y) (model.py:8): rank 1\n  post-mortem: {path}\n" in done.stderr
+    content = json.loads(path.read_text())
+    assert content["failure"] == "the launch has failed; rank 1 left no record"
+    waits = [rank.get("collective", {}).get("profiling_name") for rank in content["ranks"]]
+    assert waits == ["all_reduce", None, "all_reduce"]
+    assert not [*files.glob("distir-records-*")]
 
 
 @pytest.mark.drawn(1)

@@ -182,8 +182,9 @@ def _start(program: Sequence[str], folder: str, variables: Mapping[str, str], re
             os._exit(INFRASTRUCTURE)
 
     return subprocess.Popen(
-        program, cwd=folder, env={**os.environ, **variables, RECORD: str(record)}, stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, process_group=0, preexec_fn=end_with_parent, pass_fds=(record,),
+        program, cwd=folder, env={**os.environ, **variables, RECORD: f"/proc/self/fd/{record}"},
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0, preexec_fn=end_with_parent,
+        pass_fds=(record,),
     )  # fmt: skip
 
 

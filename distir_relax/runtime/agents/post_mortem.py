@@ -1,8 +1,8 @@
 """What is known of the ranks of a launch that has failed: where each was, and which are missing from a collective.
 
-Each rank writes a record (`distir_relax.runtime.rank_record`) to a file in memory that its agent has given it, whose
-descriptor is in the variable `RECORD`. The launcher collects the records. Fields of a collective have the names of
-torch's flight recorder.
+Each rank writes a record (`distir_relax.runtime.rank_record`) to the file that the variable `RECORD` names; `RANK` in
+it stands for the rank. The launcher collects the records. Fields of a collective have the names of torch's flight
+recorder.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 RECORD = "DISTIR_RECORD"
+RANK = "{rank}"
 MOST = 1 << 18
 """Maximum length of a record in bytes."""
 Record = Mapping[str, Any]
 
 
-def read_record(descriptor: int) -> dict[str, Any]:
-    """Return the record that a rank has written to a descriptor; an empty one if there is none."""
+def read_record(file: int | Path) -> dict[str, Any]:
+    """Return the record that a rank has written to a file, open or by its path; an empty one if there is none."""
     with suppress(OSError, ValueError):
-        found = json.loads(os.pread(descriptor, MOST + 1, 0))
+        found = json.loads(os.pread(file, MOST + 1, 0) if isinstance(file, int) else file.read_bytes()[: MOST + 1])
         if isinstance(found, dict):
             return found
     return {}
