@@ -42,8 +42,6 @@ _CHECKSUMS, _SEGMENTS_4, _SEGMENTS_6 = 0x01, 0x02, 0x04
 _HEADER = 10
 """Bytes of a virtio header, which the frame follows."""
 _FRAME = 66_000
-_BATCH = 16
-"""Frames that are read of a port before others have their turn."""
 
 
 def hardware_address(number: int) -> bytes:
@@ -101,27 +99,30 @@ class Relay:
                         self.dropped += 1
 
     def _receive(self, source: Port) -> None:
-        """Read frames of a host and put them into the queues of their destinations."""
-        for _ in range(_BATCH):
-            try:
-                frame = os.read(source.descriptor, _FRAME)
-            except BlockingIOError:
-                return
-            now, seconds = time.monotonic(), len(frame) / self.rate
-            self.frames += 1
-            self.bytes += len(frame)
-            sent = max(now, source.uplink_free) + seconds
-            if source.is_cut or sent > now + QUEUE or (self.loss and self._random() < self.loss):
+        """Read a frame of a host and put it into the queues of its destinations.
+
+        One frame at a time: a read that fails, since there are no more, costs more than another `select`.
+        """
+        try:
+            frame = os.read(source.descriptor, _FRAME)
+        except OSError:
+            # The host's device was taken down after `select`.
+            return
+        now, seconds = time.monotonic(), len(frame) / self.rate
+        self.frames += 1
+        self.bytes += len(frame)
+        sent = max(now, source.uplink_free) + seconds
+        if source.is_cut or sent > now + QUEUE or (self.loss and self._random() < self.loss):
+            self.dropped += 1
+            return
+        source.uplink_free = sent
+        for port in self._destinations(source, frame):
+            arrived = max(sent, port.downlink_free + seconds)
+            if port.is_cut or arrived > sent + QUEUE:
                 self.dropped += 1
                 continue
-            source.uplink_free = sent
-            for port in self._destinations(source, frame):
-                arrived = max(sent, port.downlink_free + seconds)
-                if port.is_cut or arrived > sent + QUEUE:
-                    self.dropped += 1
-                    continue
-                port.downlink_free = arrived
-                port.queue.append((arrived + self.delay, frame))
+            port.downlink_free = arrived
+            port.queue.append((arrived + self.delay, frame))
 
     def _destinations(self, source: Port, frame: bytes) -> Sequence[Port]:
         address = frame[_HEADER : _HEADER + 6]
