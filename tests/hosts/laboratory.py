@@ -241,7 +241,7 @@ def main() -> None:
             for name in names if rate else ():
                 laboratory.rate(name, rate)
             for one, other in (("n0", "n1"), ("n1", "n2")):
-                print(f"{one} to {other}, {rate or 'no limit':27}: {laboratory.measure(one, other)}", flush=True)
+                print(f"{one} to {other}, {rate or 'no limit':28}: {laboratory.measure(one, other)}", flush=True)
     for delay, gbit, loss in ((0.15e-3, 1.0, 0.0), (0.15e-3, 10.0, 0.0), (5e-3, 1.0, 0.0), (0.15e-3, 1.0, 0.01)):
         kind = f"{delay * 1e3:g} ms, {gbit:g} Gbit/s, {loss:.0%} lost"
         with (
@@ -253,8 +253,10 @@ def main() -> None:
             for one, other in (("n0", "n1"), ("n1", "n2")):
                 before = switch.statistics()
                 link = laboratory.measure(one, other)
-                cpu = (switch.statistics()["cpu"] - before["cpu"]) * (100 << 20) / BYTES
-                print(f"{one} to {other}, {kind:27}: {link}; relay: {cpu:.2f} CPU s per 100 MiB", flush=True)
+                after = switch.statistics()
+                cpu = (after["cpu"] - before["cpu"]) * (100 << 20) / BYTES
+                lost = (after["dropped"] - before["dropped"]) / (after["frames"] - before["frames"])
+                print(f"{one} to {other}, {kind:28}: {link}, {lost:5.1%} lost, {cpu:.2f} CPU s per 100 MiB", flush=True)
 
 
 if __name__ == "__main__":
