@@ -7,8 +7,8 @@ the frames of a wire with an MTU of 1,500. A loss is that of such a frame.
 
     host --read--> [ uplink: rate ] --> [ downlink of the destination: rate ] --> [ delay ] --write--> host
 
-A link is full duplex, each direction a queue of at most `QUEUE` seconds; frames that do not fit are dropped. The switch
-is cut-through: a frame that waits for nobody is serialized once.
+A link is full duplex, each direction a queue; a frame that would wait for more than `QUEUE` seconds is dropped. The
+switch is cut-through: a frame that waits for nobody is serialized once.
 
 Standard input takes commands, ``cut NAME``, ``mend NAME`` or ``statistics``; each is answered by a line of JSON.
 """
@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 QUEUE = 0.02
-"""Seconds of traffic that wait in a queue, as in that of a token bucket of the laboratory."""
+"""Seconds that a frame waits at most, as in a token bucket of the laboratory."""
 EARLY = 20e-6
 """Seconds by which a frame may be early, if the relay is awake anyway: fewer wake-ups, which are half of its cost."""
 _SLACK_OPTION = 29  # PR_SET_TIMERSLACK
@@ -111,17 +111,15 @@ class Relay:
         now, seconds = time.monotonic(), len(frame) / self.rate
         self.frames += 1
         self.bytes += len(frame)
-        sent = max(now, source.uplink_free) + seconds
-        if source.is_cut or sent > now + QUEUE or (self.loss and self._random() < self.loss):
+        if source.is_cut or source.uplink_free > now + QUEUE or (self.loss and self._random() < self.loss):
             self.dropped += 1
             return
-        source.uplink_free = sent
+        source.uplink_free = sent = max(now, source.uplink_free) + seconds
         for port in self._destinations(source, frame):
-            arrived = max(sent, port.downlink_free + seconds)
-            if port.is_cut or arrived > sent + QUEUE:
+            if port.is_cut or port.downlink_free > sent + QUEUE:
                 self.dropped += 1
                 continue
-            port.downlink_free = arrived
+            port.downlink_free = arrived = max(sent, port.downlink_free + seconds)
             port.queue.append((arrived + self.delay, frame))
 
     def _destinations(self, source: Port, frame: bytes) -> Sequence[Port]:
