@@ -43,8 +43,11 @@ def why_not() -> str:
     """Return the reason why this machine has no such hosts; empty if it has."""
     if missing := [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]:
         return f"hosts need {', '.join(missing)} (Debian: util-linux, iproute2)"
+    if not Path("/dev/net/tun").exists():
+        return "hosts need /dev/net/tun"
+    makes = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip netns add a && unshare --time true"
     tried = subprocess.run(
-        [*UNSHARE, "sh", "-c", "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip netns add a"],
+        [*UNSHARE, "sh", "-c", makes],
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     return "" if not tried.returncode else f"namespaces are not allowed here: {tried.stderr.strip()[:100]}"

@@ -47,7 +47,7 @@ class NamespaceHost:
         for part in ("groups", "tmp"):
             (folder / part).mkdir(parents=True)
         self.name = name
-        self.limits = Limits(f"{folder.parent.name}-{name}", folder / "groups")
+        self.limits = Limits(f"distir-{folder.parent.name}-{name}", folder / "groups")
         self._holder = subprocess.Popen(
             [
                 "nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--uts", *clocks.namespace, "--fork",

@@ -31,7 +31,7 @@ NAMED = {
     "cut, slow links": (2.0, "host n1 has not answered for 1."),
 }
 """The seconds in which a failure is named, and its name."""
-ENDS = {
+OTHERS = {
     "nothing", "nothing, other clocks, slow links", "rank, other clocks", "memory", "full disk", "launcher",
 }  # fmt: skip
 """The cases of the other tests."""
@@ -124,4 +124,4 @@ def test_ranks_end_with_their_launcher(files: Path) -> None:
 
 
 def test_every_failure_has_a_name() -> None:
-    assert {*NAMED, *ENDS} == set(CASES)
+    assert {*NAMED, *OTHERS} == set(CASES)
