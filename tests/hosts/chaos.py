@@ -46,7 +46,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
     slots, failures = drawn(seed)
     names = tuple(f"n{number}" for number in range(len(slots)))
     hosts = ",".join(f"{name}:{count}" for name, count in zip(names, slots, strict=True))
-    with tempfile.TemporaryDirectory() as own, Laboratory(Path(own), names) as laboratory:
+    with tempfile.TemporaryDirectory() as own, Laboratory(Path(own), names, [folder]) as laboratory:
         bundle, given = folder / f"{sum(slots)}.dist", folder / "x.npz"
         launch = Launch(laboratory, hosts, bundle, given, REPEATS, TIMEOUT)
         was_running = False

@@ -2,14 +2,18 @@
 
 Everything is within one `unshare`, which ends all processes with the test. A host is at 10.88.0.N, on one switch.
 
-============  ==========================================================
+============  ========================================================================================
 a rate        a token bucket of the host's link (`rate`)
-a cut         the link is down (`cut`), or packets to one host go nowhere (`cut_to`)
+a delay       a relay as the switch, also with a rate and with random losses (`delay`, `gbit`, `loss`)
+a cut         the port of the switch is closed (`cut`), or packets to one host go nowhere (`cut_to`)
 a dead host   all of its processes are killed (`kill`), or stopped (`stop`)
-a slow one    a part of a core, by a cgroup (`share_of_core`)
-a full disk   a small tmpfs (`small_disk`)
-another time  its monotonic clock has another start (`days`)
-============  ==========================================================
+a slow one    a part of a core, by a control group (`share_of_core`)
+little memory a limit, by a control group: the kernel kills who needs more (`memory_of`)
+a full disk   a small tmpfs without room (`full_disk`)
+another time  other monotonic and wall clocks (`clocks`)
+============  ========================================================================================
+
+``python -m tests.hosts.laboratory`` measures the links, and the CPU time of the relay.
 """
 
 from __future__ import annotations
@@ -20,21 +24,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.hosts.clocks import VARIABLE, Clocks, wall_clock_library
+from tests.hosts.links import BYTES, CLIENT, SERVER, Link
+from tests.hosts.namespaces import NamespaceHost
+from tests.hosts.shell import run
+from tests.hosts.switches import Bridge, RelayedSwitch, Switch
+
 UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-SWITCH = "sw"
+NOWHERE = "02:00:00:00:00:99"
+"""A hardware address that no host has."""
 
 
 def why_not() -> str:
-    """Why this machine has no such hosts; empty if it has."""
+    """Return the reason why this machine has no such hosts; empty if it has."""
     if missing := [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]:
         return f"hosts need {', '.join(missing)} (Debian: util-linux, iproute2)"
+    if not Path("/dev/net/tun").exists():
+        return "hosts need /dev/net/tun"
+    makes = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip netns add a && unshare --time true"
     tried = subprocess.run(
-        [*UNSHARE, "sh", "-c", "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip netns add a"],
+        [*UNSHARE, "sh", "-c", makes],
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     return "" if not tried.returncode else f"namespaces are not allowed here: {tried.stderr.strip()[:100]}"
@@ -46,62 +59,74 @@ def in_namespaces(module: str, *arguments: str, timeout: float = 120.0) -> subpr
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-@dataclass(frozen=True)
-class Link:
-    """What was measured on a link: half of a round trip in seconds, and bytes a second."""
-
-    latency: float
-    bandwidth: float
-
-    def __str__(self) -> str:
-        return f"{self.latency * 1e6:.0f} us, {self.bandwidth * 8e-9:.2f} Gbit/s"
-
-
 @dataclass
 class Laboratory:
-    """Hosts, by name. A context manager; it runs within `UNSHARE`."""
+    """Hosts, by name. A context manager; it runs within `UNSHARE`.
+
+    With a `delay`, in seconds and one way, or a `loss`, the probability of a frame's loss drawn by `seed`, hosts are
+    connected by a relay, whose links have `gbit`; otherwise by a bridge. Folders of /tmp that are `shared` are visible
+    on all hosts, as are `folder`, the working directory, and the folders of Python's modules. `clocks` are those of
+    hosts whose clocks differ from the machine's.
+    """
 
     folder: Path
     names: Sequence[str] = ("n0", "n1")
+    shared: Sequence[Path] = ()
+    delay: float = 0.0
+    gbit: float = 1.0
+    loss: float = 0.0
+    seed: int = 0
+    clocks: Mapping[str, Clocks] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    hosts: dict[str, NamespaceHost] = field(default_factory=dict)
 
     def __enter__(self) -> Laboratory:
         Path("/run/netns").mkdir(parents=True, exist_ok=True)
-        _run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
-        _run("ip", "link", "set", "lo", "up")
-        _run("ip", "netns", "add", SWITCH)
-        _run("ip", "-n", SWITCH, "link", "add", "br0", "type", "bridge")
-        _run("ip", "-n", SWITCH, "link", "set", "br0", "up")
-        for number, name in enumerate(self.names, 1):
-            _run("ip", "netns", "add", name)
-            _run("ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", f"p{name}")
-            _run("ip", "link", "set", f"v{name}", "netns", name)
-            _run("ip", "-n", name, "link", "set", f"v{name}", "name", "eth0")
-            _run("ip", "link", "set", f"p{name}", "netns", SWITCH)
-            _run("ip", "-n", SWITCH, "link", "set", f"p{name}", "master", "br0", "up")
-            _run("ip", "-n", name, "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
-            _run("ip", "-n", name, "link", "set", "eth0", "up")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
+        run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
+        run("ip", "link", "set", "lo", "up")
+        for name in self.names:
+            run("ip", "netns", "add", name)
+        self.switch.connect()
+        for name in self.names:
+            run("ip", "-n", name, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
         lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in self.names)]
-        hosts = self.folder / "hosts"
-        hosts.write_text("".join(f"{line}\n" for line in lines))
-        _run("mount", "--bind", str(hosts), "/etc/hosts")
-        shell = self.shell
+        names = self.folder / "names"
+        names.write_text("".join(f"{line}\n" for line in lines))
+        run("mount", "--bind", str(names), "/etc/hosts")
+        shared = [self.folder, Path.cwd(), Path(sys.prefix), *self.shared, *map(Path, filter(None, sys.path))]
+        preload = self._preload()
+        for name in self.names:
+            clocks = self.clocks.get(name, Clocks())
+            # A process that another host starts inherits the variables of that host.
+            variables = {**preload, VARIABLE: str(clocks.wall)} if preload else {}
+            self.hosts[name] = NamespaceHost(name, self.folder / name, shared, clocks, variables)
         # As ssh: options, the host, a command line.
-        shell.write_text(
-            f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nh=$1; shift\n{_enter("$h")} sh -c "$*"\n'
+        self.shell.write_text(
+            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nh=$1; shift\n'
+            f'exec "{self.folder}/$h/enter" sh -c "$*"\n'
         )
-        shell.chmod(0o755)
+        self.shell.chmod(0o755)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name in self.names:
+        for name in self.hosts:
             self.kill(name)
         for process in self.processes:
             process.kill()
             process.wait()
+        for host in self.hosts.values():
+            host.close()
+        self.switch.close()
         for mounted in ("/etc/hosts", "/run/netns"):
-            _run("umount", "-l", mounted)
+            run("umount", "-l", mounted)
+
+    def __post_init__(self) -> None:
+        is_relayed = bool(self.delay or self.loss)
+        self.switch: Switch = (
+            RelayedSwitch(self.names, self.delay, self.gbit, self.loss, self.seed) if is_relayed else Bridge(self.names)
+        )
 
     @property
     def shell(self) -> Path:
@@ -109,21 +134,21 @@ class Laboratory:
         return self.folder / "rsh"
 
     def address(self, name: str) -> str:
-        """The address of a host."""
+        """Return the address of a host."""
         return f"10.88.0.{self.names.index(name) + 1}"
 
     def start(self, name: str, *command: str, **options: object) -> subprocess.Popen[bytes]:
         """Start a command on a host."""
-        process = subprocess.Popen(["sh", "-c", f'{_enter(name)} "$@"', name, *command], **options)  # type: ignore[call-overload]
+        process = subprocess.Popen([str(self.hosts[name].entrance), *command], **options)  # type: ignore[call-overload]
         self.processes.append(process)
         return process  # type: ignore[no-any-return]
 
     def pids(self, name: str) -> list[int]:
-        """The processes of a host."""
-        return [int(text) for text in _run("ip", "netns", "pids", name).split()]
+        """Return the processes of a host."""
+        return self.hosts[name].pids()
 
     def pids_of(self, name: str, *words: str) -> list[int]:
-        """The processes of a host whose command lines have all of these words."""
+        """Return the processes of a host whose command lines have all of these words."""
         found = []
         for pid in self.pids(name):
             with contextlib.suppress(OSError):
@@ -133,91 +158,74 @@ class Laboratory:
         return found
 
     def kill(self, name: str) -> None:
-        """The host dies."""
+        """Kill all processes of a host."""
         _signal(self.pids(name), signal.SIGKILL)
 
     def stop(self, name: str) -> None:
-        """The host stops: none of its processes runs any more."""
+        """Stop all processes of a host."""
         _signal(self.pids(name), signal.SIGSTOP)
 
     def cut(self, name: str) -> None:
-        """Nobody reaches the host, and it reaches nobody."""
-        _run("ip", "-n", SWITCH, "link", "set", f"p{name}", "down")
+        """Cut a host off: nobody reaches it, and it reaches nobody."""
+        self.switch.cut(name)
 
     def mend(self, name: str) -> None:
-        """The inverse of `cut`."""
-        _run("ip", "-n", SWITCH, "link", "set", f"p{name}", "up")
+        """Undo `cut`."""
+        self.switch.mend(name)
 
     def cut_to(self, name: str, other: str) -> None:
-        """What a host sends to another goes nowhere; the other way is open."""
-        nowhere = "02:00:00:00:00:99"
-        _run(
-            "ip",
-            "-n",
-            name,
-            "neigh",
-            "replace",
-            self.address(other),
-            "lladdr",
-            nowhere,
-            "dev",
-            "eth0",
-            "nud",
-            "permanent",
-        )
+        """Lose the packets of a host to another; the other way is open."""
+        neighbor = (self.address(other), "lladdr", NOWHERE, "dev", "eth0", "nud", "permanent")
+        run("ip", "-n", name, "neigh", "replace", *neighbor)
 
     def rate(self, name: str, text: str) -> None:
-        """What a host sends has this rate, such as 1gbit."""
+        """Limit the rate at which a host sends, such as 1gbit."""
         bucket = ("burst", "256kb", "latency", "20ms")
-        _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", text, *bucket)
+        run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", text, *bucket)
 
     def unlimit(self, *names: str) -> None:
-        """The inverse of `rate`."""
+        """Undo `rate`."""
         for name in names:
             with contextlib.suppress(RuntimeError):
-                _run("tc", "-n", name, "qdisc", "del", "dev", "eth0", "root")
+                run("tc", "-n", name, "qdisc", "del", "dev", "eth0", "root")
 
     def share_of_core(self, name: str, share: float) -> None:
-        """The processes that the host has now, and those that they start, have a share of a core."""
-        group = Path(f"/sys/fs/cgroup/cpu/distir-{os.getpid()}-{name}")
-        group.mkdir(exist_ok=True)
-        (group / "cpu.cfs_period_us").write_text("5000")
-        (group / "cpu.cfs_quota_us").write_text(str(round(5000 * share)))
-        for pid in self.pids(name):
-            (group / "cgroup.procs").write_text(str(pid))
+        """Limit the processor time of a host's processes to a share of a core."""
+        self.hosts[name].limits.share_of_core(share, self.pids(name))
+
+    def memory_of(self, name: str, megabytes: int) -> None:
+        """Limit the memory of a host's processes."""
+        self.hosts[name].limits.memory(megabytes, self.pids(name))
+
+    def full_disk(self, name: str) -> Path:
+        """Mount a disk without room on a host; return its folder there."""
+        disk = self.folder / f"disk-{name}"
+        disk.mkdir()
+        script = 'mount -t tmpfs -o size=64k tmpfs "$0" && ! cat /dev/zero > "$0/filled" 2>/dev/null'
+        if self.start(name, "sh", "-c", script, str(disk)).wait(10):
+            raise RuntimeError(f"there is no full disk on {name}")
+        return disk
+
+    def bytes_received(self, name: str) -> int:
+        """Return the bytes that have arrived at a host."""
+        return int(run("ip", "netns", "exec", name, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
 
     def measure(self, name: str, other: str) -> Link:
         """Measure the link from a host to another: 200 round trips of a byte, and 64 MB one way."""
-        server = self.start(other, sys.executable, "-c", _SERVER, self.address(other))
-        time.sleep(0.3)
-        client = self.start(name, sys.executable, "-c", _CLIENT, self.address(other), stdout=subprocess.PIPE)
+        server = self.start(other, sys.executable, "-c", SERVER, self.address(other), stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        server.stdout.readline()
+        client = self.start(name, sys.executable, "-c", CLIENT, self.address(other), stdout=subprocess.PIPE)
         out, _ = client.communicate(timeout=60)
-        server.wait(timeout=10)
+        server.communicate(timeout=10)
         latency, bandwidth = map(float, out.split())
         return Link(latency, bandwidth)
 
-
-@contextlib.contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A disk of a number of megabytes."""
-    folder.mkdir(exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
-    try:
-        yield folder
-    finally:
-        _run("umount", "-l", str(folder))
-
-
-def _enter(name: str) -> str:
-    inner = f'hostname {name}; mount -t tmpfs -o size=64m tmpfs /tmp/.X11-unix 2>/dev/null; exec \\"\\$@\\"'
-    return f'exec nsenter --net=/run/netns/{name} unshare --uts sh -c "{inner}" {name}'
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    def _preload(self) -> dict[str, str]:
+        """Return the variable that loads the library of the wall clock, if a host has another one."""
+        if not any(clocks.wall for clocks in self.clocks.values()):
+            return {}
+        return {"LD_PRELOAD": str(wall_clock_library(self.folder))}
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
@@ -226,36 +234,32 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-_TRIPS, _BYTES = 200, 64 << 20
-_SERVER = f"""
-import socket, sys
-s = socket.socket(); s.setsockopt(1, 2, 1); s.bind((sys.argv[1], 4711)); s.listen(); c, _ = s.accept()
-c.setsockopt(6, 1, 1)
-for _ in range({_TRIPS}): c.sendall(c.recv(1))
-left = {_BYTES}
-while left: left -= len(c.recv(min(left, 1 << 20)))
-c.sendall(b"x"); c.recv(1)
-"""
-_CLIENT = f"""
-import socket, statistics, sys, time
-c = socket.create_connection((sys.argv[1], 4711), 10); c.setsockopt(6, 1, 1); t = []
-for _ in range({_TRIPS}):
-    a = time.perf_counter(); c.sendall(b"x"); c.recv(1); t.append(time.perf_counter() - a)
-a = time.perf_counter(); c.sendall(bytes({_BYTES})); c.recv(1); b = time.perf_counter() - a
-print(statistics.median(t) / 2, {_BYTES} / b)
-"""
-
-
 def main() -> None:
-    """Print the links of three hosts as they are, and with rates."""
+    """Print the links of hosts as they are, with rates, and with a relay, and the CPU time of the relay."""
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder), ("n0", "n1", "n2")) as laboratory:
+    names = ("n0", "n1", "n2")
+    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder), names) as laboratory:
         for rate in ("", "10gbit", "1gbit"):
-            for name in laboratory.names if rate else ():
+            for name in names if rate else ():
                 laboratory.rate(name, rate)
             for one, other in (("n0", "n1"), ("n1", "n2")):
-                print(f"{one} to {other}, {rate or 'no limit':9}: {laboratory.measure(one, other)}", flush=True)
+                print(f"{one} to {other}, {rate or 'no limit':28}: {laboratory.measure(one, other)}", flush=True)
+    for delay, gbit, loss in ((0.15e-3, 1.0, 0.0), (0.15e-3, 10.0, 0.0), (5e-3, 1.0, 0.0), (0.15e-3, 1.0, 0.01)):
+        kind = f"{delay * 1e3:g} ms, {gbit:g} Gbit/s, {loss:.0%} lost"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Laboratory(Path(folder), names, delay=delay, gbit=gbit, loss=loss) as laboratory,
+        ):
+            switch = laboratory.switch
+            assert isinstance(switch, RelayedSwitch)
+            for one, other in (("n0", "n1"), ("n1", "n2")):
+                before = switch.statistics()
+                link = laboratory.measure(one, other)
+                after = switch.statistics()
+                cpu = (after["cpu"] - before["cpu"]) * (100 << 20) / BYTES
+                lost = (after["dropped"] - before["dropped"]) / (after["frames"] - before["frames"])
+                print(f"{one} to {other}, {kind:28}: {link}, {lost:5.1%} lost, {cpu:.2f} CPU s per 100 MiB", flush=True)
 
 
 if __name__ == "__main__":

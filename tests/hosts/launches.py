@@ -41,11 +41,20 @@ class Launch:
     """`distir launch --host` of a bundle from the host n0; `lines` are what it has printed, each with its moment."""
 
     def __init__(
-        self, laboratory: Laboratory, hosts: str, bundle: Path, given: Path, repeat: int, timeout: int
+        self,
+        laboratory: Laboratory,
+        hosts: str,
+        bundle: Path,
+        given: Path,
+        repeat: int,
+        timeout: int,
+        output: Path | None = None,
     ) -> None:
+        options = ["--rsh", laboratory.shell, "--input", given, "--repeat", repeat, "--timeout", timeout]
+        options += ["--output", output] if output else []
         self.process = laboratory.start(
             "n0", sys.executable, "-P", "-m", "distir_relax", "launch", str(bundle), "--host", hosts,
-            "--rsh", str(laboratory.shell), "--input", str(given), "--repeat", str(repeat), "--timeout", str(timeout),
+            *map(str, options),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(laboratory.folder)},
         )  # fmt: skip
         self.lines: list[tuple[float, str]] = []

@@ -1,52 +1,93 @@
-"""A launch on two hosts to which something happens: ``python -m tests.hosts.lost WHAT BUNDLE INPUT``, in namespaces.
+"""A launch on two hosts to which something happens: ``python -m tests.hosts.lost CASE BUNDLE INPUT``, in namespaces.
 
-Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, what it
-printed, the processes that are left on the hosts, and the post-mortem files.
+Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, the
+lines that it printed, the processes that are left on the hosts, the post-mortem files, and the files of a full disk.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tests.hosts.clocks import Clocks, has_compiler
 from tests.hosts.laboratory import Laboratory
-from tests.hosts.launches import RANK, REPEATS, Failure, Launch, inflict
+from tests.hosts.launches import REPEATS, Failure, Launch, inflict
 
-FAILURES = {
-    "rank": Failure("kill", "n1"),
-    "segfault": Failure("segfault", "n1"),
-    "stopped rank": Failure("stop", "n1"),
-    "agent": Failure("agent", "n1"),
-    "host": Failure("host", "n1"),
-    "stopped host": Failure("stop host", "n1"),
-    "cut": Failure("cut", "n1"),
-    "cut one way": Failure("cut one way", "n1"),
-    "launcher": Failure("launcher", "n0"),
-    "nothing": None,
+DAY = 86_400
+# Files are younger than the clocks of n0 say, and those of the hosts are 300 days apart.
+CLOCKS = {
+    "n0": Clocks(wall=-100 * DAY if has_compiler() else 0),
+    "n1": Clocks(monotonic=10 * DAY, wall=200 * DAY if has_compiler() else 0),
 }
-"""What happens to the second host, or to its rank."""
+TRAFFIC = 100_000
+"""Bytes that a host has received only if its ranks are connected and run: connecting takes a quarter of it."""
+
+ENDING = 2.5
+"""Seconds in which the processes of the hosts end after their launch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch in a laboratory with some `options`, and its failure, if any.
+
+    `memory` is the memory of the second host in megabytes; if `is_disk_full`, the output is to go to a full disk.
+    """
+
+    failure: Failure | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    memory: int = 0
+    is_disk_full: bool = False
+
+
+CASES = {
+    "rank": Case(Failure("kill", "n1")),
+    "segfault": Case(Failure("segfault", "n1")),
+    "stopped rank": Case(Failure("stop", "n1")),
+    "agent": Case(Failure("agent", "n1")),
+    "host": Case(Failure("host", "n1")),
+    "stopped host": Case(Failure("stop host", "n1")),
+    "cut": Case(Failure("cut", "n1")),
+    "cut one way": Case(Failure("cut one way", "n1")),
+    "rank, other clocks": Case(Failure("kill", "n1"), {"clocks": CLOCKS}),
+    "cut, slow links": Case(Failure("cut", "n1"), {"delay": 0.15e-3, "loss": 0.01}),
+    "launcher": Case(Failure("launcher", "n0")),
+    "nothing": Case(),
+    "nothing, other clocks, slow links": Case(options={"clocks": CLOCKS, "delay": 0.15e-3, "loss": 0.01}),
+    "memory": Case(memory=64),
+    "full disk": Case(is_disk_full=True),
+}
+"""Failures of the second host or of its rank, and launches on hosts with other clocks, links, memory or disks."""
 
 
 def main() -> None:
-    what, bundle, given = sys.argv[1:]
-    failure = FAILURES[what]
-    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder)) as laboratory:
-        launch = Launch(laboratory, "n0:1,n1:1", Path(bundle), Path(given), 1 if failure is None else REPEATS, 30)
+    """Run the case, and print the line."""
+    case, bundle, given = CASES[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3])
+    failure, shared = case.failure, [bundle.parent, given.parent]
+    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder), shared=shared, **case.options) as laboratory:
+        if case.memory:
+            laboratory.memory_of("n1", case.memory)
+        disk = laboratory.full_disk("n0") if case.is_disk_full else None
+        output, repeat = disk / "y.npz" if disk else None, REPEATS if failure else 1
+        launch = Launch(laboratory, "n0:1,n1:1", bundle, given, repeat, 30, output)
         if failure is not None:
             until = time.monotonic() + 60
-            while not laboratory.pids_of("n1", RANK) and time.monotonic() < until:
-                time.sleep(0.2)
-            # Its ranks are connected, and run.
-            time.sleep(8)
+            while laboratory.bytes_received("n1") < TRAFFIC and time.monotonic() < until:
+                time.sleep(0.1)
         start = time.monotonic()
         if failure is not None:
             inflict(laboratory, failure, launch)
         code = launch.wait(40)
         ended = time.monotonic() - start
-        time.sleep(2.5)
+        until = time.monotonic() + ENDING
+        while time.monotonic() < until and any(laboratory.pids(name) for name in laboratory.names):
+            time.sleep(0.1)
         text = launch.text()
         named = next((when - start for when, line in launch.lines if "error: " in line and when > start), None)
         left = {name: [Path(f"/proc/{pid}/comm").read_text().strip() for pid in laboratory.pids(name)]
@@ -54,6 +95,7 @@ def main() -> None:
         written = [json.loads(path.read_text()) for path in Path(folder).glob("distir-post-mortem-*.json")]
         print(json.dumps({
             "code": code, "named": named, "ended": ended, "text": text, "left": left, "written": written,
+            "disk": sorted(os.listdir(f"{laboratory.hosts['n0'].root}{disk}")) if disk else [],
         }))  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from distir_relax.bundle import write_bundle
 from tests.hosts.laboratory import in_namespaces, why_not
-from tests.hosts.lost import FAILURES
+from tests.hosts.limits import has_memory_limits
+from tests.hosts.lost import CASES
 from tests.runtime.handmade import example_input, mlp_bundle
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(150)]
@@ -26,8 +28,13 @@ NAMED = {
     "stopped host": (2.0, "host n1 has not answered for 1."),
     "cut": (2.0, "host n1 has not answered for 1."),
     "cut one way": (2.0, "host n1 has not answered for 1."),
+    "cut, slow links": (2.0, "host n1 has not answered for 1."),
 }
 """The seconds in which a failure is named, and its name."""
+OTHERS = {
+    "nothing", "nothing, other clocks, slow links", "rank, other clocks", "memory", "full disk", "launcher",
+}  # fmt: skip
+"""The cases of the other tests."""
 _BUSY = 1.0
 """Seconds by which other tests may delay it."""
 
@@ -53,12 +60,39 @@ def happened(what: str, files: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_launch_on_two_hosts_succeeds(files: Path) -> None:
-    found = happened("nothing", files)
+@pytest.mark.parametrize("case", ["nothing", "nothing, other clocks, slow links"])
+def test_a_launch_on_two_hosts_succeeds(case: str, files: Path) -> None:
+    found = happened(case, files)
     assert found["code"] == 0, found["text"]
     assert any("2 ranks (torch)" in line for line in found["text"])
     assert found["left"] == {"n0": [], "n1": []}
     assert found["written"] == []
+
+
+def test_clocks_of_hosts_do_not_delay_the_name_of_a_killed_rank(files: Path) -> None:
+    found = happened("rank, other clocks", files)
+    assert found["code"] == 75, found["text"]
+    assert any(line.startswith(f"error: {NAMED['rank'][1]}") for line in found["text"]), found["text"]
+    assert found["named"] < NAMED["rank"][0] + _BUSY
+    assert found["left"] == {"n0": [], "n1": []}
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_named(files: Path) -> None:
+    if not has_memory_limits():
+        pytest.skip("there are no memory limits by control groups of version 1 here")
+    found = happened("memory", files)
+    assert found["code"] == 75, found["text"]
+    assert "error: rank 1 on n1 was killed by the system: out of memory" in found["text"]
+    assert found["left"] == {"n0": [], "n1": []}
+
+
+def test_an_output_for_a_full_disk_is_an_error_and_leaves_no_file(files: Path) -> None:
+    found = happened("full disk", files)
+    assert found["code"] == 2, found["text"]
+    place = r"\[0\] error: .*/disk-n0/y\.npz: cannot be written: No space left on device"
+    assert any(re.match(place, line) for line in found["text"]), found["text"]
+    assert found["disk"] == ["filled"]
+    assert found["left"] == {"n0": [], "n1": []}
 
 
 @pytest.mark.drawn(2)
@@ -90,4 +124,4 @@ def test_ranks_end_with_their_launcher(files: Path) -> None:
 
 
 def test_every_failure_has_a_name() -> None:
-    assert {*NAMED, "launcher", "nothing"} == set(FAILURES)
+    assert {*NAMED, *OTHERS} == set(CASES)
