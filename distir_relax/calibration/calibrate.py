@@ -25,7 +25,7 @@ from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.cost.profile import Level, Profile, load_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import RunError
-from distir_relax.runtime.hosts import Host
+from distir_relax.runtime.hosts import THIS_MACHINE, HostList
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch, launch_on_hosts
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
@@ -85,7 +85,7 @@ class Calibration:
 
 def calibrate(
     output: Path, ranks: int, device: str, name: str = "", links: str | None = None, passes: int = PASSES,
-    budget: float = BUDGET, worst: float = MAX_ERROR, hosts: Sequence[Host] = (), rsh: str = "",
+    budget: float = BUDGET, worst: float = MAX_ERROR, hosts: HostList = THIS_MACHINE,
 ) -> Calibration:  # fmt: skip
     """Measure `ranks` devices of this machine with mpirun, or of `hosts`, fit a profile and write it to `output`.
 
@@ -94,15 +94,10 @@ def calibrate(
     group's median error is above `worst`; nothing is written then. Warns of other work on the machine.
     """
     check_writable(output)
-    if hosts and not hosts[0].is_this:
-        raise RunError(
-            f"expected this machine as the first host, found {hosts[0].name}", "--host",
-            "rank 0, on the first, writes the measurements",
-        )  # fmt: skip
     if Path(output).suffix != ".toml":
         raise RunError("expected the name of a .toml file for the profile", str(output))
     with warn_of_other_work():
-        measured = measure_ranks(ranks, device, passes, budget, hosts, rsh)
+        measured = measure_ranks(ranks, device, passes, budget, hosts)
     calibration = fit(measured, name, links)
     calibration.check(worst)
     calibration.write(output)
@@ -110,7 +105,7 @@ def calibrate(
 
 
 def measure_ranks(
-    ranks: int, device: str, passes: int, budget: float = 0.0, hosts: Sequence[Host] = (), rsh: str = ""
+    ranks: int, device: str, passes: int, budget: float = 0.0, hosts: HostList = THIS_MACHINE
 ) -> Measurements:
     """Measure `ranks` devices of this machine with mpirun, or of `hosts`. Raises RunError as `calibrate` does.
 
@@ -130,23 +125,42 @@ def measure_ranks(
         crowded = range(together + 1, ranks + 1)
         share = _CROWDED_SHARE * seconds
         seconds = max(1.0, seconds - share * len(crowded)) if budget else 0.0
-        measured = _launch_measurement(together, device, passes, Path(folder), seconds, hosts=hosts, rsh=rsh)
+        measured = _launch_measurement(together, device, passes, Path(folder), seconds, hosts=hosts)
         of_more = [_launch_measurement(n, device, passes, Path(folder), share, crowded=True) for n in crowded]
     return with_collectives(measured, of_more)
 
 
 def _launch_measurement(
     ranks: int, device: str, passes: int, folder: Path, seconds: float, crowded: bool = False,
-    hosts: Sequence[Host] = (), rsh: str = "",
+    hosts: HostList = THIS_MACHINE,
 ) -> Measurements:  # fmt: skip
     file = folder / "measured.json"
     options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
     arguments = ["measure", str(file), str(folder), *options, *(["--crowded"] if crowded else [])]
     if ranks == 1:
         measure(file, device, passes, folder, ALONE, seconds)
-    elif (launch_on_hosts(hosts, arguments, rsh) if hosts else launch(ranks, arguments)) != 0:
+    elif launch_measurement(ranks, arguments, folder, hosts) != 0:
         raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
     return Measurements.of(json.loads(file.read_text()))
+
+
+def launch_measurement(
+    ranks: int, arguments: Sequence[str], folder: Path, hosts: HostList, threads: int | None = None
+) -> int:
+    """Launch ranks that read a folder and write to it, on this machine or on hosts; return the exit code.
+
+    Raises RunError unless the first host is this machine: rank 0 writes.
+    """
+    if not hosts:
+        return launch(ranks, arguments, threads)
+    if not hosts.hosts[0].is_this:
+        raise RunError(
+            f"expected this machine as the first host, found {hosts.hosts[0].name}", "--host",
+            "rank 0, on the first, writes the measurements",
+        )  # fmt: skip
+    if ranks != hosts.ranks:
+        raise RunError(f"expected hosts with {ranks} ranks together, found {hosts.ranks}", "--host")
+    return launch_on_hosts(hosts.hosts, arguments, hosts.rsh, threads)
 
 
 def measure(

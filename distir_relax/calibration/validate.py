@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.bundle import read_bundle, write_bundle
-from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
+from distir_relax.calibration.calibrate import PASSES, fit, launch_measurement, measure_ranks
 from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.calibration.configurations import Configuration, read_configurations
 from distir_relax.calibration.machine_check import warn_of_mismatch
@@ -22,7 +22,7 @@ from distir_relax.calibration.statistics import undisturbed
 from distir_relax.calibration.step_overhead import time_requests
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
-from distir_relax.runtime.launch import launch
+from distir_relax.runtime.hosts import THIS_MACHINE, HostList
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.world import World
@@ -42,9 +42,10 @@ def validate(
     compared: Sequence[str] = COMPARED,
     require_signature: Path | None = None,
     device: str = "cpu",
+    hosts: HostList = THIS_MACHINE,
 ) -> Validation:
     """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
-    Ranks compute on `device`.
+    Ranks compute on `device`, of this machine or of `hosts`, which have all ranks of each configuration.
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, training
     steps, steps of text generation, or pairs of a distributed program and its tensors. Inputs are random. Without a
@@ -64,14 +65,14 @@ def validate(
         ]
         for number in range(passes):
             if profile is None:
-                measured.append(measure_ranks(max(ranks), device, 1, _PASS_BUDGET))
+                measured.append(measure_ranks(max(ranks), device, 1, _PASS_BUDGET, hosts))
             for count in sorted(set(ranks)):
                 chosen = [i for i, n in enumerate(ranks) if n == count]
                 bundles = [
                     (str(paths[i]), str(configurations[i].bundle.key or ""), configurations[i].step) for i in chosen
                 ]
                 request = {"bundles": bundles, "steps": steps, "peaks": number == 0, "device": device}
-                for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder)), strict=True):
+                for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder), hosts), strict=True):
                     runs_by_configuration[i].take(answer)
     calibration = fit(merge_passes(measured)) if measured else None
     machine = calibration.profile if calibration else profile
@@ -102,11 +103,11 @@ class _Runs:
         )  # fmt: skip
 
 
-def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path) -> list[dict[str, Any]]:
+def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path, hosts: HostList) -> list[dict[str, Any]]:
     """Run `time_bundles` in one launch; return its result for each bundle."""
     request_file, answer = folder / "request.json", folder / "answer.json"
     request_file.write_text(json.dumps(request))
-    if launch(ranks, ["time-bundles", str(request_file), str(answer)], threads) != 0:
+    if launch_measurement(ranks, ["time-bundles", str(request_file), str(answer)], folder, hosts, threads) != 0:
         raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
     results: list[dict[str, Any]] = json.loads(answer.read_text())
     return results

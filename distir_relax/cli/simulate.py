@@ -271,11 +271,11 @@ def calibrate(
     Passes that exceed the budget are skipped. A fit with too large errors is not written.
     """
     from distir_relax.calibration.calibrate import calibrate as measure_and_fit
-    from distir_relax.runtime.hosts import read_hosts
+    from distir_relax.runtime.hosts import HostList, read_hosts
 
-    hosts = () if host is None else read_hosts(host, n)
-    count = sum(one.slots for one in hosts) or n or 2
-    calibration = measure_and_fit(output, count, device.value, name, links, passes, budget, max_error, hosts, rsh)
+    hosts = HostList() if host is None else HostList(read_hosts(host, n), rsh)
+    count = hosts.ranks or n or 2
+    calibration = measure_and_fit(output, count, device.value, name, links, passes, budget, max_error, hosts)
     for group, error in calibration.errors.items():
         typer.echo(f"{group:16} median error of the fit {error:.1%}")
     profile = calibration.profile
@@ -320,15 +320,18 @@ def validate(
     ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
     json: JsonOption = False,
+    host: HostOption = None,
+    rsh: RshOption = "",
     *,
     reading: dict[str, Any],
     running: dict[str, Any],
 ) -> None:
-    """Run configurations and compare their measured times and memory with the simulator's predictions."""
+    """Run configurations, also on several hosts, and compare times and memory with the simulator's predictions."""
     from distir_relax.calibration.validate import validate as run_and_compare
     from distir_relax.cost.profile import load_profile
     from distir_relax.report.scatter_plot import write_plot
     from distir_relax.report.validation import json_text, table
+    from distir_relax.runtime.hosts import HostList, read_hosts
     from distir_relax.runtime.inputs import check_writable
 
     if (profile is None) == (calibrate is None):
@@ -340,7 +343,8 @@ def validate(
     compared = [name.strip() for name in compare.split(",") if name.strip()]
     machine = load_profile(profile) if profile else None
     key, device = reading["require_signature"], running["device"]
-    validation = run_and_compare(targets, machine, steps, threads, passes, compared, key, device)
+    hosts = HostList() if host is None else HostList(read_hosts(host), rsh)
+    validation = run_and_compare(targets, machine, steps, threads, passes, compared, key, device, hosts)
     if calibrate is not None and validation.calibration is not None:
         validation.calibration.write(calibrate)
     if plot is not None:

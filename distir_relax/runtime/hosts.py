@@ -27,6 +27,25 @@ class Host:
         return self.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn())
 
 
+@dataclass(frozen=True)
+class HostList:
+    """The hosts of a launch, and the remote shell to them; empty for a launch on this machine alone."""
+
+    hosts: tuple[Host, ...] = ()
+    rsh: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.hosts)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return sum(host.slots for host in self.hosts)
+
+
+THIS_MACHINE = HostList()
+
+
 def read_hosts(text: str, ranks: int | None = None) -> tuple[Host, ...]:
     """Parse ``a:2,b:1`` or ``a,b`` (one rank each); the hosts must have `ranks` ranks in total, if it is given.
 

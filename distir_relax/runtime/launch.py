@@ -76,7 +76,9 @@ def launch_with_torchrun(n: int, arguments: Sequence[str]) -> int:
             raise
 
 
-def launch_on_hosts(hosts: Sequence[Host], arguments: Sequence[str], rsh: str = "") -> int:
+def launch_on_hosts(
+    hosts: Sequence[Host], arguments: Sequence[str], rsh: str = "", threads: int | None = None
+) -> int:
     """Run `distir <arguments>` on the ranks of hosts; return the launch's exit code, 0 only if every rank succeeded.
 
     An agent on each host, which `rsh` (ssh by default) starts, starts the ranks and watches them: the first rank or
@@ -85,7 +87,7 @@ def launch_on_hosts(hosts: Sequence[Host], arguments: Sequence[str], rsh: str = 
     check_connected()
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
     most = max(host.slots for host in hosts)
-    return HostsLaunch(hosts, _program(arguments), variables | {"OMP_NUM_THREADS": _threads(most, None)}, rsh).run()
+    return HostsLaunch(hosts, _program(arguments), variables | {"OMP_NUM_THREADS": _threads(most, threads)}, rsh).run()
 
 
 @contextmanager
