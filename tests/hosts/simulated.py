@@ -174,7 +174,7 @@ def _connect(host: SimulatedHost, supervisor: Supervisor, now: float, over_at: f
     may = not (host.dead or host.stopped or host.cut_in or host.cut_out)
     if host.agent is None and may and now >= host.connects_at and over_at is None:
         host.agent = Agent({rank.number for rank in host.ranks}, now)
-        supervisor.connected(host.number, now)
+        supervisor.told(host.number, {"is": "here"}, now)
     elif host.agent is None and host.dead and over_at is None:
         supervisor.exited(host.number, 255, now)
 

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.agents.connection import _MOST_UNKNOWN, Listener
 from distir_relax.runtime.agents.ends import rank_end
 from distir_relax.runtime.agents.launch_hosts import HostsLaunch
 from distir_relax.runtime.agents.supervisor import LOST, SETTLE, HostState, Supervisor
@@ -57,7 +58,7 @@ def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
     """A rank that fails because its peer was killed may be heard of first."""
     supervisor = Supervisor([HostState("a", [0]), HostState("b", [1])], 0.0)
     for number in (0, 1):
-        supervisor.connected(number, 0.0)
+        supervisor.told(number, {"is": "here"}, 0.0)
     supervisor.told(0, {"is": "ended", "rank": 0, "status": 2, "out_of_memory": False}, 1.0)
     supervisor.told(1, {"is": "ended", "rank": 1, "status": -signal.SIGKILL, "out_of_memory": True}, 1.03)
     supervisor.tick(1.0 + SETTLE)
@@ -68,7 +69,7 @@ def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
 
 def test_a_user_error_of_a_rank_keeps_its_code() -> None:
     supervisor = Supervisor([HostState("a", [0, 1])], 0.0)
-    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "here"}, 0.0)
     supervisor.told(0, {"is": "ended", "rank": 1, "status": 2}, 1.0)
     supervisor.tick(1.0 + SETTLE)
     supervisor.told(0, {"is": "ended", "rank": 0, "status": -15}, 1.2)
@@ -79,7 +80,7 @@ def test_a_user_error_of_a_rank_keeps_its_code() -> None:
 def test_a_busy_machine_is_no_failure() -> None:
     """What is heard of every 1.4 s is there."""
     supervisor = Supervisor([HostState("a", [0])], 0.0)
-    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "here"}, 0.0)
     for number in range(1, 1000):
         supervisor.told(0, {"is": "beat"}, number * 0.93 * LOST)
         supervisor.tick(number * 0.93 * LOST)
@@ -93,7 +94,7 @@ def test_a_busy_machine_is_no_failure() -> None:
 )  # fmt: skip
 def test_other_messages_change_nothing(message: dict[str, object]) -> None:
     supervisor = Supervisor([HostState("a", [0])], 0.0)
-    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "here"}, 0.0)
     supervisor.told(0, message, 1.0)
     supervisor.tick(1.0 + SETTLE)
     assert (supervisor.failures, supervisor.hosts[0].ended) == ([], {})
@@ -175,6 +176,39 @@ def test_ten_thousand_fuzzed_beginnings_of_connections_change_nothing() -> None:
         assert len(decoder._data) <= MOST_UNKNOWN + 300, "no memory is taken for what a length claims"
 
 
+def test_a_connection_dropped_for_another_in_the_same_round_is_not_read() -> None:
+    """The oldest of too many unknown connections is closed; it may be in the list of those that are ready."""
+    with contextlib.ExitStack() as stack:
+        listener = Listener("127.0.0.1", b"token", "launcher")
+        stack.callback(listener.close)
+
+        def connect() -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(listener.address))
+            list(listener.receive(listener._socket, 0.0))
+            return sock
+
+        oldest, *_ = [connect() for _ in range(_MOST_UNKNOWN)]
+        oldest.sendall(b"noise" * 20)
+        ready = [key.fileobj for key, _ in listener.selector.select(1.0)]
+        connect()
+        (sock,) = ready
+        assert isinstance(sock, socket.socket)
+        assert list(listener.receive(sock, 0.0)) == []
+        assert len(listener.selector.get_map()) == 1 + _MOST_UNKNOWN
+
+
+def test_connections_without_an_introduction_are_dropped_after_seconds() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = Listener("127.0.0.1", b"token", "launcher")
+        stack.callback(listener.close)
+        stack.enter_context(socket.create_connection(listener.address))
+        listener.selector.select(1.0)
+        list(listener.receive(listener._socket, 7.0))
+        for now, count in ((7.0, 2), (11.9, 2), (12.1, 1)):
+            listener.tick(now)
+            assert len(listener.selector.get_map()) == count
+
+
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
@@ -182,7 +216,7 @@ def test_connections_of_others_change_nothing(capfd: pytest.CaptureFixture[str])
     """A thousand of them, to the port of a launch that runs: silent, with noise, with a wrong proof, with a length."""
     program = [sys.executable, "-c", "import time; time.sleep(4); print('done')"]
     launch = HostsLaunch([Host("localhost", 2)], program, {}, "")
-    address = launch._server.getsockname()
+    address = launch._listener.address
     over = threading.Event()
     thread = threading.Thread(target=_disturb, args=(address, over))
     thread.start()

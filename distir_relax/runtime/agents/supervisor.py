@@ -78,14 +78,10 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._beat = self.started
 
-    def connected(self, number: int, now: float) -> None:
-        """A host's agent has connected."""
-        self.hosts[number].heard = now
-
     @property
     def is_connected(self) -> bool:
-        """Whether all agents have connected."""
-        return all(host.heard is not None for host in self.hosts)
+        """Whether all agents have connected, and none has ended."""
+        return all(host.heard is not None and host.is_open for host in self.hosts)
 
     def told(self, number: int, message: Message, now: float) -> None:
         """A host's agent has said something."""
