@@ -19,15 +19,16 @@ _BACKLOG = 1024
 
 
 class Connection:
-    """Messages over a socket that does not block, after a handshake in the role "agent" or "launcher"."""
+    """Messages over a socket that does not block, after a handshake in a role; `introduction` is the first of them."""
 
-    def __init__(self, sock: socket.socket, token: bytes, role: str) -> None:
+    def __init__(self, sock: socket.socket, token: bytes, role: str, introduction: Message | None = None) -> None:
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self._handshake = Handshake(token, role)
         self._decoder = Decoder()
+        self._introduction = introduction
         self._waiting = encode(self._handshake.first())
         self.flush()
 
@@ -67,6 +68,8 @@ class Connection:
                     self.send(answer)
                 if self.is_known:
                     self._decoder.most = MOST
+                    if self._introduction is not None:
+                        self.send(self._introduction)
 
     def close(self) -> None:
         """Close the socket, after up to a tenth of a second for what waits to be sent."""
@@ -92,6 +95,14 @@ class Listener:
         self._socket.setblocking(False)
         self.address: tuple[str, int] = self._socket.getsockname()
         self.selector.register(self._socket, selectors.EVENT_READ)
+
+    def connect(self, number: int, address: tuple[str, int], introduction: Message) -> None:
+        """Connect to another process's listener, in the role "client"."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex(address)
+        self.connections[number] = Connection(sock, self._token, "client", introduction)
+        self.selector.register(sock, selectors.EVENT_READ)
 
     def receive(self, ready: socket.socket, now: float) -> Iterator[tuple[int, Message | None]]:
         """Iterate over the messages at a socket, with the number of their host; None is the end of a connection."""

@@ -108,13 +108,13 @@ class HostsLaunch:
     def _start_ranks(self) -> None:
         """Tell all agents what to start; the store is on the first host."""
         hosts = self.supervisor.hosts
-        address = self._agents[0].socket.getpeername()[0]
-        for number, of_ranks in enumerate(launch_environments(hosts, address, self._here[0].get("port", 0))):
+        peers = [self._here[number].get("address", ("", 0)) for number in range(len(hosts))]
+        for number, of_ranks in enumerate(launch_environments(hosts, peers[0][0], self._here[0].get("port", 0))):
             environments = {
                 str(rank): {**self.variables, **own} for rank, own in zip(hosts[number].ranks, of_ranks, strict=True)
             }
-            start = {"is": "start", "program": self.program, "folder": os.getcwd(), "environments": environments}
-            self._agents[number].send(start)
+            start = {"is": "start", "program": self.program, "folder": os.getcwd(), "peers": peers}
+            self._agents[number].send({**start, "environments": environments})
 
     def _start(self, number: int, host: Host) -> subprocess.Popen[bytes]:
         """Start a host's agent, which reads the token from its standard input: an argument can be seen by others."""
