@@ -1,7 +1,8 @@
-"""A launch on two hosts to which something happens: ``python -m tests.hosts.lost WHAT BUNDLE INPUT``, in namespaces.
+"""A launch on hosts to which something happens: ``python -m tests.hosts.lost WHAT BUNDLE INPUT``, in namespaces.
 
-Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, what it
-printed, the processes that are left on the hosts, and the post-mortem files.
+BUNDLE has three ranks for `LINKS`, and two for others. Prints one line of JSON: the exit code, the seconds until the
+failure was named and until the launch had ended, what it printed, the processes that are left on the hosts, and the
+post-mortem files.
 """
 
 from __future__ import annotations
@@ -24,18 +25,24 @@ FAILURES = {
     "stopped host": Failure("stop host", "n1"),
     "cut": Failure("cut", "n1"),
     "cut one way": Failure("cut one way", "n1"),
+    "cut link": Failure("cut link", "n1", which=1),
+    "cut link one way": Failure("cut one way", "n1", which=1),
+    "firewall": Failure("cut link", "n1", which=1),
     "launcher": Failure("launcher", "n0"),
     "nothing": None,
 }
-"""What happens to the second host, or to its rank."""
+"""What happens to the second host, to its rank, or to its link to a third one; a firewall is there from the start."""
+LINKS = ("cut link", "cut link one way", "firewall")
 
 
 def main() -> None:
     what, bundle, given = sys.argv[1:]
     failure = FAILURES[what]
-    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder)) as laboratory:
-        launch = Launch(laboratory, "n0:1,n1:1", Path(bundle), Path(given), 1 if failure is None else REPEATS, 30)
-        if failure is not None:
+    names = ("n0", "n1", "n2") if what in LINKS else ("n0", "n1")
+    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder), names) as laboratory:
+        hosts, repeats = ",".join(f"{name}:1" for name in names), 1 if failure is None else REPEATS
+        launch = Launch(laboratory, hosts, Path(bundle), Path(given), repeats, 30)
+        if failure is not None and what != "firewall":
             until = time.monotonic() + 60
             while not laboratory.pids_of("n1", RANK) and time.monotonic() < until:
                 time.sleep(0.2)
