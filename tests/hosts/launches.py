@@ -98,6 +98,10 @@ def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
             laboratory.cut(host)
         case "cut one way":
             laboratory.cut_to(host, failure.other(laboratory.names))
+        case "cut link":
+            other = failure.other(laboratory.names)
+            laboratory.cut_to(host, other)
+            laboratory.cut_to(other, host)
         case "slow":
             laboratory.rate(host, "200kbit")
         case "held":

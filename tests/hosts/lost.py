@@ -1,6 +1,6 @@
-"""A launch on two hosts to which something happens: ``python -m tests.hosts.lost CASE BUNDLE INPUT``, in namespaces.
+"""A launch on hosts to which something happens: ``python -m tests.hosts.lost CASE BUNDLE INPUT``, in namespaces.
 
-Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, the
+BUNDLE has three ranks for `LINKS`, and two for others. Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, the
 lines that it printed, the processes that are left on the hosts, the post-mortem files, and the files of a full disk.
 """
 
@@ -35,7 +35,8 @@ ENDING = 2.5
 
 @dataclass(frozen=True)
 class Case:
-    """A launch in a laboratory with some `options`, and its failure, if any.
+    """A launch in a laboratory with some `options`, and its failure, if any, which is there from the `start` or comes
+    once its ranks run.
 
     `memory` is the memory of the second host in megabytes; if `is_disk_full`, the output is to go to a full disk.
     """
@@ -44,6 +45,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: int = 0
     is_disk_full: bool = False
+    start: bool = False
 
 
 CASES = {
@@ -57,26 +59,35 @@ CASES = {
     "cut one way": Case(Failure("cut one way", "n1")),
     "rank, other clocks": Case(Failure("kill", "n1"), {"clocks": CLOCKS}),
     "cut, slow links": Case(Failure("cut", "n1"), {"delay": 0.15e-3, "loss": 0.01}),
+    "cut link": Case(Failure("cut link", "n1", which=1)),
+    "cut link one way": Case(Failure("cut one way", "n1", which=1)),
+    "firewall": Case(Failure("cut link", "n1", which=1), start=True),
     "launcher": Case(Failure("launcher", "n0")),
     "nothing": Case(),
     "nothing, other clocks, slow links": Case(options={"clocks": CLOCKS, "delay": 0.15e-3, "loss": 0.01}),
     "memory": Case(memory=64),
     "full disk": Case(is_disk_full=True),
 }
-"""Failures of the second host or of its rank, and launches on hosts with other clocks, links, memory or disks."""
+"""Failures of the second host, of its rank, or of its link to a third one, and launches on hosts with other clocks,
+links, memory or disks."""
+LINKS = ("cut link", "cut link one way", "firewall")
 
 
 def main() -> None:
     """Run the case, and print the line."""
     case, bundle, given = CASES[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3])
     failure, shared = case.failure, [bundle.parent, given.parent]
-    with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder), shared=shared, **case.options) as laboratory:
+    names = ("n0", "n1", "n2")[: 2 + (sys.argv[1] in LINKS)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Laboratory(Path(folder), names, shared=shared, **case.options) as laboratory,
+    ):
         if case.memory:
             laboratory.memory_of("n1", case.memory)
         disk = laboratory.full_disk("n0") if case.is_disk_full else None
         output, repeat = disk / "y.npz" if disk else None, REPEATS if failure else 1
-        launch = Launch(laboratory, "n0:1,n1:1", bundle, given, repeat, 30, output)
-        if failure is not None:
+        launch = Launch(laboratory, ",".join(f"{name}:1" for name in names), bundle, given, repeat, 30, output)
+        if failure is not None and not case.start:
             until = time.monotonic() + 60
             while laboratory.bytes_received("n1") < TRAFFIC and time.monotonic() < until:
                 time.sleep(0.1)

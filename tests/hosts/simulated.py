@@ -1,7 +1,8 @@
 """Launches under a virtual clock and a simulated network: the launcher's and the agents' state machines as they are.
 
 A seed draws hosts, ranks, delays, and what happens: ranks that end, are killed or stopped, agents and hosts that die or
-stop, cuts in one or both directions, also several at once and while agents connect. The same seed gives the same run.
+stop, cuts in one or both directions, between the launcher's network and a host or between two hosts, also several at
+once and while agents connect. The launcher is on a machine of its own. The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from distir_relax.runtime.agents.agent import STOPPED, Agent
-from distir_relax.runtime.agents.supervisor import CONNECTING, GRACE, LOST, SETTLE, HostState, Supervisor
+from distir_relax.runtime.agents.agent import MEETING, STOPPED, Agent
+from distir_relax.runtime.agents.supervisor import BEAT, CONNECTING, GRACE, LOST, SETTLE, HostState, Supervisor
 from distir_relax.runtime.agents.wire import Message
 
 STEP = 0.01
@@ -39,6 +40,8 @@ class SimulatedHost:
     number: int
     ranks: list[Rank]
     connects_at: float
+    starts_after: float
+    """Seconds after which it starts its ranks, once all agents have connected."""
     agent: Agent | None = None
     to_launcher: list[tuple[float, Message | None]] = field(default_factory=list)
     to_agent: list[tuple[float, Message | None]] = field(default_factory=list)
@@ -46,6 +49,12 @@ class SimulatedHost:
     stopped: bool = False
     cut_out: bool = False
     cut_in: bool = False
+    cut_to: set[int] = field(default_factory=set)
+    """The hosts to which nothing arrives from this one."""
+    met: set[int] = field(default_factory=set)
+    """The hosts whose agents are connected to this one's."""
+    to_peers: list[tuple[float, int]] = field(default_factory=list)
+    """When beats arrive at other agents."""
     told_end: bool = False
     terminated_at: float | None = None
 
@@ -60,7 +69,10 @@ class Run:
     length: float = 0.0
     """When the ranks end, if nothing happens."""
     is_connected: bool = False
+    started_at: float = HOURS
+    """When all agents have connected."""
     reported: str = ""
+    reported_at: float = HOURS
     events: list[tuple[float, str, int]] = field(default_factory=list)
     hurt: set[int] = field(default_factory=set)
     """The hosts to which something happened, or on which a rank failed."""
@@ -80,6 +92,8 @@ EVENTS = (
     "cut",
     "cut out",
     "cut in",
+    "cut link",
+    "cut link one way",
 )
 
 
@@ -92,7 +106,7 @@ def simulate(seed: int) -> Run:
     hosts, first = [], 0
     for number, count in enumerate(counts):
         ranks = [Rank(first + n, length + draw.uniform(0.0, 0.3)) for n in range(count)]
-        hosts.append(SimulatedHost(number, ranks, draw.uniform(0.05, 2.0)))
+        hosts.append(SimulatedHost(number, ranks, draw.uniform(0.05, 2.0), draw.uniform(0.0, BEAT)))
         first += count
     run.events = sorted(
         (draw.uniform(0.0, length), draw.choice(EVENTS), draw.randrange(len(hosts)))
@@ -106,15 +120,18 @@ def simulate(seed: int) -> Run:
         now += STEP
         while events and events[0][0] <= now:
             _, what, number = events.pop(0)
-            _happen(what, hosts[number], now, draw, run)
+            _happen(what, hosts[number], hosts, now, draw, run)
         for host in hosts:
             _connect(host, supervisor, now, over_at)
         if supervisor.is_connected and not started:
-            started = True
+            started, run.started_at = True, now
+        _pass_beats([host for host in hosts if now >= run.started_at + host.starts_after], hosts, now)
         for host in hosts:
-            _step(host, supervisor, now, delay, started, over_at is not None)
+            _step(host, supervisor, now, delay, now >= run.started_at + host.starts_after, over_at is not None)
         if over_at is None:
             supervisor.tick(now)
+            if supervisor.reported is not None and run.reported_at == HOURS:
+                run.reported_at = now
             for number, message in supervisor.outbox:
                 hosts[number].to_agent.append((now + delay, message))
             supervisor.outbox.clear()
@@ -137,10 +154,13 @@ def simulate(seed: int) -> Run:
 def bound(run: Run) -> float:
     """When a launch with these events is over at the latest."""
     last = max([when for when, *_ in run.events], default=0.0)
-    return (max(last, run.length) if run.is_connected else CONNECTING) + STOPPED + LOST + SETTLE + GRACE + LOST + 0.2
+    begin = max(last, run.length, run.started_at + MEETING) if run.is_connected else CONNECTING
+    return begin + STOPPED + LOST + 2 * BEAT + SETTLE + GRACE + LOST + 0.2
 
 
-def _happen(what: str, host: SimulatedHost, now: float, draw: random.Random, run: Run) -> None:
+def _happen(
+    what: str, host: SimulatedHost, hosts: list[SimulatedHost], now: float, draw: random.Random, run: Run
+) -> None:
     rank = draw.choice(host.ranks)
     if what == "pause rank":
         # Shorter than what is taken for the end.
@@ -168,13 +188,49 @@ def _happen(what: str, host: SimulatedHost, now: float, draw: random.Random, run
             host.cut_out = True
         case "cut in":
             host.cut_in = True
+        case "cut link" | "cut link one way":
+            other = draw.choice([other for other in hosts if other is not host])
+            run.hurt.add(other.number)
+            host.cut_to.add(other.number)
+            if what == "cut link":
+                other.cut_to.add(host.number)
+            # Their ranks wait for each other.
+            for rank in (*host.ranks, *other.ranks):
+                rank.ends_at = rank.ends_at if rank.status else 2 * HOURS
+
+
+def _reaches(host: SimulatedHost, other: SimulatedHost) -> bool:
+    return not (host.cut_out or other.cut_in or other.number in host.cut_to)
+
+
+def _pass_beats(started: list[SimulatedHost], hosts: list[SimulatedHost], now: float) -> None:
+    """Connect agents to each other, deliver their beats, and let them see that connections have ended."""
+    runs = [host for host in started if host.agent is not None and not (host.dead or host.stopped)]
+    for host in runs:
+        for other in started:
+            if other is host or host.agent is None:
+                continue
+            both = _reaches(host, other) and _reaches(other, host)
+            has_ended = other.dead or other.told_end
+            if both and other in runs and not has_ended and other.number not in host.met:
+                host.met.add(other.number)
+                host.agent.peer_told(other.number, False, now)
+            elif has_ended and _reaches(other, host) and other.number in host.met:
+                host.met.remove(other.number)
+                host.agent.peer_told(other.number, True, now)
+        for when, number in [beat for beat in host.to_peers if beat[0] <= now]:
+            host.to_peers.remove((when, number))
+            peer = hosts[number]
+            if peer in runs and peer.agent is not None and number in host.met and _reaches(host, peer):
+                peer.agent.peer_told(host.number, False, now)
 
 
 def _connect(host: SimulatedHost, supervisor: Supervisor, now: float, over_at: float | None) -> None:
     may = not (host.dead or host.stopped or host.cut_in or host.cut_out)
     if host.agent is None and may and now >= host.connects_at and over_at is None:
-        host.agent = Agent({rank.number for rank in host.ranks}, now)
-        supervisor.connected(host.number, now)
+        others = set(range(len(supervisor.hosts))) - {host.number}
+        host.agent = Agent({rank.number for rank in host.ranks}, now, dict.fromkeys(others, now + MEETING))
+        supervisor.told(host.number, {"is": "here"}, now)
     elif host.agent is None and host.dead and over_at is None:
         supervisor.exited(host.number, 255, now)
 
@@ -197,6 +253,7 @@ def _step(host: SimulatedHost, supervisor: Supervisor, now: float, delay: float,
             agent.told(message, now)
     if not started:
         agent.heard = now
+        agent.peers = dict.fromkeys(agent.peers, now + MEETING)
         host.to_launcher.append((now + delay, {"is": "beat"}))
         return
     _run_ranks(host, agent, now)
@@ -209,6 +266,8 @@ def _step(host: SimulatedHost, supervisor: Supervisor, now: float, delay: float,
                 rank.ends_at, rank.status = min(rank.ends_at, now + 0.05), -15 if what == "end" else -9
     agent.signals.clear()
     host.to_launcher += [(now + delay, message) for message in agent.outbox]
+    if any(message["is"] == "beat" for message in agent.outbox):
+        host.to_peers += [(now + delay, peer) for peer in host.met]
     agent.outbox.clear()
     if was_over and not host.told_end:
         host.told_end = True

@@ -14,9 +14,11 @@ import time
 import pytest
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.agents.agent import MEETING, Agent
+from distir_relax.runtime.agents.connection import _MOST_UNKNOWN, Listener
 from distir_relax.runtime.agents.ends import rank_end
 from distir_relax.runtime.agents.launch_hosts import HostsLaunch
-from distir_relax.runtime.agents.supervisor import LOST, SETTLE, HostState, Supervisor
+from distir_relax.runtime.agents.supervisor import BEAT, LOST, SETTLE, HostState, Supervisor
 from distir_relax.runtime.agents.wire import MOST_UNKNOWN, Decoder, Handshake, Message, WireError, encode
 from distir_relax.runtime.hosts import Host
 from tests.hosts.simulated import bound, simulate
@@ -49,6 +51,29 @@ def test_so_do_ten_thousand() -> None:
         assert_ends_well(seed)
 
 
+def test_the_message_names_the_host_or_the_link_that_is_lost() -> None:
+    """Other hosts do not hear of a host that is lost either; that is not the cause."""
+    kinds = set()
+    for run in map(simulate, range(1000, 1400)):
+        if len(run.events) != 1 or not run.code:
+            continue
+        ((when, kind, number),) = run.events
+        kinds.add(kind)
+        first = run.reported.partition("\n")[0]
+        if not kind.startswith("cut link"):
+            assert "heard of host" not in first, run
+            continue
+        (other,) = run.hurt - {number}
+        names = {f"host n{other} has not heard of host n{number} for"}
+        if kind == "cut link":
+            names.add(f"host n{number} has not heard of host n{other} for")
+        assert any(first.startswith(name) for name in names), run
+        # Before agents have met they have more time.
+        limit = LOST if when > run.started_at + 2 * BEAT else MEETING
+        assert run.reported_at - max(when, run.started_at) < limit + 2 * BEAT + SETTLE, run
+    assert {"cut link", "cut link one way", "stop host", "kill host", "cut", "cut out"} <= kinds
+
+
 def test_a_seed_gives_the_same_run() -> None:
     assert simulate(17) == simulate(17)
 
@@ -57,7 +82,7 @@ def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
     """A rank that fails because its peer was killed may be heard of first."""
     supervisor = Supervisor([HostState("a", [0]), HostState("b", [1])], 0.0)
     for number in (0, 1):
-        supervisor.connected(number, 0.0)
+        supervisor.told(number, {"is": "here"}, 0.0)
     supervisor.told(0, {"is": "ended", "rank": 0, "status": 2, "out_of_memory": False}, 1.0)
     supervisor.told(1, {"is": "ended", "rank": 1, "status": -signal.SIGKILL, "out_of_memory": True}, 1.03)
     supervisor.tick(1.0 + SETTLE)
@@ -68,7 +93,7 @@ def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
 
 def test_a_user_error_of_a_rank_keeps_its_code() -> None:
     supervisor = Supervisor([HostState("a", [0, 1])], 0.0)
-    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "here"}, 0.0)
     supervisor.told(0, {"is": "ended", "rank": 1, "status": 2}, 1.0)
     supervisor.tick(1.0 + SETTLE)
     supervisor.told(0, {"is": "ended", "rank": 0, "status": -15}, 1.2)
@@ -76,10 +101,67 @@ def test_a_user_error_of_a_rank_keeps_its_code() -> None:
     assert supervisor.outbox[-1] == (0, {"is": "end"}) or (0, {"is": "end"}) in supervisor.outbox
 
 
+def test_a_report_of_another_host_counts_once_the_launcher_hears_of_it() -> None:
+    def unheard() -> Supervisor:
+        supervisor = Supervisor([HostState(name, [rank]) for rank, name in enumerate("abc")], 0.0)
+        for number in range(3):
+            supervisor.told(number, {"is": "here"}, 0.0)
+        supervisor.told(1, {"is": "unheard", "host": 2, "seconds": 1.6}, 1.0)
+        return supervisor
+
+    there = unheard()
+    there.told(2, {"is": "beat"}, 1.2)
+    there.tick(1.2 + SETTLE)
+    assert str(there.reported).startswith("host b has not heard of host c for 1.6 s\n  hint: the network between them")
+    assert there.code == 75
+    lost = unheard()
+    for number in (0, 1):
+        lost.told(number, {"is": "beat"}, 1.4)
+    lost.tick(1.6)
+    lost.tick(1.6 + SETTLE)
+    assert str(lost.reported).startswith("host c has not answered for 1.6 s")
+    done = unheard()
+    done.told(2, {"is": "ended", "rank": 2, "status": 0}, 1.2)
+    done.told(2, {"is": "beat"}, 1.2)
+    done.closed(2, 1.2)
+    done.tick(1.2 + SETTLE)
+    assert done.failures == []
+    killed = unheard()
+    killed.told(2, {"is": "beat"}, 1.2)
+    killed.told(0, {"is": "ended", "rank": 0, "status": -9}, 1.25)
+    killed.tick(1.2 + SETTLE)
+    assert str(killed.reported).startswith("rank 0 on a was killed by SIGKILL")
+
+
+def test_an_agent_that_hears_of_nobody_reports_the_launcher() -> None:
+    agent = Agent({0}, 0.0, {1: MEETING, 2: MEETING})
+    for peer in (1, 2):
+        agent.peer_told(peer, False, 0.0)
+    agent.told({"is": "beat"}, 0.1)
+    for hundredths in range(200):
+        agent.tick(hundredths / 100)
+    reports = [message for message in agent.outbox if message["is"] == "unheard"]
+    assert ["host" in message for message in reports] == [False]
+
+
+def test_a_peer_that_cannot_be_connected_is_reported_after_seconds() -> None:
+    """Silence may be a lost packet; a refusal is none, but its host may be about to end."""
+    agent = Agent({0}, 0.0, {1: MEETING, 2: MEETING})
+    reports: dict[int, float] = {}
+    for hundredths in range(700):
+        now = hundredths / 100
+        agent.told({"is": "beat"}, now)
+        agent.peer_told(2, True, now)
+        agent.tick(now)
+        reports |= {message["host"]: now for message in agent.outbox if message["is"] == "unheard"}
+        agent.outbox.clear()
+    assert reports == {1: pytest.approx(MEETING, abs=0.02), 2: pytest.approx(LOST, abs=0.02)}
+
+
 def test_a_busy_machine_is_no_failure() -> None:
     """What is heard of every 1.4 s is there."""
     supervisor = Supervisor([HostState("a", [0])], 0.0)
-    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "here"}, 0.0)
     for number in range(1, 1000):
         supervisor.told(0, {"is": "beat"}, number * 0.93 * LOST)
         supervisor.tick(number * 0.93 * LOST)
@@ -89,12 +171,15 @@ def test_a_busy_machine_is_no_failure() -> None:
 @pytest.mark.parametrize(
     "message",
     [{}, {"is": "ended"}, {"is": "ended", "rank": "0", "status": 0}, {"is": "ended", "rank": 7, "status": 0},
-     {"is": "ended", "rank": True, "status": 0}, {"is": "ended", "rank": 0, "status": None}, {"is": 3, "rank": 0}],
+     {"is": "ended", "rank": True, "status": 0}, {"is": "ended", "rank": 0, "status": None}, {"is": 3, "rank": 0},
+     *({"is": "unheard", "host": host, "seconds": 1.5} for host in (1, -1, True, "0", [])),
+     {"is": "unheard", "host": 0, "seconds": "1"}],
 )  # fmt: skip
 def test_other_messages_change_nothing(message: dict[str, object]) -> None:
     supervisor = Supervisor([HostState("a", [0])], 0.0)
-    supervisor.connected(0, 0.0)
+    supervisor.told(0, {"is": "here"}, 0.0)
     supervisor.told(0, message, 1.0)
+    supervisor.told(0, {"is": "beat"}, 1.0)
     supervisor.tick(1.0 + SETTLE)
     assert (supervisor.failures, supervisor.hosts[0].ended) == ([], {})
 
@@ -112,9 +197,10 @@ def test_ends_have_names(status: int, text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
-def test_both_sides_prove_the_token_without_sending_it() -> None:
+@pytest.mark.parametrize("roles", [("launcher", "agent"), ("server", "client")])
+def test_both_sides_prove_the_token_without_sending_it(roles: tuple[str, str]) -> None:
     token = b"secret" * 5
-    launcher, agent = Handshake(token, "launcher"), Handshake(token, "agent")
+    launcher, agent = (Handshake(token, role) for role in roles)
     to_agent, to_launcher = launcher.first(), agent.first()
     answer, proof = launcher.answer(to_launcher), agent.answer(to_agent)
     assert answer
@@ -126,9 +212,11 @@ def test_both_sides_prove_the_token_without_sending_it() -> None:
     assert agent.is_done
 
 
-def test_another_token_and_a_reflected_proof_are_refused() -> None:
-    for other in (Handshake(b"other", "agent"), Handshake(b"token", "launcher")):
-        launcher = Handshake(b"token", "launcher")
+@pytest.mark.parametrize(("role", "peer"), [("launcher", "agent"), ("server", "client"), ("client", "server")])
+def test_another_token_and_a_reflected_proof_are_refused(role: str, peer: str) -> None:
+    others = {"agent", "launcher", "server", "client"} - {peer}
+    for other in (Handshake(b"other", peer), *(Handshake(b"token", other) for other in others)):
+        launcher = Handshake(b"token", role)
         proof = other.answer(launcher.first())
         launcher.answer(other.first())
         assert proof
@@ -156,12 +244,13 @@ def test_messages_arrive_in_any_pieces() -> None:
         assert found == messages
 
 
-def test_ten_thousand_fuzzed_beginnings_of_connections_change_nothing() -> None:
+@pytest.mark.parametrize(("role", "peer"), [("launcher", "agent"), ("server", "client")])
+def test_ten_thousand_fuzzed_beginnings_of_connections_change_nothing(role: str, peer: str) -> None:
     draw = random.Random(0)
     token = b"token"
-    honest = [encode(Handshake(token, "agent").first()), encode({"proves": "0" * 64}), encode({"is": "here"})]
+    honest = [encode(Handshake(token, peer).first()), encode({"proves": "0" * 64}), encode({"is": "here"})]
     for _ in range(10_000):
-        handshake, decoder = Handshake(token, "launcher"), Decoder()
+        handshake, decoder = Handshake(token, role), Decoder()
         data = bytearray(b"".join(draw.choices(honest, k=draw.randint(0, 3))) + draw.randbytes(draw.randint(0, 60)))
         for _ in range(draw.randint(0, 4)):
             if data:
@@ -175,16 +264,57 @@ def test_ten_thousand_fuzzed_beginnings_of_connections_change_nothing() -> None:
         assert len(decoder._data) <= MOST_UNKNOWN + 300, "no memory is taken for what a length claims"
 
 
+def test_a_connection_dropped_for_another_in_the_same_round_is_not_read() -> None:
+    """The oldest of too many unknown connections is closed; it may be in the list of those that are ready."""
+    with contextlib.ExitStack() as stack:
+        listener = Listener("127.0.0.1", b"token", "launcher")
+        stack.callback(listener.close)
+
+        def connect() -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(listener.address))
+            list(listener.receive(listener._socket, 0.0))
+            return sock
+
+        oldest, *_ = [connect() for _ in range(_MOST_UNKNOWN)]
+        oldest.sendall(b"noise" * 20)
+        ready = [key.fileobj for key, _ in listener.selector.select(1.0)]
+        connect()
+        (sock,) = ready
+        assert isinstance(sock, socket.socket)
+        assert list(listener.receive(sock, 0.0)) == []
+        assert len(listener.selector.get_map()) == 1 + _MOST_UNKNOWN
+
+
+def test_connections_without_an_introduction_are_dropped_after_seconds() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = Listener("127.0.0.1", b"token", "launcher")
+        stack.callback(listener.close)
+        stack.enter_context(socket.create_connection(listener.address))
+        listener.selector.select(1.0)
+        list(listener.receive(listener._socket, 7.0))
+        for now, count in ((7.0, 2), (11.9, 2), (12.1, 1)):
+            listener.tick(now)
+            assert len(listener.selector.get_map()) == count
+
+
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def test_connections_of_others_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """A thousand of them, to the port of a launch that runs: silent, with noise, with a wrong proof, with a length."""
+@pytest.mark.parametrize("whose", ["launcher", "first agent", "last agent"])
+def test_connections_of_others_change_nothing(whose: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A thousand of them, to a port of a launch that runs: silent, with noise, with a wrong proof, with a length."""
     program = [sys.executable, "-c", "import time; time.sleep(4); print('done')"]
-    launch = HostsLaunch([Host("localhost", 2)], program, {}, "")
-    address = launch._server.getsockname()
+    launch = HostsLaunch([Host("localhost", 1)] * 2, program, {}, "")
     over = threading.Event()
-    thread = threading.Thread(target=_disturb, args=(address, over))
+
+    def disturb() -> None:
+        number = 0 if whose == "first agent" else 1
+        while whose != "launcher" and number not in launch._here and not over.is_set():
+            time.sleep(0.001)
+        address, port = launch._listener.address if whose == "launcher" else launch._here[number]["address"]
+        _disturb((address, port), "launcher" if whose == "launcher" else "server", over)
+
+    thread = threading.Thread(target=disturb)
     thread.start()
     try:
         assert launch.run() == 0
@@ -194,7 +324,7 @@ def test_connections_of_others_change_nothing(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().out.count("done") == 2
 
 
-def _disturb(address: tuple[str, int], over: threading.Event) -> None:
+def _disturb(address: tuple[str, int], role: str, over: threading.Event) -> None:
     draw, kept = random.Random(0), []
     for number in range(1000):
         if over.is_set():
@@ -205,8 +335,8 @@ def _disturb(address: tuple[str, int], over: threading.Event) -> None:
             if kind == 1:
                 sock.sendall(draw.randbytes(draw.randint(1, 2000)))
             elif kind == 2:
-                handshake = Handshake(b"guess", "agent")
-                guesses = handshake.first(), {"proves": "0" * 64}, {"is": "here", "host": 0, "port": 1}
+                handshake = Handshake(b"guess", "agent" if role == "launcher" else "client")
+                guesses = handshake.first(), {"proves": "0" * 64}, {"is": "here", "host": 1, "port": 1}
                 sock.sendall(b"".join(map(encode, guesses)))
             elif kind == 3:
                 sock.sendall((1 << 31).to_bytes(4, "big"))
@@ -226,6 +356,13 @@ def test_a_rank_that_fails_ends_the_others(capfd: pytest.CaptureFixture[str]) ->
     found = capfd.readouterr().err
     assert "[2] error: mine\n" in found
     assert "error: rank 2 on localhost ended with exit code 1\n" in found
+
+
+def test_hosts_whose_ranks_end_early_are_not_missed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Their agents end, and the others do not hear of them any more."""
+    code = "import os, time\ntime.sleep(4 if os.environ['RANK'] == '1' else 0.5)"
+    assert HostsLaunch([Host("localhost", 1)] * 3, [sys.executable, "-c", code], {}, "").run() == 0
+    assert "error" not in capfd.readouterr().err
 
 
 def test_a_host_that_is_not_reached_is_named(capfd: pytest.CaptureFixture[str]) -> None:

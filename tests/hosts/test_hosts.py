@@ -13,7 +13,7 @@ import pytest
 from distir_relax.bundle import write_bundle
 from tests.hosts.laboratory import in_namespaces, why_not
 from tests.hosts.limits import has_memory_limits
-from tests.hosts.lost import CASES
+from tests.hosts.lost import CASES, LINKS
 from tests.runtime.handmade import example_input, mlp_bundle
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(150)]
@@ -32,7 +32,7 @@ NAMED = {
 }
 """The seconds in which a failure is named, and its name."""
 OTHERS = {
-    "nothing", "nothing, other clocks, slow links", "rank, other clocks", "memory", "full disk", "launcher",
+    "nothing", "nothing, other clocks, slow links", "rank, other clocks", "memory", "full disk", "launcher", *LINKS,
 }  # fmt: skip
 """The cases of the other tests."""
 _BUSY = 1.0
@@ -49,12 +49,14 @@ def namespaces() -> None:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hosts")
     write_bundle(mlp_bundle([3, 2]), folder / "m.dist")
+    write_bundle(mlp_bundle([3, 2, 2]), folder / "links.dist")
     np.savez(folder / "x.npz", x=example_input())
     return folder
 
 
 def happened(what: str, files: Path) -> dict[str, Any]:
-    done = in_namespaces("tests.hosts.lost", what, str(files / "m.dist"), str(files / "x.npz"))
+    bundle = files / ("links.dist" if what in LINKS else "m.dist")
+    done = in_namespaces("tests.hosts.lost", what, str(bundle), str(files / "x.npz"))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -116,6 +118,26 @@ def test_what_is_lost_is_named_and_ends_the_launch(what: str, files: Path) -> No
     if survivor["collective"] is not None and what != "stopped rank":  # which may wait in the same one
         assert written["missing"]["ranks"] == [1]
         assert any(line.startswith("  missing from ") for line in found["text"])
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("what", LINKS)
+def test_a_cut_between_two_hosts_without_the_launcher_is_named(what: str, files: Path) -> None:
+    # The agents start within a second, and have five to connect.
+    seconds = 6.5 if what == "firewall" else 2.0
+    found = happened(what, files)
+    assert found["code"] == 75, found["text"]
+    (error,) = [line for line in found["text"] if line.startswith("error: ")]
+    # Without acknowledgements the other direction stops, too.
+    assert re.fullmatch(r"error: host n[12] has not heard of host n[12] for 1\.\d s", error)
+    assert found["named"] < seconds + _BUSY
+    assert found["ended"] < seconds + 5.0
+    assert found["left"] == {"n0": [], "n1": [], "n2": []}
+    if what == "firewall" and not found["written"]:
+        return  # No rank had begun.
+    (written,) = found["written"]
+    assert written["hosts"] == {"n0": [0], "n1": [1], "n2": [2]}
+    assert [rank["rank"] for rank in written["ranks"]] == [0, 1, 2]
 
 
 @pytest.mark.sweep

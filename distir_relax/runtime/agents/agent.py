@@ -8,6 +8,8 @@ from distir_relax.runtime.agents.supervisor import BEAT, GRACE, LOST
 from distir_relax.runtime.agents.wire import Message
 from distir_relax.runtime.exit_codes import INFRASTRUCTURE
 
+MEETING = 5.0
+"""Seconds that agents have to connect to each other: the third SYN, if two are lost, is sent after 3."""
 STOPPED = 1.0
 """Seconds after which a rank that is stopped is taken for one that does not go on."""
 
@@ -16,12 +18,15 @@ STOPPED = 1.0
 class Agent:
     """The state of an agent, whose ranks are those of its host that still `run`.
 
-    Messages to send are in `outbox`, signals to send to all ranks in `signals` ("end" and "kill" are those that end
-    them). Without a word from the launcher for `LOST` seconds it ends its ranks.
+    Messages to the launcher are in `outbox` (beats go to the other agents, too), signals to send to all ranks in
+    `signals` ("end" and "kill" are those that end them). Without a word from the launcher for `LOST` seconds it ends
+    its ranks; without one from another agent it tells the launcher.
     """
 
     run: set[int]
     heard: float
+    peers: dict[int, float] = field(default_factory=dict)
+    """The time until which each other agent has to be heard of, until it is reported."""
     outbox: list[Message] = field(default_factory=list)
     signals: list[str | int] = field(default_factory=list)
     is_lost: bool = False
@@ -45,6 +50,11 @@ class Agent:
         self.is_lost = True
         self._end(now)
 
+    def peer_told(self, peer: int, is_closed: bool, now: float) -> None:
+        """Another agent has said something, or its connection has ended."""
+        if peer in self.peers:
+            self.peers[peer] = min(self.peers[peer] if is_closed else now + LOST, now + LOST)
+
     def ended(self, rank: int, status: int, out_of_memory: bool) -> None:
         """A rank has ended, with an exit code or by the signal of that number, negative."""
         self.run.discard(rank)
@@ -64,6 +74,11 @@ class Agent:
             # It may hear this: only its own messages are lost, or it was stopped and goes on.
             self.outbox.append({"is": "unheard", "seconds": now - self.heard})
             self.lost(now)
+        # Whoever does not hear of the launcher either is cut off itself.
+        if now < self.heard + 2 * BEAT and self._ending is None:
+            for peer in [peer for peer, until in self.peers.items() if now > until]:
+                seconds = now - self.peers.pop(peer) + LOST
+                self.outbox.append({"is": "unheard", "host": peer, "seconds": seconds})
         if now >= self._beat:
             self._beat = now + BEAT
             self.outbox.append({"is": "beat"})

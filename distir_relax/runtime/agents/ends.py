@@ -40,7 +40,7 @@ def rank_end(host: str, rank: int, status: int, out_of_memory: bool) -> End:
     """Return the end of a rank whose exit code is `status`, or the negative number of the signal that ended it."""
     if status >= 0:
         # It has printed why.
-        return End(host, rank, f"ended with exit code {status}", "", status or INFRASTRUCTURE, 3)
+        return End(host, rank, f"ended with exit code {status}", "", status or INFRASTRUCTURE, 4)
     number = -status
     if number == signal.SIGKILL and out_of_memory:
         return End(host, rank, "was killed by the system: out of memory", _MEMORY, INFRASTRUCTURE, 0)
@@ -62,6 +62,12 @@ def host_lost(host: str, seconds: float) -> End:
     text = f"has not answered for {seconds:.1f} s"
     hint = "it was stopped or switched off, or cannot be reached any more"
     return End(host, None, text, hint, INFRASTRUCTURE, 2)
+
+
+def peer_unheard(host: str, peer: str, seconds: float) -> End:
+    """Return the end of a host whose agent does not hear of another one, which the launcher does hear of."""
+    hint = "the network between them is cut, or a firewall closes ports that their ranks need, too"
+    return End(host, None, f"has not heard of host {peer} for {seconds:.1f} s", hint, INFRASTRUCTURE, 3)
 
 
 def launcher_unheard(host: str, seconds: float) -> End:

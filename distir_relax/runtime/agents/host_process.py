@@ -1,7 +1,7 @@
 """The agent's process: ``python -m distir_relax.runtime.agents.host_process ADDRESS PORT HOST``; it reads the token.
 
-It connects to the launcher, starts the ranks of its host, sees them end (`pidfd`) and stop (`/proc`), and
-passes on what they print: each line of an error with its rank. If it is killed, so are its ranks.
+It connects to the launcher and to the other agents, starts the ranks of its host, sees them end (`pidfd`) and stop
+(`/proc`), and passes on what they print: each line of an error with its rank. If it is killed, so are its ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from distir_relax.runtime.agents.agent import Agent
-from distir_relax.runtime.agents.connection import Connection
+from distir_relax.runtime.agents.agent import MEETING, Agent
+from distir_relax.runtime.agents.connection import Connection, Listener
 from distir_relax.runtime.agents.post_mortem import RECORD, read_record
 from distir_relax.runtime.agents.supervisor import BEAT
 from distir_relax.runtime.agents.wire import Message, WireError
@@ -38,29 +38,29 @@ def main(arguments: Sequence[str]) -> int:
     address, port, host = arguments[0], int(arguments[1]), int(arguments[2])
     token = bytes.fromhex(sys.stdin.readline().strip())
     try:
-        connection = Connection(socket.create_connection((address, port), _CONNECTING), token, "agent")
-        start = _started(connection, host)
+        sock = socket.create_connection((address, port), _CONNECTING)
+        listener = Listener(sock.getsockname()[0], token, "server")
+        here = {"is": "here", "host": host, "port": _free_port(), "address": listener.address}
+        connection = Connection(sock, token, "agent", here)
+        start = _started(connection)
     except (OSError, WireError) as error:
         sys.stderr.write(f"error: the launcher at {address}:{port} cannot be reached: {error}\n")
         return INFRASTRUCTURE
-    return _Host(connection, start).watch()
+    return _Host(host, connection, listener, start).watch()
 
 
-def _started(connection: Connection, host: int) -> Message:
-    """Say which host this is, and return the message that says what to start. Raises WireError without one.
+def _started(connection: Connection) -> Message:
+    """Return the message that says what to start. Raises WireError without one.
 
     Other hosts may take as long as they have to connect.
     """
-    is_introduced, heard, beat = False, time.monotonic(), 0.0
+    heard, beat = time.monotonic(), 0.0
     while (now := time.monotonic()) < heard + _CONNECTING:
         for message in connection.receive():
             heard = now
             if message.get("is") == "start":
                 return message
-        if connection.is_known and not is_introduced:
-            is_introduced = True
-            connection.send({"is": "here", "host": host, "port": _free_port()})
-        if is_introduced and now > beat + BEAT:
+        if connection.is_known and now > beat + BEAT:
             beat = now
             connection.send({"is": "beat"})
         connection.flush()
@@ -69,17 +69,18 @@ def _started(connection: Connection, host: int) -> Message:
 
 
 def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("", 0))
-        port: int = server.getsockname()[1]
-    return port
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 class _Host:
     """The ranks of this host."""
 
-    def __init__(self, connection: Connection, start: Message) -> None:
-        self.connection = connection
+    def __init__(self, number: int, connection: Connection, listener: Listener, start: Message) -> None:
+        self.number, self.connection, self.listener, self.selector = number, connection, listener, listener.selector
+        self.peers: Sequence[tuple[str, int]] = [(address, port) for address, port in start["peers"]]
+        # Of two agents that of the later host connects. All pairs: a host of 100 sends 400 beats a second.
+        listener.expected = range(number + 1, len(self.peers))
         self.kills = _memory_kills()
         environments: Mapping[str, Mapping[str, str]] = start["environments"]
         self.records = {int(rank): os.memfd_create(f"record of rank {rank}") for rank in environments}
@@ -88,8 +89,8 @@ class _Host:
             for rank, variables in environments.items()
         }
         self.lines = dict.fromkeys(self.ranks, b"")
-        self.agent = Agent(set(self.ranks), time.monotonic())
-        self.selector = selectors.DefaultSelector()
+        others = set(range(len(self.peers))) - {number}
+        self.agent = Agent(set(self.ranks), now := time.monotonic(), dict.fromkeys(others, now + MEETING))
         self.selector.register(connection.socket, selectors.EVENT_READ)
         for rank, process in self.ranks.items():
             self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, rank)
@@ -109,6 +110,9 @@ class _Host:
             if now >= looked + _LOOK:
                 looked = now
                 self.agent.seen({rank for rank, process in self.ranks.items() if _is_stopped(process.pid)}, now)
+                for peer in set(range(self.number)) & self.agent.peers.keys() - self.listener.connections.keys():
+                    self.listener.connect(peer, self.peers[peer], {"is": "here", "host": self.number})
+            self.listener.tick(now)
             self.agent.tick(now)
             self._act()
         self._act()
@@ -126,6 +130,9 @@ class _Host:
             except WireError:
                 self.selector.unregister(self.connection.socket)
                 self.agent.lost(now)
+        elif isinstance(key.fileobj, socket.socket):
+            for peer, told in self.listener.receive(key.fileobj, now):
+                self.agent.peer_told(peer, told is None, now)
         elif isinstance(key.fileobj, int):
             self.selector.unregister(key.fileobj)
             os.close(key.fileobj)
@@ -140,6 +147,9 @@ class _Host:
     def _act(self) -> None:
         for message in self.agent.outbox:
             self.connection.send(message)
+            for peer in self.listener.connections.values() if message["is"] == "beat" else ():
+                if peer.is_known:
+                    peer.send(message)
         self.connection.flush()
         self.agent.outbox.clear()
         for what in self.agent.signals:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import selectors
 import shlex
 import socket
 import subprocess
@@ -15,15 +14,13 @@ from contextlib import suppress
 from itertools import accumulate, pairwise
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.agents.connection import Connection
+from distir_relax.runtime.agents.connection import Listener
 from distir_relax.runtime.agents.post_mortem import positions, write_post_mortem
 from distir_relax.runtime.agents.supervisor import HostState, Supervisor, launch_environments
-from distir_relax.runtime.agents.wire import Message, WireError
+from distir_relax.runtime.agents.wire import Message
 from distir_relax.runtime.hosts import Host, interface_to
 
 AGENT = ("-P", "-m", "distir_relax.runtime.agents.host_process")
-# Connections that have not proved that they know the token: their number, and the seconds that each has.
-_MOST_UNKNOWN, _UNKNOWN_SECONDS = 64, 5.0
 # Seconds that the commands which started the agents have to end.
 _ENDING = 2.0
 
@@ -37,14 +34,16 @@ class HostsLaunch:
         states = [HostState(host.name, range(*ends)) for host, ends in zip(hosts, bounds, strict=True)]
         self.supervisor = Supervisor(states, time.monotonic(), self.rsh)
         self._token = secrets.token_bytes(32)
-        self._selector = selectors.DefaultSelector()
-        self._server = _listen(hosts)
-        self._selector.register(self._server, selectors.EVENT_READ)
-        self._unknown: dict[socket.socket, tuple[Connection, float]] = {}
-        self._agents: dict[int, Connection] = {}
-        self._ports: dict[int, int] = {}
-        """A free port of each host."""
-        self._is_started = False
+        others = [host.name for host in hosts if not host.is_this]
+        route = interface_to(others[0]) if others else None
+        try:
+            # On the interface to the first other host, and on no other.
+            self._listener = Listener(route[1] if route else "127.0.0.1", self._token, "launcher", range(len(hosts)))
+        except OSError as error:
+            raise RunError(f"the launcher cannot listen for its agents: {error}", "--host") from None
+        self._agents = self._listener.connections
+        self._here: dict[int, Message] = {}
+        """The introduction of each host's agent."""
         self._processes = [self._start(number, host) for number, host in enumerate(hosts)]
 
     def run(self) -> int:
@@ -62,10 +61,10 @@ class HostsLaunch:
     def _watch(self) -> None:
         supervisor, is_reported = self.supervisor, False
         while not supervisor.is_over(now := time.monotonic()):
-            for key, _ in self._selector.select(max(0.0, min(0.1, supervisor.next_tick() - now))):
+            for key, _ in self._listener.selector.select(max(0.0, min(0.1, supervisor.next_tick() - now))):
+                assert isinstance(key.fileobj, socket.socket)
                 self._handle(key.fileobj)
             now = time.monotonic()
-            self._drop_unknown(now)
             for number, process in enumerate(self._processes):
                 if (code := process.poll()) is not None:
                     supervisor.exited(number, code, now)
@@ -74,8 +73,7 @@ class HostsLaunch:
                 if number in self._agents:
                     self._agents[number].send(message)
             supervisor.outbox.clear()
-            for connection in self._agents.values():
-                connection.flush()
+            self._listener.tick(now)
             if supervisor.reported is not None and not is_reported:
                 is_reported = True
                 print(f"error: {supervisor.reported}", file=sys.stderr, flush=True)
@@ -93,74 +91,34 @@ class HostsLaunch:
         if path := write_post_mortem(failure, {host.name: host.ranks for host in hosts}, records):
             print(f"  post-mortem: {path}", file=sys.stderr, flush=True)
 
-    def _handle(self, ready: object) -> None:
+    def _handle(self, ready: socket.socket) -> None:
         now = time.monotonic()
-        if ready is self._server:
-            self._accept(now)
-            return
-        assert isinstance(ready, socket.socket)
-        number = next((n for n, connection in self._agents.items() if connection.socket is ready), None)
-        connection = self._unknown[ready][0] if number is None else self._agents[number]
-        try:
-            for message in connection.receive():
-                number = self._introduce(connection, message, now) if number is None else number
-                self.supervisor.told(number, message, now)
-        except WireError:
-            self._selector.unregister(ready)
-            self._unknown.pop(ready, None)
-            connection.close()
-            if number is not None and self._agents.pop(number, None) is not None:
+        for number, message in self._listener.receive(ready, now):
+            if message is None:
                 self.supervisor.closed(number, now)
-
-    def _accept(self, now: float) -> None:
-        with suppress(OSError):
-            sock, _ = self._server.accept()
-            if len(self._unknown) >= _MOST_UNKNOWN:
-                # An agent needs a few milliseconds.
-                self._drop(next(iter(self._unknown)))
-            self._unknown[sock] = Connection(sock, self._token, "launcher"), now
-            self._selector.register(sock, selectors.EVENT_READ)
-
-    def _introduce(self, connection: Connection, message: Message, now: float) -> int:
-        """Return the number of the host that an agent says it is on. Raises WireError for another message."""
-        number, port = message.get("host"), message.get("port")
-        is_new = type(number) is int and 0 <= number < len(self._processes) and number not in self._ports
-        if message.get("is") != "here" or not is_new or type(port) is not int:
-            raise WireError("not an agent of this launch")
-        assert isinstance(number, int)
-        del self._unknown[connection.socket]
-        self._agents[number], self._ports[number] = connection, port
-        self.supervisor.connected(number, now)
-        if self.supervisor.is_connected and not self._is_started:
-            self._is_started = True
-            self._start_ranks()
-        return number
+                continue
+            self.supervisor.told(number, message, now)
+            if number not in self._here:
+                self._here[number] = message
+                # A second agent of this host is none of this launch.
+                self._listener.expected = set(range(len(self._processes))) - self._here.keys()
+                if self.supervisor.is_connected:
+                    self._start_ranks()
 
     def _start_ranks(self) -> None:
         """Tell all agents what to start; the store is on the first host."""
         hosts = self.supervisor.hosts
-        address = self._agents[0].socket.getpeername()[0]
-        for number, of_ranks in enumerate(launch_environments(hosts, address, self._ports[0])):
+        peers = [self._here[number].get("address", ("", 0)) for number in range(len(hosts))]
+        for number, of_ranks in enumerate(launch_environments(hosts, peers[0][0], self._here[0].get("port", 0))):
             environments = {
                 str(rank): {**self.variables, **own} for rank, own in zip(hosts[number].ranks, of_ranks, strict=True)
             }
-            start = {"is": "start", "program": self.program, "folder": os.getcwd(), "environments": environments}
-            self._agents[number].send(start)
-
-    def _drop_unknown(self, now: float) -> None:
-        for sock, (connection, since) in list(self._unknown.items()):
-            connection.flush()
-            if now > since + _UNKNOWN_SECONDS:
-                self._drop(sock)
-
-    def _drop(self, sock: socket.socket) -> None:
-        self._selector.unregister(sock)
-        del self._unknown[sock]
-        sock.close()
+            start = {"is": "start", "program": self.program, "folder": os.getcwd(), "peers": peers}
+            self._agents[number].send({**start, "environments": environments})
 
     def _start(self, number: int, host: Host) -> subprocess.Popen[bytes]:
         """Start a host's agent, which reads the token from its standard input: an argument can be seen by others."""
-        address, port = self._server.getsockname()[:2]
+        address, port = self._listener.address
         command = [sys.executable, *AGENT, str(address), str(port), str(number)]
         if not host.is_this:
             path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
@@ -183,10 +141,7 @@ class HostsLaunch:
 
     def _close(self) -> None:
         """End everything on this machine."""
-        for connection in (*self._agents.values(), *(connection for connection, _ in self._unknown.values())):
-            connection.close()
-        self._server.close()
-        self._selector.close()
+        self._listener.close()
         until = time.monotonic() + _ENDING
         for process in getattr(self, "_processes", ()):
             try:
@@ -194,19 +149,3 @@ class HostsLaunch:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _listen(hosts: Sequence[Host]) -> socket.socket:
-    """Return a socket that listens on the interface to the first other host, and on no other."""
-    others = [host.name for host in hosts if not host.is_this]
-    route = interface_to(others[0]) if others else None
-    server = socket.socket()
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        server.bind((route[1] if route else "127.0.0.1", 0))
-        server.listen(len(hosts) + _MOST_UNKNOWN)
-    except OSError as error:
-        server.close()
-        raise RunError(f"the launcher cannot listen for its agents: {error}", "--host") from None
-    server.setblocking(False)
-    return server

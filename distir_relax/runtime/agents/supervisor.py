@@ -16,6 +16,7 @@ from distir_relax.runtime.agents.ends import (
     host_lost,
     launcher_unheard,
     not_started,
+    peer_unheard,
     rank_end,
     rank_stopped,
 )
@@ -24,7 +25,7 @@ from distir_relax.runtime.agents.wire import Message
 from distir_relax.runtime.launcher_detection import AGENT
 
 BEAT = 0.25
-"""Seconds between the messages by which launcher and agents show each other that they are there."""
+"""Seconds between the messages by which launcher and agents, and agents among them, show that they are there."""
 LOST = 1.5
 """Seconds after which one that is not heard of is lost."""
 SETTLE = 0.1
@@ -45,6 +46,8 @@ class HostState:
     """None before it has connected."""
     is_open: bool = True
     """Whether its agent may still say something."""
+    unheard: End | None = None
+    """That another host does not hear of it: a failure once the launcher does."""
     ended: dict[int, int] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     """What ranks have written before they ended."""
@@ -78,21 +81,24 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._beat = self.started
 
-    def connected(self, number: int, now: float) -> None:
-        """A host's agent has connected."""
-        self.hosts[number].heard = now
-
     @property
     def is_connected(self) -> bool:
-        """Whether all agents have connected."""
-        return all(host.heard is not None for host in self.hosts)
+        """Whether all agents have connected, and none has ended."""
+        return all(host.heard is not None and host.is_open for host in self.hosts)
 
     def told(self, number: int, message: Message, now: float) -> None:
         """A host's agent has said something."""
         host = self.hosts[number]
         host.heard = now
         if message.get("is") == "unheard" and type(seconds := message.get("seconds")) is float:
-            self._fail(launcher_unheard(host.name, seconds), now)
+            other = message.get("host")
+            if other is None:
+                self._fail(launcher_unheard(host.name, seconds), now)
+            elif type(other) is int and 0 <= other < len(self.hosts):
+                self.hosts[other].unheard = peer_unheard(host.name, self.hosts[other].name, seconds)
+        elif message.get("is") == "beat" and host.unheard is not None and not host.is_done:
+            # It is there, and the link is not. A host that is lost, or whose ranks have ended, says nothing any more.
+            self._fail(host.unheard, now)
         rank = message.get("rank")
         if type(rank) is not int or rank not in host.ranks or rank in host.ended:
             return

@@ -1,4 +1,4 @@
-"""Messages between the launcher and its agents: JSON with a length before it, after both have proved a common token.
+"""Messages of the launcher and its agents: JSON with a length before it, after both have proved a common token.
 
 Sizes are checked before memory is taken, and nothing is executed.
 """
@@ -18,7 +18,7 @@ MOST = 1 << 20
 """Maximum length of a message in bytes; before a connection is known, `MOST_UNKNOWN`."""
 MOST_UNKNOWN = 1 << 10
 _PREFIX = 4
-_ROLES = ("agent", "launcher")
+_PEERS = {"agent": "launcher", "launcher": "agent", "client": "server", "server": "client"}
 
 
 class WireError(Exception):
@@ -60,13 +60,14 @@ class Decoder:
 class Handshake:
     """The beginning of a connection, in which each side proves that it knows the token, without sending it.
 
-    `role` is "agent" or "launcher". Both send a number that is drawn for this connection, and answer that of the other.
+    `role` is "agent" or "launcher", and between agents "client" or "server"; a proof is valid for one role. Both send a
+    number that is drawn for this connection, and answer that of the other.
     """
 
     def __init__(self, token: bytes, role: str) -> None:
         self._token, self._role = token, role
         self._drawn = secrets.token_hex(16)
-        self._peer = _ROLES[1 - _ROLES.index(role)]
+        self._peer = _PEERS[role]
         self._answered = False
         self.is_done = False
 
