@@ -16,10 +16,8 @@ from pathlib import Path
 
 from distir_relax.errors import BundleError
 from distir_relax.support import Fields, parse_json, read_bytes
-from distir_relax.support.file_slices import Slice
+from distir_relax.support.file_slices import COPIES, Slice
 
-COPIES = "DISTIR_COPIES"
-"""The variable with the folder of copies."""
 SUFFIX = ".slices"
 _MOST = 100_000_000
 

@@ -25,6 +25,7 @@ from distir_relax.calibration.unlike_ranks import unlike_ranks
 from distir_relax.cost.profile import Level, Profile, load_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import RunError
+from distir_relax.runtime.agents.file_copies import LaunchFile
 from distir_relax.runtime.hosts import THIS_MACHINE, HostList
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch, launch_on_hosts
@@ -139,15 +140,15 @@ def _launch_measurement(
     arguments = ["measure", str(file), str(folder), *options, *(["--crowded"] if crowded else [])]
     if ranks == 1:
         measure(file, device, passes, folder, ALONE, seconds)
-    elif launch_measurement(ranks, arguments, folder, hosts) != 0:
+    elif launch_measurement(ranks, arguments, [LaunchFile(str(folder))], hosts) != 0:
         raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
     return Measurements.of(json.loads(file.read_text()))
 
 
 def launch_measurement(
-    ranks: int, arguments: Sequence[str], folder: Path, hosts: HostList, threads: int | None = None
+    ranks: int, arguments: Sequence[str], files: Sequence[LaunchFile], hosts: HostList, threads: int | None = None
 ) -> int:
-    """Launch ranks that read a folder and write to it, on this machine or on hosts; return the exit code.
+    """Launch ranks that read `files`, on this machine or on hosts; return the exit code.
 
     Raises RunError unless the first host is this machine: rank 0 writes.
     """
@@ -160,7 +161,7 @@ def launch_measurement(
         )  # fmt: skip
     if ranks != hosts.ranks:
         raise RunError(f"expected hosts with {ranks} ranks together, found {hosts.ranks}", "--host")
-    return launch_on_hosts(hosts.hosts, arguments, hosts.rsh, threads)
+    return launch_on_hosts(hosts.hosts, arguments, hosts.rsh, threads, files)
 
 
 def measure(

@@ -6,10 +6,12 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distir_relax.bundle import read_bundle, write_bundle
+from distir_relax.bundle.host_slices import host_files
 from distir_relax.calibration.calibrate import PASSES, fit, launch_measurement, measure_ranks
 from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.calibration.configurations import Configuration, read_configurations
@@ -22,10 +24,12 @@ from distir_relax.calibration.statistics import undisturbed
 from distir_relax.calibration.step_overhead import time_requests
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
+from distir_relax.runtime.agents.file_copies import LaunchFile
 from distir_relax.runtime.hosts import THIS_MACHINE, HostList
 from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.world import World
+from distir_relax.support.file_slices import HostFile
 
 # Seconds of a pass of the calibration, of which an idle machine needs about 20: a busy one measures less often.
 _PASS_BUDGET = 90.0
@@ -68,11 +72,14 @@ def validate(
                 measured.append(measure_ranks(max(ranks), device, 1, _PASS_BUDGET, hosts))
             for count in sorted(set(ranks)):
                 chosen = [i for i, n in enumerate(ranks) if n == count]
-                bundles = [
-                    (str(paths[i]), str(configurations[i].bundle.key or ""), configurations[i].step) for i in chosen
-                ]
+                bundles = [(str(configurations[i].bundle.key or ""), configurations[i].step) for i in chosen]
                 request = {"bundles": bundles, "steps": steps, "peaks": number == 0, "device": device}
-                for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder), hosts), strict=True):
+                of_chosen, answer_file = [paths[i] for i in chosen], Path(folder) / "answer.json"
+                arguments = ["time-bundles", json.dumps(request), str(answer_file), *map(str, of_chosen)]
+                files = [LaunchFile(str(path), partial(_slices, path)) for path in of_chosen]
+                if launch_measurement(count, arguments, files, hosts, threads) != 0:
+                    raise RunError(f"a configuration failed on {count} ranks", hint="its message is above")
+                for i, answer in zip(chosen, json.loads(answer_file.read_text()), strict=True):
                     runs_by_configuration[i].take(answer)
     calibration = fit(merge_passes(measured)) if measured else None
     machine = calibration.profile if calibration else profile
@@ -103,26 +110,20 @@ class _Runs:
         )  # fmt: skip
 
 
-def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path, hosts: HostList) -> list[dict[str, Any]]:
-    """Run `time_bundles` in one launch; return its result for each bundle."""
-    request_file, answer = folder / "request.json", folder / "answer.json"
-    request_file.write_text(json.dumps(request))
-    if launch_measurement(ranks, ["time-bundles", str(request_file), str(answer)], folder, hosts, threads) != 0:
-        raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
-    results: list[dict[str, Any]] = json.loads(answer.read_text())
-    return results
+def _slices(path: Path, ranks: Sequence[int]) -> Sequence[HostFile]:
+    return host_files(read_bundle(path, verify_weights=False), ranks)
 
 
-def time_bundles(request: Path, answer: Path, world: World) -> None:
-    """As one rank of a launch, time the bundles that `request` lists; rank 0 writes the seconds of steps of each, as on
-    the slowest rank, and the memory peak on each rank if requested. That of text generation is not measured."""
+def time_bundles(request: str, answer: Path, paths: Sequence[Path], world: World) -> None:
+    """As one rank of a launch, time bundles as `request` says, in JSON; rank 0 writes the seconds of steps of each, as
+    on the slowest rank, and the memory peak on each rank if requested. That of text generation is not measured."""
     limit_threads(world.local_size)
     retain_freed_memory()
-    options = json.loads(request.read_text())
+    options = json.loads(request)
     device = options["device"]
     results = []
-    for path, key, step in options["bundles"]:
-        bundle = read_bundle(Path(path), verify_weights=False, require_signature=key or None)
+    for path, (key, step) in zip(paths, options["bundles"], strict=True):
+        bundle = read_bundle(path, verify_weights=False, require_signature=key or None)
         peaks: list[int] = []
         if step is not None:
             seconds = time_requests(world, bundle, device, options["steps"], *step)

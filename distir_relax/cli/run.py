@@ -6,6 +6,7 @@ import json as json_
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,9 +92,12 @@ def launch(
 ) -> None:
     """Run a bundle with mpirun or torchrun on this machine, or by agents on several hosts, and print the commands.
 
-    All hosts need the bundle, the key, this Python and the working directory under the same paths.
+    All hosts need this Python and the working directory under the same paths. A host that lacks the bundle gets the
+    slices that its ranks read, and other files as a whole.
     """
     from distir_relax.bundle import BundleFile
+    from distir_relax.bundle.host_slices import host_files
+    from distir_relax.runtime.agents.file_copies import LaunchFile
     from distir_relax.runtime.hosts import read_hosts
     from distir_relax.runtime.launch import launch as start
     from distir_relax.runtime.launch import launch_on_hosts, launch_with_torchrun
@@ -102,7 +106,8 @@ def launch(
 
     check_alone()
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    mesh = BundleFile(bundle, **reading).read(verify_weights=False).manifest.mesh
+    opened = BundleFile(bundle, **reading).read(verify_weights=False)
+    mesh = opened.manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
     given = {"input": input, "output": output, "report": report, "repeat": repeat, **running, **reading}
@@ -111,7 +116,10 @@ def launch(
             arguments += [flag_of(name), *([] if value is True else [str(value)])]
     hosts = () if host is None else read_hosts(host, mesh.size)
     if hosts:
-        raise typer.Exit(launch_on_hosts(hosts, arguments, rsh))
+        # Weights of other files take the place of the bundle's, which nobody reads then.
+        slices = partial(host_files, opened) if reading["weights"] is None else None
+        others = [LaunchFile(str(path)) for path in (input, *reading.values()) if isinstance(path, Path)]
+        raise typer.Exit(launch_on_hosts(hosts, arguments, rsh, files=[LaunchFile(str(bundle), slices), *others]))
     begin = launch_with_torchrun if launcher is Launcher.torchrun else start
     raise typer.Exit(begin(mesh.size, arguments))
 

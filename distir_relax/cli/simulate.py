@@ -353,11 +353,11 @@ def validate(
 
 
 @app.command(hidden=True)
-def time_bundles(request: Path, answer: Path) -> None:
+def time_bundles(request: str, answer: Path, bundles: list[Path]) -> None:
     """Run one rank of `distir validate`."""
     from distir_relax.calibration.validate import time_bundles as run_all
     from distir_relax.runtime.join import joined_world
 
     with joined_world() as world:
-        run_all(request, answer, world)
+        run_all(request, answer, bundles, world)
         world.close()

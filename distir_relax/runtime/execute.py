@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,8 @@ def run(options: RunOptions, world: World = ALONE) -> RunReport | None:
     all ranks alike (`open_session`). A later error of one rank is printed and ends the launch (`ending_launch`).
     """
     with ending_launch(world):
-        session, inputs = open_session(world, options.bundle, options.ranks, lambda bundle: _prepare(options, bundle))
+        prepare = partial(_prepare, options, world.rank == 0)
+        session, inputs = open_session(world, options.bundle, options.ranks, prepare)
         outputs, seconds = _timed_runs(session, inputs, options.repeat)
         of_ranks = [[c.traffic.calls, c.traffic.bytes, c.progress.tasks] for c in session.communicators]
         everyone: list[Any] = world.exchange([seconds, of_ranks])
@@ -75,13 +77,13 @@ def run(options: RunOptions, world: World = ALONE) -> RunReport | None:
         return report if world.rank == 0 else None
 
 
-def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
-    """Check the inputs and return them, after checking that the outputs can be written."""
+def _prepare(options: RunOptions, writes: bool, bundle: Bundle) -> dict[str, Any]:
+    """Check the inputs and return them, after checking that the outputs can be written on the rank that `writes`."""
     inputs: dict[str, Any] = {} if options.input is None else dict(read_npz(options.input))
     encoding, prepared = SequenceCalls(bundle).of(inputs)
     inputs = {**(encoding.inputs if encoding is not None else {}), **prepared.inputs}
     for target in (options.output, options.report):
-        if target is not None:
+        if target is not None and writes:
             check_writable(target)
     return inputs
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.agents.file_copies import LaunchFile
 from distir_relax.runtime.agents.launch_hosts import HostsLaunch
 from distir_relax.runtime.agents.post_mortem import RANK, RECORD, missing_ranks, read_record, write_post_mortem
 from distir_relax.runtime.exit_codes import of_launch
@@ -77,17 +78,21 @@ def launch_with_torchrun(n: int, arguments: Sequence[str]) -> int:
 
 
 def launch_on_hosts(
-    hosts: Sequence[Host], arguments: Sequence[str], rsh: str = "", threads: int | None = None
-) -> int:
+    hosts: Sequence[Host], arguments: Sequence[str], rsh: str = "", threads: int | None = None,
+    files: Sequence[LaunchFile] = (),
+) -> int:  # fmt: skip
     """Run `distir <arguments>` on the ranks of hosts; return the launch's exit code, 0 only if every rank succeeded.
 
     An agent on each host, which `rsh` (ssh by default) starts, starts the ranks and watches them: the first rank or
-    host that is lost is named, and ends the launch (`agents.supervisor`). torch.distributed connects the ranks.
+    host that is lost is named, and ends the launch (`agents.supervisor`). torch.distributed connects the ranks, each
+    with a number of `threads`, by default OMP_NUM_THREADS or its share of its host's cores. Hosts that lack one of the
+    `files` get a copy.
     """
     check_connected()
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    most = max(host.slots for host in hosts)
-    return HostsLaunch(hosts, _program(arguments), variables | {"OMP_NUM_THREADS": _threads(most, threads)}, rsh).run()
+    if number := threads or os.environ.get("OMP_NUM_THREADS"):
+        variables["OMP_NUM_THREADS"] = str(number)
+    return HostsLaunch(hosts, _program(arguments), variables, rsh, files).run()
 
 
 @contextmanager
@@ -215,7 +220,7 @@ def _program(arguments: Sequence[str]) -> list[str]:
 
 
 def _threads(n: int, threads: int | None) -> str:
-    """Return the threads of each of `n` ranks of a host; other hosts are assumed to have as many cores as this one."""
+    """Return the threads of each of `n` ranks of this machine."""
     return str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // n))
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+COPIES = "DISTIR_COPIES"
+"""The variable with the folder of copies that an agent has made."""
+
 
 class Slice(NamedTuple):
     """Bytes of a file: `repeats` pieces of `length` bytes, the first at `start`, each `stride` after the one before."""

@@ -15,12 +15,12 @@ import torch
 
 import distir_relax as dr
 from distir_relax.bundle import Bundle, check_weights, read_bundle
-from distir_relax.bundle.file_slices import COPIES, SUFFIX
+from distir_relax.bundle.file_slices import SUFFIX
 from distir_relax.bundle.host_slices import host_files
 from distir_relax.bundle.manifest import local_intervals
 from distir_relax.errors import BundleError
 from distir_relax.runtime.agents.file_copies import LaunchFile, copies_folder, digest, find, receive, send
-from distir_relax.support.file_slices import HostFile, Slice
+from distir_relax.support.file_slices import COPIES, HostFile, Slice
 
 TOKEN = b"a token of a launch"
 

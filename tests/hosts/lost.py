@@ -1,7 +1,8 @@
 """A launch on hosts to which something happens: ``python -m tests.hosts.lost CASE BUNDLE INPUT``, in namespaces.
 
-BUNDLE has three ranks for `LINKS`, and two for others. Prints one line of JSON: the exit code, the seconds until the failure was named and until the launch had ended, the
-lines that it printed, the processes that are left on the hosts, the post-mortem files, and the files of a full disk.
+BUNDLE has three ranks for `LINKS`, and two for others. Prints one line of JSON: the exit code, the seconds until the
+failure was named and until the launch had ended, the lines that it printed, the processes that are left on the hosts,
+the post-mortem files, and the files of a full disk.
 """
 
 from __future__ import annotations

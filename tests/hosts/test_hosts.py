@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import distir_relax as dr
 from distir_relax.bundle import write_bundle
 from tests.hosts.laboratory import in_namespaces, why_not
 from tests.hosts.limits import has_memory_limits
@@ -138,6 +140,29 @@ def test_a_cut_between_two_hosts_without_the_launcher_is_named(what: str, files:
     (written,) = found["written"]
     assert written["hosts"] == {"n0": [0], "n1": [1], "n2": [2]}
     assert [rank["rank"] for rank in written["ranks"]] == [0, 1, 2]
+
+
+def test_hosts_without_the_bundle_get_the_slices_of_their_ranks(files: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(127, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, 127)).eval()
+    x = torch.randn(5, 127)
+    dr.compile(model, (x,), strategy="1/3/1/1").save(files / "wide.dist")
+    np.savez(files / "wide.npz", input=x.numpy())
+    done = in_namespaces("tests.hosts.copies", str(files / "wide.dist"), str(files / "wide.npz"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (first, lines), (second, more) = found["launches"]
+    assert (first, second) == (0, 0), lines + more
+    with torch.no_grad():
+        (y,) = found["output"].values()
+        np.testing.assert_allclose(y, model(x).numpy(), rtol=1e-5, atol=1e-5)
+    (sent,) = [line for line in lines if line.startswith("sending /tmp/own/m.dist to n1: ")]
+    assert not any("sending " in line for line in more), "the second launch finds the copies of the first"
+    assert found["copies"]["n0"] == {}
+    # Two of three ranks are on the second host.
+    size = (files / "wide.dist" / "weights.safetensors").stat().st_size
+    assert 0.65 * size < int(sent.split()[-2].replace(",", "")) < 0.68 * size + 10_000
+    assert found["copies"]["n1"]["weights.safetensors"] < size
 
 
 @pytest.mark.sweep

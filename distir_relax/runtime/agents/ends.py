@@ -82,6 +82,11 @@ def agent_ended(host: str) -> End:
     return End(host, None, "was lost: its agent has ended", hint, INFRASTRUCTURE, 1)
 
 
+def not_copied(host: str, reason: str) -> End:
+    """Return the end of a host that could not copy a file of the launch."""
+    return End(host, None, f"has no copy of a file of the launch: {reason}", "", INFRASTRUCTURE, 1)
+
+
 def not_started(host: str, code: int, rsh: str) -> End:
     """Return the end of a host whose agent did not start."""
     text = f"was not reached: {rsh} ended with exit code {code}"

@@ -12,13 +12,19 @@ import json
 import os
 import shutil
 import socket
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from distir_relax.errors import DistIRError
+from distir_relax.runtime.agents.wire import WireError, encode, introduce, read_message
 from distir_relax.support.file_slices import HostFile, Slice
 
 _MANIFEST = "manifest.json"
@@ -28,23 +34,39 @@ _BLOCK = 1 << 20
 _MOST_HEADER = 1 << 26
 # Seconds in which the other side reads or writes something.
 _PATIENCE = 30.0
-# Copies that are kept.
-_KEPT = 8
+# Copies that are kept, and seconds after which an unfinished one is that of a process that was killed.
+_KEPT, _UNFINISHED = 8, 86_400.0
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """A file or folder that ranks read, an `argument` of their program; `files_of` are its files for some ranks."""
+    """A file or folder that ranks read, an `argument` of their program; `files_of` are its files for some ranks.
+
+    By default these are all of its files.
+    """
 
     argument: str
-    files_of: Callable[[Sequence[int]], Sequence[HostFile]]
+    files_of: Callable[[Sequence[int]], Sequence[HostFile]] | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of its contents."""
+        return digest(Path(self.argument))
+
+    def files(self, ranks: Sequence[int]) -> Sequence[HostFile]:
+        """Return the files for some ranks, with paths relative to the folder, or to that of a single file."""
+        if self.files_of is not None:
+            return self.files_of(ranks)
+        path = Path(self.argument)
+        if not path.is_dir():
+            return [HostFile.whole("", path)]
+        inner = sorted(one for one in path.rglob("*") if one.is_file())
+        return [HostFile.whole(str(one.relative_to(path)), one) for one in inner]
 
     def request(self, ranks: Sequence[int]) -> dict[str, str]:
         """Return what the agent of a host with these ranks looks for."""
-        path = os.path.abspath(self.argument)
-        found = digest(Path(path))
-        key = hashlib.sha256(f"{found} {list(ranks)}".encode()).hexdigest()[:24]
-        return {"argument": self.argument, "path": path, "digest": found, "key": key}
+        key = hashlib.sha256(f"{self.digest} {list(ranks)}".encode()).hexdigest()[:24]
+        return {"argument": self.argument, "path": os.path.abspath(self.argument), "digest": self.digest, "key": key}
 
 
 def digest(path: Path) -> str:
@@ -73,7 +95,72 @@ def copies_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "distir-relax" / "copies"
 
 
-def find(request: dict[str, str]) -> Path | None:
+class FileServer:
+    """A port at which agents get the `files` of a launch, in threads; `ranks` are those of each host, by its name.
+
+    The files are hashed. `error` is the first error of a file that cannot be sent; lost connections are none.
+    """
+
+    def __init__(
+        self, address: str, token: bytes, files: Sequence[LaunchFile], ranks: Mapping[str, Sequence[int]]
+    ) -> None:
+        self.error: DistIRError | None = None
+        self._token, self._files = token, files
+        self._hosts = list(ranks.items())
+        for file in files:
+            file.request(())
+        self._socket = socket.create_server((address, 0))
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._serve, name="distir-files", daemon=True).start()
+
+    def requests(self, host: int) -> list[dict[str, str]]:
+        """Return the requests of a host."""
+        return [file.request(self._hosts[host][1]) for file in self._files]
+
+    def close(self) -> None:
+        """Close the port."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = self._socket.accept()
+                threading.Thread(target=self._answer, args=(sock,), name="distir-file", daemon=True).start()
+
+    def _answer(self, sock: socket.socket) -> None:
+        try:
+            with sock, suppress(OSError, WireError, ValueError, TypeError, IndexError):
+                introduce(sock, self._token, "files")
+                message = read_message(sock)
+                file, (host, ranks) = self._files[int(message["file"])], self._hosts[int(message["host"])]
+                files = file.files(ranks)
+                total = sum(one.bytes for sent in files for one in sent.slices)
+                print(f"sending {file.argument} to {host}: {total:,} bytes", file=sys.stderr, flush=True)
+                send(sock, self._token, os.path.basename(os.path.abspath(file.argument)), files)
+        except DistIRError as error:
+            self.error = self.error or error
+
+
+def fetch(requests: Sequence[Mapping[str, str]], address: tuple[str, int], token: bytes, host: int) -> dict[str, str]:
+    """Return the place of each requested file on this host, by its argument, after copying those that it lacks.
+
+    Raises OSError and WireError if that fails.
+    """
+    places = {}
+    for number, request in enumerate(requests):
+        place = find(request)
+        if place is None:
+            with socket.create_connection(address, _PATIENCE) as sock:
+                introduce(sock, token, "copies")
+                sock.sendall(encode({"file": number, "host": host}))
+                place = receive(sock, token, request["key"])
+        places[request["argument"]] = str(place)
+    return places
+
+
+def find(request: Mapping[str, str]) -> Path | None:
     """Return where this host has a file that was requested, None if it lacks it."""
     path = Path(request["path"])
     if digest(path) == request["digest"]:
@@ -153,6 +240,9 @@ def receive(sock: socket.socket, token: bytes, key: str) -> Path:
 def _prune(folder: Path, key: str) -> None:
     """Delete the copies that have not been used for longest, except that with a `key`."""
     with suppress(OSError):
+        unfinished = [place for place in folder.glob(".*") if time.time() - place.stat().st_mtime > _UNFINISHED]
+        for place in unfinished:
+            shutil.rmtree(place, ignore_errors=True)
         copies = sorted(folder.glob("*/place"), key=lambda place: place.parent.stat().st_mtime)
         for place in copies[:-_KEPT]:
             if place.parent.name != key:

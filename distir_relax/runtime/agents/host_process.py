@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,10 +21,12 @@ from pathlib import Path
 
 from distir_relax.runtime.agents.agent import MEETING, Agent
 from distir_relax.runtime.agents.connection import Connection, Listener
+from distir_relax.runtime.agents.file_copies import copies_folder, fetch
 from distir_relax.runtime.agents.post_mortem import RECORD, read_record
 from distir_relax.runtime.agents.supervisor import BEAT
 from distir_relax.runtime.agents.wire import Message, WireError
 from distir_relax.runtime.exit_codes import INFRASTRUCTURE
+from distir_relax.support.file_slices import COPIES
 
 # Seconds between two looks at the ranks' states.
 _LOOK = 0.1
@@ -42,15 +45,37 @@ def main(arguments: Sequence[str]) -> int:
         listener = Listener(sock.getsockname()[0], token, "server")
         here = {"is": "here", "host": host, "port": _free_port(), "address": listener.address}
         connection = Connection(sock, token, "agent", here)
-        start = _started(connection)
+        start = _started(connection, _Copies((address, port), token, host))
     except (OSError, WireError) as error:
         sys.stderr.write(f"error: the launcher at {address}:{port} cannot be reached: {error}\n")
         return INFRASTRUCTURE
     return _Host(host, connection, listener, start).watch()
 
 
-def _started(connection: Connection) -> Message:
-    """Return the message that says what to start. Raises WireError without one.
+class _Copies:
+    """The files of the launch on this host, which a thread fetches from the launcher."""
+
+    def __init__(self, launcher: tuple[str, int], token: bytes, host: int) -> None:
+        self._launcher, self._token, self._host = launcher, token, host
+        self.places: dict[str, str] = {}
+        self.answer: Message | None = None
+        """The message that says how it went, once."""
+
+    def fetch(self, message: Message) -> None:
+        """Fetch the files of a message from the port that it names."""
+        threading.Thread(target=self._fetch, args=(message,), daemon=True).start()
+
+    def _fetch(self, message: Message) -> None:
+        try:
+            address = self._launcher[0], int(message["port"])
+            self.places = fetch(message["files"], address, self._token, self._host)
+            self.answer = {"is": "ready"}
+        except (OSError, WireError) as error:
+            self.answer = {"is": "uncopied", "error": getattr(error, "strerror", None) or str(error)}
+
+
+def _started(connection: Connection, copies: _Copies) -> Message:
+    """Return the message that says what to start, with the places of files. Raises WireError without one.
 
     Other hosts may take as long as they have to connect.
     """
@@ -58,8 +83,13 @@ def _started(connection: Connection) -> Message:
     while (now := time.monotonic()) < heard + _CONNECTING:
         for message in connection.receive():
             heard = now
-            if message.get("is") == "start":
-                return message
+            if message.get("is") == "files":
+                copies.fetch(message)
+            elif message.get("is") == "start":
+                return {**message, "program": [copies.places.get(text, text) for text in message["program"]]}
+        if copies.answer is not None:
+            connection.send(copies.answer)
+            copies.answer = None
         if connection.is_known and now > beat + BEAT:
             beat = now
             connection.send({"is": "beat"})
@@ -83,6 +113,9 @@ class _Host:
         listener.expected = range(number + 1, len(self.peers))
         self.kills = _memory_kills()
         environments: Mapping[str, Mapping[str, str]] = start["environments"]
+        # torch warns of each connection from a host whose address has no name.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // len(environments))))
         self.records = {int(rank): os.memfd_create(f"record of rank {rank}") for rank in environments}
         self.ranks = {
             int(rank): _start(start["program"], start["folder"], variables, self.records[int(rank)])
@@ -185,6 +218,7 @@ def _start(program: Sequence[str], folder: str, variables: Mapping[str, str], re
     """Start a rank in a group of its own, which ends with this process, with a descriptor for its record."""
     library = ctypes.CDLL(None)
     parent = os.getpid()
+    own = {RECORD: f"/proc/self/fd/{record}", COPIES: str(copies_folder())}
 
     def end_with_parent() -> None:
         library.prctl(_DEATH_SIGNAL, signal.SIGKILL)
@@ -192,9 +226,8 @@ def _start(program: Sequence[str], folder: str, variables: Mapping[str, str], re
             os._exit(INFRASTRUCTURE)
 
     return subprocess.Popen(
-        program, cwd=folder, env={**os.environ, **variables, RECORD: f"/proc/self/fd/{record}"},
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0, preexec_fn=end_with_parent,
-        pass_fds=(record,),
+        program, cwd=folder, env={**os.environ, **variables, **own}, stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, process_group=0, preexec_fn=end_with_parent, pass_fds=(record,),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.agents.connection import Listener
+from distir_relax.runtime.agents.file_copies import FileServer, LaunchFile
 from distir_relax.runtime.agents.post_mortem import positions, write_post_mortem
 from distir_relax.runtime.agents.supervisor import HostState, Supervisor, launch_environments
 from distir_relax.runtime.agents.wire import Message
@@ -26,9 +27,15 @@ _ENDING = 2.0
 
 
 class HostsLaunch:
-    """A launch of `program` on hosts, by agents that the remote shell `rsh` starts, with `variables` for all ranks."""
+    """A launch of `program` on hosts, by agents that the remote shell `rsh` starts, with `variables` for all ranks.
 
-    def __init__(self, hosts: Sequence[Host], program: Sequence[str], variables: Mapping[str, str], rsh: str) -> None:
+    Hosts that lack one of the `files`, which are arguments of the program, get a copy.
+    """
+
+    def __init__(
+        self, hosts: Sequence[Host], program: Sequence[str], variables: Mapping[str, str], rsh: str,
+        files: Sequence[LaunchFile] = (),
+    ) -> None:  # fmt: skip
         self.program, self.variables, self.rsh = program, variables, rsh or "ssh"
         bounds = pairwise(accumulate((host.slots for host in hosts), initial=0))
         states = [HostState(host.name, range(*ends)) for host, ends in zip(hosts, bounds, strict=True)]
@@ -38,7 +45,9 @@ class HostsLaunch:
         route = interface_to(others[0]) if others else None
         try:
             # On the interface to the first other host, and on no other.
-            self._listener = Listener(route[1] if route else "127.0.0.1", self._token, "launcher", range(len(hosts)))
+            address = route[1] if route else "127.0.0.1"
+            self._listener = Listener(address, self._token, "launcher", range(len(hosts)))
+            self._files = FileServer(address, self._token, files, {state.name: state.ranks for state in states})
         except OSError as error:
             raise RunError(f"the launcher cannot listen for its agents: {error}", "--host") from None
         self._agents = self._listener.connections
@@ -68,6 +77,8 @@ class HostsLaunch:
             for number, process in enumerate(self._processes):
                 if (code := process.poll()) is not None:
                     supervisor.exited(number, code, now)
+            if self._files.error is not None:
+                raise self._files.error
             supervisor.tick(now)
             for number, message in supervisor.outbox:
                 if number in self._agents:
@@ -103,7 +114,11 @@ class HostsLaunch:
                 # A second agent of this host is none of this launch.
                 self._listener.expected = set(range(len(self._processes))) - self._here.keys()
                 if self.supervisor.is_connected:
-                    self._start_ranks()
+                    for host in self._here:
+                        requests = self._files.requests(host)
+                        self._agents[host].send({"is": "files", "port": self._files.port, "files": requests})
+            elif message.get("is") == "ready" and self.supervisor.is_ready:
+                self._start_ranks()
 
     def _start_ranks(self) -> None:
         """Tell all agents what to start; the store is on the first host."""
@@ -142,6 +157,7 @@ class HostsLaunch:
     def _close(self) -> None:
         """End everything on this machine."""
         self._listener.close()
+        self._files.close()
         until = time.monotonic() + _ENDING
         for process in getattr(self, "_processes", ()):
             try:

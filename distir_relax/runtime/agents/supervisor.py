@@ -15,6 +15,7 @@ from distir_relax.runtime.agents.ends import (
     agent_ended,
     host_lost,
     launcher_unheard,
+    not_copied,
     not_started,
     peer_unheard,
     rank_end,
@@ -48,6 +49,8 @@ class HostState:
     """Whether its agent may still say something."""
     unheard: End | None = None
     """That another host does not hear of it: a failure once the launcher does."""
+    is_ready: bool = False
+    """Whether it has all files of the launch."""
     ended: dict[int, int] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     """What ranks have written before they ended."""
@@ -86,6 +89,11 @@ class Supervisor:
         """Whether all agents have connected, and none has ended."""
         return all(host.heard is not None and host.is_open for host in self.hosts)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all hosts have all files of the launch."""
+        return all(host.is_ready and host.is_open for host in self.hosts)
+
     def told(self, number: int, message: Message, now: float) -> None:
         """A host's agent has said something."""
         host = self.hosts[number]
@@ -96,6 +104,10 @@ class Supervisor:
                 self._fail(launcher_unheard(host.name, seconds), now)
             elif type(other) is int and 0 <= other < len(self.hosts):
                 self.hosts[other].unheard = peer_unheard(host.name, self.hosts[other].name, seconds)
+        elif message.get("is") == "ready":
+            host.is_ready = True
+        elif message.get("is") == "uncopied":
+            self._fail(not_copied(host.name, str(message.get("error"))), now)
         elif message.get("is") == "beat" and host.unheard is not None and not host.is_done:
             # It is there, and the link is not. A host that is lost, or whose ranks have ended, says nothing any more.
             self._fail(host.unheard, now)

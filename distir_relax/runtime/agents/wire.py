@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,10 @@ MOST = 1 << 20
 """Maximum length of a message in bytes; before a connection is known, `MOST_UNKNOWN`."""
 MOST_UNKNOWN = 1 << 10
 _PREFIX = 4
-_PEERS = {"agent": "launcher", "launcher": "agent", "client": "server", "server": "client"}
+_PAIRS = (("agent", "launcher"), ("client", "server"), ("copies", "files"))
+_PEERS = dict(_PAIRS) | {second: first for first, second in _PAIRS}
+PATIENCE = 5.0
+"""Seconds that a connection has for each message before it is known."""
 
 
 class WireError(Exception):
@@ -60,8 +64,8 @@ class Decoder:
 class Handshake:
     """The beginning of a connection, in which each side proves that it knows the token, without sending it.
 
-    `role` is "agent" or "launcher", and between agents "client" or "server"; a proof is valid for one role. Both send a
-    number that is drawn for this connection, and answer that of the other.
+    `role` is "agent" or "launcher", between agents "client" or "server", for files "copies" or "files"; a proof is
+    valid for one role. Both send a number that is drawn for this connection, and answer that of the other.
     """
 
     def __init__(self, token: bytes, role: str) -> None:
@@ -89,3 +93,32 @@ class Handshake:
 
     def _proof(self, role: str, drawn: str) -> str:
         return hmac.new(self._token, f"{role} {drawn}".encode(), hashlib.sha256).hexdigest()
+
+
+def introduce(sock: socket.socket, token: bytes, role: str) -> None:
+    """Exchange proofs over a socket that blocks, each within `PATIENCE` seconds. Raises OSError and `WireError`."""
+    sock.settimeout(PATIENCE)
+    handshake = Handshake(token, role)
+    sock.sendall(encode(handshake.first()))
+    while not handshake.is_done:
+        if (answer := handshake.answer(read_message(sock))) is not None:
+            sock.sendall(encode(answer))
+
+
+def read_message(sock: socket.socket) -> Message:
+    """Return the next message of a socket that blocks, a short one. Raises OSError and `WireError`."""
+    decoder = Decoder()
+    data = _exactly(sock, _PREFIX)
+    length = int.from_bytes(data, "big")
+    if length > MOST_UNKNOWN:
+        raise WireError(f"a message of {length} bytes")
+    return next(decoder.feed(data + _exactly(sock, length)))
+
+
+def _exactly(sock: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        if not (part := sock.recv(length - len(data))):
+            raise WireError("the connection has ended")
+        data += part
+    return data
