@@ -205,23 +205,24 @@ def _reaches(host: SimulatedHost, other: SimulatedHost) -> bool:
 
 def _pass_beats(started: list[SimulatedHost], hosts: list[SimulatedHost], now: float) -> None:
     """Connect agents to each other, deliver their beats, and let them see that connections have ended."""
-    runs = [host for host in started if host.agent is not None and not (host.dead or host.stopped)]
-    for host in runs:
+    runs = {host.number for host in started if host.agent is not None and not (host.dead or host.stopped)}
+    for host in started:
+        if host.agent is None or host.number not in runs:
+            continue
         for other in started:
-            if other is host or host.agent is None:
+            number, is_met = other.number, other.number in host.met
+            if is_met and (other.dead or other.told_end) and _reaches(other, host):
+                host.met.remove(number)
+                host.agent.peer_told(number, True, now)
+            if is_met or other is host or number not in runs or other.told_end:
                 continue
-            both = _reaches(host, other) and _reaches(other, host)
-            has_ended = other.dead or other.told_end
-            if both and other in runs and not has_ended and other.number not in host.met:
-                host.met.add(other.number)
-                host.agent.peer_told(other.number, False, now)
-            elif has_ended and _reaches(other, host) and other.number in host.met:
-                host.met.remove(other.number)
-                host.agent.peer_told(other.number, True, now)
-        for when, number in [beat for beat in host.to_peers if beat[0] <= now]:
-            host.to_peers.remove((when, number))
+            if _reaches(host, other) and _reaches(other, host):
+                host.met.add(number)
+                host.agent.peer_told(number, False, now)
+        while host.to_peers and host.to_peers[0][0] <= now:
+            _, number = host.to_peers.pop(0)
             peer = hosts[number]
-            if peer in runs and peer.agent is not None and number in host.met and _reaches(host, peer):
+            if number in runs and peer.agent is not None and number in host.met and _reaches(host, peer):
                 peer.agent.peer_told(host.number, False, now)
 
 

@@ -46,6 +46,7 @@ def test_every_launch_ends_in_success_or_in_a_named_failure(hundred: int) -> Non
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(900)
 def test_so_do_ten_thousand() -> None:
     for seed in range(10_000, 20_000):
         assert_ends_well(seed)
