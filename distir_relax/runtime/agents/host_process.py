@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from distir_relax.runtime.agents.agent import MEETING, Agent
-from distir_relax.runtime.agents.connection import Connection, Listener
+from distir_relax.runtime.agents.connection import Connection, Listener, in_real_time
 from distir_relax.runtime.agents.file_copies import copies_folder, fetch
 from distir_relax.runtime.agents.post_mortem import RECORD, read_record
 from distir_relax.runtime.agents.supervisor import BEAT
@@ -253,4 +253,5 @@ def _memory_kills() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    with in_real_time():
+        raise SystemExit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import accumulate, pairwise
 
 from distir_relax.errors import RunError
-from distir_relax.runtime.agents.connection import Listener
+from distir_relax.runtime.agents.connection import Listener, in_real_time
 from distir_relax.runtime.agents.file_copies import FileServer, LaunchFile
 from distir_relax.runtime.agents.post_mortem import positions, write_post_mortem
 from distir_relax.runtime.agents.supervisor import HostState, Supervisor, launch_environments
@@ -57,14 +57,15 @@ class HostsLaunch:
 
     def run(self) -> int:
         """Watch the launch until it is over; return its exit code. When interrupted, end it first."""
-        try:
-            self._watch()
-        except BaseException as error:
-            self.supervisor.interrupt(int(getattr(error, "signal", 0)) or 2, time.monotonic())
-            self._watch()
-            raise
-        finally:
-            self._close()
+        with in_real_time():
+            try:
+                self._watch()
+            except BaseException as error:
+                self.supervisor.interrupt(int(getattr(error, "signal", 0)) or 2, time.monotonic())
+                self._watch()
+                raise
+            finally:
+                self._close()
         return self.supervisor.code
 
     def _watch(self) -> None:
