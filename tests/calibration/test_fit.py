@@ -22,7 +22,7 @@ from distir_relax.calibration.microbenchmarks import OpSample, op_samples, paylo
 from distir_relax.calibration.program_overhead import fit_programs, scale_communication, scale_ops
 from distir_relax.calibration.programs import ProgramSample, program_makers
 from distir_relax.cost.network import collective_seconds
-from distir_relax.cost.profile import Line, Matrix, Profile
+from distir_relax.cost.profile import Level, Line, Matrix, Profile
 from distir_relax.cost.roofline import repeated_seconds
 from distir_relax.ir import TensorType
 from distir_relax.simulation.simulator import simulate_module
@@ -177,6 +177,22 @@ def test_links_are_found_again() -> None:
         assert lines["reduce_scatter", 5].seconds(size) == pytest.approx(4 * (4e-6 + size / 5 / 5e9), rel=0.02)
     assert found.levels[0].latency == pytest.approx(4e-6, rel=0.01)
     assert found.levels[0].bandwidth == pytest.approx(5e9, rel=0.01)
+
+
+def test_links_of_each_level_are_found_again() -> None:
+    levels = (Level("host", 2, 1e-6, 1e10), Level("network", 6, 1e-4, 1e8))
+    true = machine(6, (Level("host", 2, 3e-6, 4e9), Level("network", 6, 2e-4, 1.2e8)))
+    times = [
+        (CollectiveSample("send", 2, 4 * size, level=name), collective_seconds(true, "send", pair, [4 * size]))
+        for name, pair in (("host", (0, 1)), ("network", (0, 5)))
+        for size in payloads(1)
+    ]
+    found, errors = fit_links(machine(6, levels), times)
+    assert set(errors) == {"send, host", "send, network"}
+    for level, expected in zip(found.levels, true.levels, strict=True):
+        assert level.latency == pytest.approx(expected.latency, rel=0.02)
+        assert level.bandwidth == pytest.approx(expected.bandwidth, rel=0.02)
+    assert [line.level for line in found.lines] == ["host", "network"]
 
 
 def test_a_line_through_noise() -> None:

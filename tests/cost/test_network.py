@@ -116,6 +116,24 @@ def test_measured_lines_stand_before_formulas_and_are_interpolated() -> None:
     assert collective_seconds(profile, "send", (0, 1), (4,)) == A + 4 * B
 
 
+def test_lines_of_a_level_are_for_groups_that_it_joins() -> None:
+    levels = (Level("host", 2, A, 4 / B), Level("network", 16, 4 * A, 1 / B))
+    lines = (
+        Line("all_reduce", 2, 2.0, 0.25, level="host"),
+        Line("all_reduce", 2, 4.0, 0.25, level="network"),
+        Line("all_reduce", 4, 6.0, 0.25, level="network"),
+        Line("all_gather", 2, 7.0, 0.25),
+        Line("send", 2, 8.0, 0.25, level="network"),
+    )
+    profile = replace(machine(16, levels), lines=lines)
+    found = [collective_seconds(profile, "all_reduce", group, [4] * 2) for group in ((2, 3), (0, 2), (1, 2))]
+    assert found == [3.0, 5.0, 5.0]
+    assert collective_seconds(profile, "all_reduce", (0, 2, 4), [4] * 3) == 6.0, "between two and four"
+    assert collective_seconds(profile, "all_gather", (0, 1), [2] * 2) == 8.0, "a line without a level is for all"
+    assert collective_seconds(profile, "send", (1, 2), (4,)) == 9.0
+    assert collective_seconds(profile, "send", (0, 1), (4,)) == A + 4 * B / 4, "a level without a line has its formula"
+
+
 def test_programs_that_are_bound_have_lines_of_their_own() -> None:
     lines = (
         Line("all_reduce", 2, 2.0, 0.25),

@@ -72,6 +72,7 @@ def test_all_that_a_profile_has_is_written() -> None:
             Line("all_reduce", 3, 1e-5, 2.5e-10),
             Line("all_reduce", 3, 1e-6, 2e-10, ((4.0, 1e-6), (700.0, 3e-6)), recorded=True),
             Line("send", 2, 1e-6, 1e-10),
+            Line("send", 2, 1e-6, 1e-10, level="b"),
         ),
         overlap=2.5,
         dispatch=8e-6,
@@ -130,6 +131,12 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ProfileError) as raised:
         load_profile("dgx3")
     assert raised.value.hint == f"profiles are {', '.join(SHIPPED)}, or give a .toml file"
+
+
+def test_a_line_of_an_unknown_level_is_refused() -> None:
+    line = '[[collective]]\nname = "send"\nranks = 2\nlatency = 1e-6\nseconds_per_byte = 1e-9\nlevel = "rack"\n'
+    with pytest.raises(ProfileError, match=r"expected the name of a \[\[level\]\], found 'rack'"):
+        read_profile(SMALL + line)
 
 
 @pytest.mark.parametrize(

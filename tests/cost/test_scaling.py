@@ -128,6 +128,13 @@ def test_a_line_belongs_to_the_innermost_level_that_holds_its_ranks() -> None:
     ]
 
 
+def test_a_line_may_name_its_level() -> None:
+    inner, outer = H100.levels[:2]
+    lines = (Line("all_reduce", 2, 1e-5, 1e-10, level=inner.name), Line("all_reduce", 2, 1e-5, 1e-10, level=outer.name))
+    scaled = scale_profile(replace(H100, lines=lines), f"{outer.name}.bandwidth=2x")
+    assert [line.seconds_per_byte for line in scaled.lines] == [1e-10, 0.5e-10]
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_whatever_is_scaled_is_a_profile_that_can_be_written(name: str) -> None:
     profile = load_profile(name)
