@@ -14,6 +14,7 @@ from distir_relax.cli.language_model import ModelArgument, ModelPrecisionOption,
 from distir_relax.cli.options import (
     ChunkTokensOption,
     MaxRequestsOption,
+    RshOption,
     StepTokensOption,
     with_run_options,
 )
@@ -39,6 +40,10 @@ def serve(
     launcher: Annotated[
         Launchers | None, typer.Option(help="Start ranks with it; by default mpirun if there is one.")
     ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts of the ranks, which agents start.")
+    ] = None,
+    rsh: RshOption = "",
     replicas: Annotated[
         int, typer.Option(min=1, help="Number of copies of the model, each on ranks of its own, that share requests.")
     ] = 1,
@@ -72,6 +77,7 @@ def serve(
     API keys in the environment variable DISTIR_API_KEYS, separated by commas, are then required.
     """
     from distir_relax.bundle import read_bundle
+    from distir_relax.runtime.hosts import HostList, read_hosts
     from distir_relax.runtime.world import check_size
     from distir_relax.serving import Engine, EngineOptions, Replica, start_engine
     from distir_relax.serving.http import EngineService, Replicas, ServerOptions, bound_socket, create_app, run_server
@@ -86,7 +92,9 @@ def serve(
         read = read_bundle(bundle, **reading)
         check_size(read.manifest.mesh, ranks or read.manifest.mesh.size)
         listener = bound_socket(host, port)
-        by = None if launcher is None else launcher.value
+        by: str | HostList | None = None if launcher is None else launcher.value
+        if hosts is not None:
+            by = HostList(read_hosts(hosts, read.manifest.mesh.size), rsh)
 
         def start(number: int) -> Engine:
             return start_engine(read, options, by, running["device"], replica=Replica(number, replicas))

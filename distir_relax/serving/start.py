@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import LanguageProgram
+from distir_relax.runtime.hosts import HostList
 from distir_relax.runtime.launch import find_mpirun
 from distir_relax.runtime.process_session.process_requests import ProcessRequests
 from distir_relax.runtime.requests import ThreadRequests
@@ -29,14 +30,14 @@ class Replica:
 
 
 def start_engine(
-    bundle: Bundle, options: EngineOptions | None = None, launcher: str | None = None, device: str = "cpu",
+    bundle: Bundle, options: EngineOptions | None = None, launcher: str | HostList | None = None, device: str = "cpu",
     timeout: float = DEFAULT_TIMEOUT, replica: Replica = Replica(),
 ) -> Engine:  # fmt: skip
     """Start the ranks of a bundle, and return the engine that runs their steps.
 
-    `launcher` is "threads", "mpirun" or "torchrun". By default a single rank, and those of a bundle that is not in a
-    file, are threads, several ranks or replicas are processes, by mpirun if there is one. The ranks of a `replica`
-    get its share of the machine's cores and GPUs.
+    `launcher` is "threads", "mpirun", "torchrun", or the hosts of the ranks. By default a single rank, and those of a
+    bundle that is not in a file, are threads, several ranks or replicas are processes, by mpirun if there is one. The
+    ranks of a `replica` get its share of the machine's cores and GPUs.
 
     Raises `RunError` for limits that no request fits into, and if the ranks do not start.
     """

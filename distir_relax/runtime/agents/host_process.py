@@ -24,7 +24,7 @@ from distir_relax.runtime.agents.connection import Connection, Listener, in_real
 from distir_relax.runtime.agents.file_copies import copies_folder, fetch
 from distir_relax.runtime.agents.post_mortem import RECORD, read_record
 from distir_relax.runtime.agents.supervisor import BEAT
-from distir_relax.runtime.agents.wire import Message, WireError
+from distir_relax.runtime.agents.wire import SESSION, Message, WireError, session_token
 from distir_relax.runtime.exit_codes import INFRASTRUCTURE
 from distir_relax.support.file_slices import COPIES
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the agent; return its exit code."""
     address, port, host = arguments[0], int(arguments[1]), int(arguments[2])
     token = bytes.fromhex(sys.stdin.readline().strip())
+    os.environ[SESSION] = session_token(token).hex()
     try:
         sock = socket.create_connection((address, port), _CONNECTING)
         listener = Listener(sock.getsockname()[0], token, "server")

@@ -29,18 +29,18 @@ _ENDING = 2.0
 class HostsLaunch:
     """A launch of `program` on hosts, by agents that the remote shell `rsh` starts, with `variables` for all ranks.
 
-    Hosts that lack one of the `files`, which are arguments of the program, get a copy.
+    Hosts that lack one of the `files`, which are arguments of the program, get a copy. By default the token is drawn.
     """
 
     def __init__(
         self, hosts: Sequence[Host], program: Sequence[str], variables: Mapping[str, str], rsh: str,
-        files: Sequence[LaunchFile] = (),
+        files: Sequence[LaunchFile] = (), token: bytes | None = None,
     ) -> None:  # fmt: skip
         self.program, self.variables, self.rsh = program, variables, rsh or "ssh"
         bounds = pairwise(accumulate((host.slots for host in hosts), initial=0))
         states = [HostState(host.name, range(*ends)) for host, ends in zip(hosts, bounds, strict=True)]
         self.supervisor = Supervisor(states, time.monotonic(), self.rsh)
-        self._token = secrets.token_bytes(32)
+        self._token = token or secrets.token_bytes(32)
         others = [host.name for host in hosts if not host.is_this]
         route = interface_to(others[0]) if others else None
         try:

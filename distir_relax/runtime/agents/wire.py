@@ -19,10 +19,19 @@ MOST = 1 << 20
 """Maximum length of a message in bytes; before a connection is known, `MOST_UNKNOWN`."""
 MOST_UNKNOWN = 1 << 10
 _PREFIX = 4
-_PAIRS = (("agent", "launcher"), ("client", "server"), ("copies", "files"))
+_PAIRS = (("agent", "launcher"), ("client", "server"), ("copies", "files"), ("rank", "session"))
 _PEERS = dict(_PAIRS) | {second: first for first, second in _PAIRS}
 PATIENCE = 5.0
 """Seconds that a connection has for each message before it is known."""
+
+
+SESSION = "DISTIR_SESSION_TOKEN"
+"""The variable of ranks with the token of their session, which is derived from that of the launch."""
+
+
+def session_token(token: bytes) -> bytes:
+    """Return the token by which ranks and their session know each other."""
+    return hmac.new(token, b"session", hashlib.sha256).digest()
 
 
 class WireError(Exception):
@@ -64,8 +73,9 @@ class Decoder:
 class Handshake:
     """The beginning of a connection, in which each side proves that it knows the token, without sending it.
 
-    `role` is "agent" or "launcher", between agents "client" or "server", for files "copies" or "files"; a proof is
-    valid for one role. Both send a number that is drawn for this connection, and answer that of the other.
+    `role` is "agent" or "launcher", between agents "client" or "server", for files "copies" or "files", in a session
+    "rank" or "session"; a proof is valid for one role. Both send a number that is drawn for this connection, and answer
+    that of the other.
     """
 
     def __init__(self, token: bytes, role: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from distir_relax.bundle import Bundle, file_of
 from distir_relax.errors import RunError
+from distir_relax.runtime.hosts import HostList
 from distir_relax.runtime.launched import RankOptions
 from distir_relax.runtime.launcher_detection import check_alone
 from distir_relax.runtime.process_session.rank_processes import RankProcesses, ServeOptions
@@ -22,15 +23,17 @@ from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 class ProcessRequests:
     """All ranks of a saved bundle as processes. As `ThreadRequests`: steps run in the order of `submit`.
 
-    `launcher` and `threads` are as for `dr.launch`, and `variables` are added to the ranks' environment. A rank that
-    waits for others for more than `timeout` seconds (0: never), or ends, is an error of all further calls.
+    `launcher` is as for `dr.launch`, or the hosts of the ranks, `threads` are as there, and `variables` are added to
+    the ranks' environment. A rank that waits for others for more than `timeout` seconds (0: never), or ends, is an
+    error of all further calls.
 
     Raises `RunError` for a bundle that is not in a file, and if the ranks do not start; no process is left then.
     """
 
     def __init__(
-        self, bundle: Bundle, device: str = "cpu", launcher: str | None = None, timeout: float = DEFAULT_TIMEOUT,
-        threads: int | None = None, variables: Mapping[str, str] = MappingProxyType({}),
+        self, bundle: Bundle, device: str = "cpu", launcher: str | HostList | None = None,
+        timeout: float = DEFAULT_TIMEOUT, threads: int | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         check_alone()
         if bundle.path is None:
@@ -38,7 +41,7 @@ class ProcessRequests:
         options = ServeOptions(file_of(bundle), RankOptions("torch", device, timeout), [], requests=True)
         self._timeout = timeout
         self._processes = RankProcesses.start(bundle.manifest.mesh.size, options, launcher, threads, variables)
-        self._requests = Requests(self._processes.connections, self._processes.processes)
+        self._requests = Requests(self._processes)
         self._flight: deque[int] = deque()
 
     def submit(self, slots: Sequence[Slot], ended: Collection[int] = ()) -> None:

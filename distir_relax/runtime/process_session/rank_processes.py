@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hmac
 import os
+import queue
 import secrets
 import select
 import shutil
 import site
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +24,11 @@ from types import MappingProxyType
 from typing import Any
 
 from distir_relax.bundle import BundleFile
-from distir_relax.errors import RunError
+from distir_relax.errors import LostError, RunError
+from distir_relax.runtime.agents.launch_command import COMMAND, launch_line
+from distir_relax.runtime.agents.wire import WireError, introduce, session_token
 from distir_relax.runtime.error_messages import error_from_json
+from distir_relax.runtime.hosts import HostList, interface_to
 from distir_relax.runtime.launch import end_launch, local_launch
 from distir_relax.runtime.launched import RankOptions
 from distir_relax.runtime.local_ranks import has_ended
@@ -40,6 +46,7 @@ LOST_HINT = (
 # for processes to end that were killed.
 _LOOK, _HELLO, _STOP, _KILLED = 0.05, 5.0, 5.0, 2.0
 _MOST_OUTPUT = 2000
+_PROGRAM = ("-m", "distir_relax.runtime.process_session.rank_server")
 
 
 @dataclass(frozen=True)
@@ -68,20 +75,24 @@ class RankProcesses:
     processes: list[Any] = field(default_factory=list)
     verified: list[Any] = field(default_factory=list)
     owner: int = field(default_factory=os.getpid)
+    are_local: bool = True
+    """Whether the ranks are on this machine: their processes are known, and share memory with this one."""
 
     @classmethod
     def start(
-        cls, size: int, options: ServeOptions, launcher: str | None, threads: int | None,
+        cls, size: int, options: ServeOptions, launcher: str | HostList | None, threads: int | None,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> RankProcesses:  # fmt: skip
-        """Start the ranks, with more environment `variables`, and wait until all are loaded.
+        """Start the ranks, here or on hosts, with more environment `variables`, and wait until all are loaded.
 
         Raises the error of a rank; RunError if one ends, or if not all have connected to each other within the options'
         time-out. No process is left then.
         """
+        if isinstance(launcher, HostList):
+            return cls._start_on_hosts(launcher, options, threads, variables)
         folder = tempfile.mkdtemp(prefix="distir-")
         try:
-            program = ["-m", "distir_relax.runtime.process_session.rank_server", folder]
+            program = [*_PROGRAM, folder]
             name, command, environment = local_launch(size, program, launcher, threads)
             token = secrets.token_hex(16)
             (Path(folder) / TOKEN).write_text(token, encoding="ascii")
@@ -104,6 +115,48 @@ class RankProcesses:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    @classmethod
+    def _start_on_hosts(
+        cls, hosts: HostList, options: ServeOptions, threads: int | None, variables: Mapping[str, str]
+    ) -> RankProcesses:
+        """See `start`. Ranks connect by TCP, and prove that they know the token of the launch."""
+        others = [host.name for host in hosts.hosts if not host.is_this]
+        route = interface_to(others[0]) if others else None
+        token, output = secrets.token_bytes(32), tempfile.TemporaryFile()  # noqa: SIM115
+        with socket.create_server((route[1] if route else "127.0.0.1", 0), backlog=128) as listener:
+            address, port = listener.getsockname()
+            bundle = str(options.bundle.path)
+            program = [sys.executable, "-P", *_PROGRAM, f"tcp:{address}:{port}", bundle]
+            number = threads or os.environ.get("OMP_NUM_THREADS")
+            given = {"OMP_NUM_THREADS": str(number)} if number else {}
+            environment = _importing({**os.environ})
+            launch = subprocess.Popen(
+                COMMAND, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
+            assert launch.stdin is not None
+            launch.stdin.write(launch_line(hosts, program, {**given, **variables}, bundle, token))
+            launch.stdin.close()
+            ranks = cls("the launch", hosts.ranks, launch, output, are_local=False)
+            _OPEN.add(ranks)
+            try:
+                ranks._await(_Door(listener, session_token(token)), "", options)
+            except BaseException:
+                ranks.end()
+                raise
+        return ranks
+
+    def lost(self, ranks: Sequence[int]) -> RunError:
+        """Return the error of ranks that have ended during a session."""
+        if not self.are_local:
+            with suppress(subprocess.TimeoutExpired):
+                self.launch.wait(_STOP)
+            lines = [
+                line.removeprefix("error: ") for line in self._printed().splitlines() if line.startswith("error: ")
+            ]
+            return LostError(lines[-1] if lines else f"{_named(ranks)} ended", hint="start the session again")
+        lines = [f"rank {rank} has ended (process {self.processes[rank].pid}): killed, or crashed" for rank in ranks]
+        return RunError("\n  ".join(lines), hint=LOST_HINT)
+
     def stop(self) -> None:
         """Let the ranks end in good order, then end those that have not."""
         if os.getpid() == self.owner:
@@ -121,12 +174,12 @@ class RankProcesses:
         end_launch(self.launch)
         import psutil
 
-        for process in self.processes:
+        for process in self._local:
             # A rank whose launcher was killed; psutil does not signal another process of the same number.
             with suppress(psutil.Error):
                 process.kill()
         deadline = time.monotonic() + _KILLED
-        while not all(map(has_ended, self.processes)) and time.monotonic() < deadline:
+        while not all(map(has_ended, self._local)) and time.monotonic() < deadline:
             time.sleep(0.005)
         for connection in self.connections:
             connection.close()
@@ -135,12 +188,16 @@ class RankProcesses:
         self.output.close()
         _OPEN.discard(self)
 
+    @property
+    def _local(self) -> list[Any]:
+        return self.processes if self.are_local else []
+
     def forget(self) -> None:
         """Close the connections of this process alone, which is a fork of the one that started the ranks."""
         for connection in self.connections:
             connection.forget()
 
-    def _await(self, listener: socket.socket, token: str, options: ServeOptions) -> None:
+    def _await(self, listener: socket.socket | _Door, token: str, options: ServeOptions) -> None:
         """Accept the connections of all ranks, and wait until each has joined the others, and has loaded."""
         arrivals: dict[int, _Arrival] = {}
         start = time.monotonic()
@@ -168,7 +225,7 @@ class RankProcesses:
         self.verified = arrivals[0].verified
 
     def _accept(
-        self, listener: socket.socket, token: str, options: ServeOptions, arrivals: dict[int, _Arrival]
+        self, listener: socket.socket | _Door, token: str, options: ServeOptions, arrivals: dict[int, _Arrival]
     ) -> None:
         """Accept a connection, and send the options if it is that of a rank that has not connected yet."""
         import psutil
@@ -183,9 +240,9 @@ class RankProcesses:
             rank = int(hello["rank"])
             if not hmac.compare_digest(str(hello["token"]), token) or rank in arrivals or not 0 <= rank < self.size:
                 raise Disconnected
-            arrival = _Arrival(rank, connection, psutil.Process(hello["pid"]))
+            arrival = _Arrival(rank, connection, psutil.Process(hello["pid"]) if self.are_local else None)
             self.processes.append(arrival.process)
-            connection.send({"kind": "serve", **asdict(options)}, files=[errors])
+            connection.send({"kind": "serve", **asdict(options)}, files=[errors] if self.are_local else [])
             arrivals[rank] = arrival
             end.settimeout(None)
         except (Disconnected, KeyError, TypeError, ValueError, psutil.Error):
@@ -197,14 +254,17 @@ class RankProcesses:
         """Return the error of a start in which some ranks have ended, with the launcher's output."""
         with suppress(subprocess.TimeoutExpired):
             self.launch.wait(1.0)
-        self.output.seek(0)
-        text = self.output.read().decode(errors="replace").strip()[-_MOST_OUTPUT:]
-        printed = "".join(f"\n  {line}" for line in text.splitlines() if line.strip())
+        printed = "".join(f"\n  {line}" for line in self._printed().splitlines() if line.strip())
         return RunError(
             f"{_named(ranks)} ended before the session was ready"
             + (f"; {self.launcher} printed:{printed}" if printed else ""),
             hint="distir doctor checks this machine's setup",
         )
+
+    def _printed(self) -> str:
+        self.output.seek(0)
+        text: str = self.output.read().decode(errors="replace").strip()[-_MOST_OUTPUT:]
+        return text
 
     def _check_time(self, start: float, timeout: float, arrivals: Mapping[int, _Arrival]) -> None:
         """Raise RunError if some ranks have not joined the others in time. Loading may take longer."""
@@ -242,12 +302,6 @@ class _Arrival:
             self.state = "ended"
 
 
-def lost_error(ranks: Sequence[int], processes: Sequence[Any]) -> RunError:
-    """Return the error of ranks that have ended during a session."""
-    lines = [f"rank {rank} has ended (process {processes[rank].pid}): killed, or crashed" for rank in ranks]
-    return RunError("\n  ".join(lines), hint=LOST_HINT)
-
-
 _OPEN: weakref.WeakSet[RankProcesses] = weakref.WeakSet()
 
 
@@ -272,6 +326,41 @@ def _listening(folder: str) -> Iterator[socket.socket]:
             yield listener
     finally:
         os.close(opened)
+
+
+class _Door:
+    """The sockets that a listener has accepted, once their other side has proved the token of the session."""
+
+    def __init__(self, listener: socket.socket, token: bytes) -> None:
+        self._listener, self._token = listener, token
+        self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._ready, self._signal = os.pipe()
+        weakref.finalize(self, os.close, self._ready)
+        threading.Thread(target=self._open, name="distir-door", daemon=True).start()
+
+    def fileno(self) -> int:
+        """Return a file that is readable while there are sockets."""
+        return self._ready
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """Return the next socket."""
+        os.read(self._ready, 1)
+        return self._admitted.get(), None
+
+    def _open(self) -> None:
+        with suppress(OSError):
+            while True:
+                end, _ = self._listener.accept()
+                threading.Thread(target=self._admit, args=(end,), name="distir-admit", daemon=True).start()
+
+    def _admit(self, end: socket.socket) -> None:
+        try:
+            introduce(end, self._token, "session")
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._admitted.put(end)
+            os.write(self._signal, b".")
+        except (OSError, WireError):
+            end.close()
 
 
 def _importing(environment: dict[str, str]) -> dict[str, str]:

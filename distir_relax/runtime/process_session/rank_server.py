@@ -1,4 +1,4 @@
-"""A rank of a session of processes: ``python -m distir_relax.runtime.process_session.rank_server FOLDER``."""
+"""A rank of a session of processes: ``python -m distir_relax.runtime.process_session.rank_server PLACE [BUNDLE]``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distir_relax.bundle import BundleFile
+from distir_relax.runtime.agents.wire import SESSION, introduce
 from distir_relax.runtime.error_messages import error_to_json
 from distir_relax.runtime.handshake import Agreed, agreed
 from distir_relax.runtime.join import join_world
@@ -34,16 +35,20 @@ from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World
 
 
-def main(folder: str) -> None:
-    """Connect to the driver that listens in `folder`, and serve until it asks this rank to end, or has ended."""
+def main(place: str, bundle: str = "") -> None:
+    """Connect to the driver that listens at `place`, and serve until it asks this rank to end, or has ended.
+
+    The place is a folder, or ``tcp:ADDRESS:PORT``. `bundle` is that of the driver on this host.
+    """
     # Until torch is loaded: passes over its many objects free nothing, and take a tenth of that time.
     gc.disable()
-    connection = _connect(folder)
+    connection = _connect(place)
     options = connection.receive()
     # Standard output is the driver's user's.
-    for stream in (sys.stdout.fileno(), sys.stderr.fileno()):
-        os.dup2(options.files[0], stream)
-    os.close(options.files[0])
+    for file in options.files:
+        for stream in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(file, stream)
+        os.close(file)
     threading.Thread(target=_end_with_driver, args=(connection.socket,), name="distir-driver", daemon=True).start()
     imported = threading.Thread(target=_import, name="distir-import", daemon=True)
     if detect() == "mpi":
@@ -51,7 +56,10 @@ def main(folder: str) -> None:
         # thread loads torch at once, and parts of one package must not be loaded by two threads.
         imported.start()
     try:
-        _serve(connection, options.header, imported)
+        header = dict(options.header)
+        if bundle:
+            header["bundle"] = {**header["bundle"], "path": bundle}
+        _serve(connection, header, imported)
     except Agreed as everywhere:
         error: BaseException = everywhere.error
     except Exception as raised:
@@ -67,7 +75,20 @@ def _import() -> None:
     importlib.import_module("distir_relax.lowering.emit.torch")
 
 
-def _connect(folder: str) -> Connection:
+def _connect(place: str) -> Connection:
+    if place.startswith("tcp:"):
+        address, _, port = place.removeprefix("tcp:").rpartition(":")
+        end = socket.create_connection((address, int(port)))
+        introduce(end, bytes.fromhex(os.environ.pop(SESSION)), "rank")
+        end.settimeout(None)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(end)
+        connection.send({"token": "", "rank": rank_in(), "pid": os.getpid()})
+        return connection
+    return _connect_here(place)
+
+
+def _connect_here(folder: str) -> Connection:
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     end = socket.socket(socket.AF_UNIX)
     end.connect(short_path(opened, SOCKET))
@@ -157,6 +178,6 @@ def _end_with_driver(end: socket.socket) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(*sys.argv[1:])
     except Disconnected:
         sys.exit(1)

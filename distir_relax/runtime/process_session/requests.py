@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import bytes_of
 from distir_relax.runtime.error_messages import error_from_json, name_rank
-from distir_relax.runtime.process_session.connection import Connection, Disconnected, Frame
-from distir_relax.runtime.process_session.rank_processes import lost_error
+from distir_relax.runtime.process_session.connection import Disconnected, Frame
+from distir_relax.runtime.process_session.rank_processes import RankProcesses
 from distir_relax.runtime.process_session.shared_memory import Segment
 from distir_relax.runtime.process_session.tensor_frames import pack, shared_size, unpack
 from distir_relax.runtime.watchdog import stall_error
@@ -71,10 +71,10 @@ class Requests:
     that of the request; any other error of a rank, and its end, raises `RanksLost`, now and for all further requests.
     """
 
-    def __init__(self, connections: Sequence[Connection], processes: Sequence[Any]) -> None:
-        self._connections = {connection.socket.fileno(): connection for connection in connections}
+    def __init__(self, ranks: RankProcesses) -> None:
+        self._connections = {connection.socket.fileno(): connection for connection in ranks.connections}
         self._ranks = {file: rank for rank, file in enumerate(self._connections)}
-        self._processes = processes
+        self._processes, self._lost_error, self._shares = ranks.processes, ranks.lost, ranks.are_local
         self._events = select.poll()
         for file in self._connections:
             self._events.register(file, select.POLLIN)
@@ -99,7 +99,7 @@ class Requests:
                 raise RanksLost(self._lost or RunError("a request was interrupted while it was sent to the ranks"))
             if self._pending:
                 self._drain()
-            is_alone = not self._pending
+            is_alone = not self._pending and self._shares
             segments = self._resize(shared_size(map(bytes_of, tensors.values())), room) if is_alone else {}
             descriptors, payload = pack(tensors, self._inputs if is_alone else None)
             number, self._next = self._next, self._next + 1
@@ -173,7 +173,7 @@ class Requests:
             for file in self._connections:
                 self._take(file)
             if self._lost is None:
-                self._lost = lost_error([self._ranks[file] for file in ended], self._processes)
+                self._lost = self._lost_error([self._ranks[file] for file in ended])
         self._drop_abandoned()
 
     def _take(self, file: int) -> bool:
@@ -229,6 +229,7 @@ def _replaced(segment: Segment | None, size: int) -> Segment:
 def _is_stopped(process: Any) -> bool:
     import psutil
 
+    # Of a rank on another host its agent knows that.
     with suppress(psutil.Error):
-        return bool(process.status() == psutil.STATUS_STOPPED)
+        return process is not None and bool(process.status() == psutil.STATUS_STOPPED)
     return False

@@ -20,6 +20,7 @@ from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.backends import find_backend
 from distir_relax.runtime.call_arguments import bind_arguments, result_names
 from distir_relax.runtime.generation import LanguageProgram, Run, TokenGenerator, TokenOptions, whole_result
+from distir_relax.runtime.hosts import HostList, read_hosts
 from distir_relax.runtime.launched import RankOptions
 from distir_relax.runtime.launcher_detection import check_alone
 from distir_relax.runtime.machine import rank_device
@@ -48,9 +49,13 @@ _verified: set[Verified] = set()
 
 def launch(
     bundle: str | Path, ranks: int | None = None, *, launcher: str | None = None, backend: str = "torch",
-    device: str = "cpu", timeout: float = DEFAULT_TIMEOUT, threads: int | None = None, **options: Unpack[ReadOptions],
+    device: str = "cpu", timeout: float = DEFAULT_TIMEOUT, threads: int | None = None, hosts: str = "", rsh: str = "",
+    **options: Unpack[ReadOptions],
 ) -> ProcessSession:  # fmt: skip
     """Start the ranks of a saved bundle as processes of this machine, and return the session that calls them.
+
+    With `hosts`, as "a:2,b:1", they are processes of these, which agents start that are reached by `rsh`, ssh by
+    default; hosts that lack the bundle get the slices that their ranks read.
 
     `ranks` is their number, that of the bundle's mesh. `launcher` is "mpirun" or "torchrun"; by default mpirun if there
     is one. `threads` is the number of threads of a rank, by default OMP_NUM_THREADS or its share of the cores. A rank
@@ -71,7 +76,8 @@ def launch(
     known = Verified.of(opened)
     checked = known.to_json() if known in _verified else []
     served = ServeOptions(file_of(opened), RankOptions(backend, device, timeout), checked)
-    processes = RankProcesses.start(opened.manifest.mesh.size, served, launcher, threads)
+    of_hosts = HostList(read_hosts(hosts, opened.manifest.mesh.size), rsh) if hosts else None
+    processes = RankProcesses.start(opened.manifest.mesh.size, served, of_hosts or launcher, threads)
     if processes.verified == known.to_json():
         _verified.add(known)
     return ProcessSession(opened, processes, timeout)
@@ -92,7 +98,7 @@ class ProcessSession(TokenGenerator):
         """The time of rank 0's program in the last call, without slicing and gathering."""
         self._timeout = timeout
         self._processes = processes
-        self._requests = Requests(processes.connections, processes.processes)
+        self._requests = Requests(processes)
         self._calls = SequenceCalls(bundle)
         self._turns = Turns("this session is in use by a stream or call that is not finished, of the same caller")
         self._closed = ""
