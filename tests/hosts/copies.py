@@ -43,7 +43,11 @@ def main() -> None:
         output = roots["n0"] / "own" / "y.npz"
         values = {name: x.tolist() for name, x in np.load(output).items()} if output.exists() else {}
         copies = {
-            name: {path.name: path.stat().st_blocks * 512 for path in root.glob("cache/distir-relax/copies/**/*") if path.is_file()}
+            name: {
+                path.name: path.stat().st_blocks * 512
+                for path in root.glob("cache/distir-relax/copies/**/*")
+                if path.is_file()
+            }
             for name, root in roots.items()
         }
         print(json.dumps({"launches": launches, "output": values, "copies": copies}))

@@ -142,13 +142,35 @@ def test_a_cut_between_two_hosts_without_the_launcher_is_named(what: str, files:
     assert [rank["rank"] for rank in written["ranks"]] == [0, 1, 2]
 
 
-def test_hosts_without_the_bundle_get_the_slices_of_their_ranks(files: Path) -> None:
+@pytest.fixture(scope="module")
+def wide(files: Path) -> tuple[Path, torch.nn.Module, torch.Tensor]:
+    """A bundle on three ranks with wide weights, its model, and the input in the file `wide.npz`."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(127, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, 127)).eval()
     x = torch.randn(5, 127)
     dr.compile(model, (x,), strategy="1/3/1/1").save(files / "wide.dist")
     np.savez(files / "wide.npz", input=x.numpy())
-    done = in_namespaces("tests.hosts.copies", str(files / "wide.dist"), str(files / "wide.npz"))
+    return files / "wide.dist", model, x
+
+
+def test_a_session_on_hosts_names_the_rank_that_is_killed(
+    files: Path, wide: tuple[Path, torch.nn.Module, torch.Tensor]
+) -> None:
+    done = in_namespaces("tests.hosts.sessions", str(wide[0]), str(files / "wide.npz"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["shape"] == [5, 127]
+    assert found["difference"] < 1e-5
+    assert re.fullmatch(r"rank [12] on n1 was killed by SIGKILL", found["error"])
+    assert found["seconds"] < 1.0 + _BUSY
+    assert found["left"] == {"n0": 0, "n1": 0}
+
+
+def test_hosts_without_the_bundle_get_the_slices_of_their_ranks(
+    files: Path, wide: tuple[Path, torch.nn.Module, torch.Tensor]
+) -> None:
+    bundle, model, x = wide
+    done = in_namespaces("tests.hosts.copies", str(bundle), str(files / "wide.npz"))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (first, lines), (second, more) = found["launches"]
@@ -160,7 +182,7 @@ def test_hosts_without_the_bundle_get_the_slices_of_their_ranks(files: Path) -> 
     assert not any("sending " in line for line in more), "the second launch finds the copies of the first"
     assert found["copies"]["n0"] == {}
     # Two of three ranks are on the second host.
-    size = (files / "wide.dist" / "weights.safetensors").stat().st_size
+    size = (bundle / "weights.safetensors").stat().st_size
     assert 0.65 * size < int(sent.split()[-2].replace(",", "")) < 0.68 * size + 10_000
     assert found["copies"]["n1"]["weights.safetensors"] < size
 
