@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tests.hosts.laboratory import Laboratory, _signal
-from tests.hosts.launches import KINDS, LAUNCHER, RANK, REPEATS, Failure, Launch, inflict
+from tests.hosts.launches import KINDS, REPEATS, Failure, Launch, inflict
 
 NAMES = (
     "was killed by", "crashed: ", "was stopped", "was lost: ", "has not answered for", "has not heard of ",
@@ -52,7 +52,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         was_running = False
         for failure in failures:
             time.sleep(failure.after)
-            was_running = was_running or bool(laboratory.pids_of(names[-1], RANK))
+            was_running = was_running or bool(laboratory.pids_of(names[-1], launch.rank))
             inflict(laboratory, failure, launch)
         harmless = all(failure.kind in HARMLESS for failure in failures)
         if harmless:
@@ -61,7 +61,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         too_early = harmless and launch.process.poll() is not None
         if harmless:
             laboratory.unlimit(*names)
-            _signal(laboratory.pids_of("n0", LAUNCHER), 2)
+            _signal(laboratory.pids_of("n0", launch.launcher), 2)
         if any(failure.kind == "stop host" and failure.host == "n0" for failure in failures):
             time.sleep(4.0)
             _go_on(laboratory)
