@@ -6,7 +6,7 @@ ranks, one or two failures, and their moments: while hosts are connected, while 
 
 Every fifth seed is a training, of ``train-RANKS.dist``, with checkpoints; every second of these has written one before
 the first failure. After its end it resumes on the same hosts, and must finish with the losses in ``losses-RANKS.json``,
-those of a training to which nothing happens.
+those of an undisturbed training.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TIMEOUT = 10
 CONNECTING, ENDING = 66.0, 9.0
 """Seconds in which a launch ends if its hosts are not connected, and if they are."""
 STEPS, EVERY = 600, 10
-"""Steps of a training, which with slow batches take longer than anything that happens, and between its checkpoints."""
+"""Steps of a training, which on slow batches outlasts all failures, and steps between its checkpoints."""
 RESUMED = 90.0
 """Seconds in which a training that resumes has made all steps on batches that are not slow."""
 CLOSE = 1e-6
-"""Relative difference of losses: nodes add gradients in another order."""
+"""Relative difference of losses: threads add gradients in another order than hosts."""
 
 
 def is_training(seed: int) -> bool:

@@ -130,7 +130,7 @@ class TrainingLaunch(Launch):
         self._begin(laboratory, "train", "--host", hosts, training.bundle, *more)
 
     def wait_for(self, start: str, limit: float = 60.0) -> bool:
-        """Wait until it has printed a line that begins so; return whether it has."""
+        """Wait for a line that begins with `start`; return whether it was printed before the end or the limit."""
         until = time.monotonic() + limit
         while time.monotonic() < until:
             lines = self.text() if self.process.poll() is not None else [line for _, line in self.lines]

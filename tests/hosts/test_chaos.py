@@ -51,7 +51,7 @@ def test_a_launch_ends_well_whatever_happens(seed: int, files: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if is_training(seed)])
-def test_a_training_resumes_whatever_happened(seed: int, files: Path) -> None:
+def test_a_training_resumes_after_failures(seed: int, files: Path) -> None:
     ranks = sum(drawn(seed)[0])
     bundle = files / f"train-{ranks}.dist"
     if not bundle.exists():

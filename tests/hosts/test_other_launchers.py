@@ -47,7 +47,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
-def test_the_commands_of_the_page_compute_what_one_process_does(launcher: str, files: Path) -> None:
+def test_commands_of_the_page_have_the_outputs_of_one_process(launcher: str, files: Path) -> None:
     ends = run(launcher, files)
     assert [end["code"] for end in ends.values()] == [0] * len(commands(launcher)), ends
     arguments = ["run", files / "mlp.dist", "--input", files / "x.npz", "--output", files / "one.npz"]

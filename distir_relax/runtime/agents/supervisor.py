@@ -34,7 +34,7 @@ SETTLE = 0.1
 GRACE = 1.0
 """Seconds that ranks have to end after SIGTERM."""
 LEAVING = 10.0
-"""Seconds that ranks have to end once one has ended by a forwarded signal: they write their checkpoint before."""
+"""Seconds that ranks have to end once one has ended by a forwarded signal, and the checkpoint is written."""
 CONNECTING = 60.0
 """Seconds in which all agents connect."""
 
@@ -83,7 +83,7 @@ class Supervisor:
     outbox: list[tuple[int, Message]] = field(default_factory=list)
     _first_failure: float | None = None
     _leaving: float | None = None
-    """Since when ranks end by the forwarded signal."""
+    """When the first rank ended by the forwarded signal."""
     _ending: float | None = None
     _beat: float = field(init=False)
 
