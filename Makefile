@@ -117,7 +117,7 @@ bench: $(READY) $(SMOLLM)
 # Hosts that are namespaces of this machine: their links, and launches to which something happens. As root; five minutes.
 hosts: $(READY)
 	unshare --mount --net --pid --fork --kill-child --mount-proc $(BIN)/python -m tests.hosts.laboratory
-	$(PYTEST) -q tests/hosts/test_laboratory.py tests/hosts/test_hosts.py --every-case
+	$(PYTEST) -q tests/hosts/test_laboratory.py tests/hosts/test_hosts.py tests/hosts/test_trainings.py tests/hosts/test_other_launchers.py --every-case
 
 # Ten thousand launches under a virtual clock and a simulated network, those of 'make hosts', and 300 more (an hour).
 chaos: hosts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distir_relax.cli.app import app, printed_once
-from distir_relax.cli.options import TimeoutOption, arguments_of
+from distir_relax.cli.options import HostOption, RshOption, TimeoutOption, arguments_of
 from distir_relax.cli.signals import Interrupted, SignalRecorder
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def finetune(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
     timeout: TimeoutOption = 120.0,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks to start with mpirun.")] = None,
+    host: HostOption = None,
+    rsh: RshOption = "",
 ) -> None:
     """Fine-tune a language model on conversations, for distir chat.
 
@@ -45,11 +47,14 @@ def finetune(
     """
     from distir_relax.cli.train import print_resume_hint
     from distir_relax.integrations.finetune import CHECKPOINTS, FineTuning, Task
+    from distir_relax.runtime.hosts import read_hosts
     from distir_relax.runtime.join import joined_world
-    from distir_relax.runtime.launch import launch
+    from distir_relax.runtime.launch import launch, launch_on_hosts
     from distir_relax.runtime.launcher_detection import detect
     from distir_relax.runtime.training.callbacks import Progress
 
+    if host is not None and detect() is None:
+        raise typer.Exit(launch_on_hosts(read_hosts(host, n), arguments_of(context), rsh, graceful=True))
     if n is not None and detect() is None:
         raise typer.Exit(launch(n, arguments_of(context), graceful=True))
     options = FineTuning(epochs, batch, length, rank, lr, strategy, precision, evaluation, seed, pack)

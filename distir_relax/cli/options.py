@@ -295,11 +295,11 @@ def _collect(options: dict[str, Option], values: dict[str, Any]) -> dict[str, An
 
 
 def arguments_of(context: typer.Context) -> list[str]:
-    """Return the command line of the ranks of a command: its own, but for their number."""
+    """Return the command line of the ranks of a command: its own, but for their number and hosts."""
     arguments = [str(context.command.name)]
     for parameter in context.command.params:
         value = context.params.get(str(parameter.name))
-        if parameter.name == "n" or value is None or value is False:
+        if parameter.name in ("n", "host", "rsh") or value is None or value is False:
             continue
         flag = [] if parameter.param_type_name == "argument" else [max(parameter.opts, key=len)]
         values = value if isinstance(value, (list, tuple)) else [value]

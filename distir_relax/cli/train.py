@@ -15,6 +15,8 @@ from typer.core import TyperCommand
 from distir_relax.cli.app import app, printed_once
 from distir_relax.cli.options import (
     BundleArgument,
+    HostOption,
+    RshOption,
     arguments_of,
     with_run_options,
 )
@@ -107,11 +109,15 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sample order; 0 by default.")] = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks to start with mpirun.")] = None,
+    host: HostOption = None,
+    rsh: RshOption = "",
     *,
     reading: dict[str, Any],
     running: dict[str, Any],
 ) -> None:
     """Train a bundle of a training step: as one rank under mpirun or torchrun, otherwise with all ranks as threads.
+
+    With -n or --host it starts the ranks. Hosts need all files under the same paths, and one folder of checkpoints.
 
     FUNCTION receives `start`, the number of the first step, and `seed`, if it has parameters of these names.
     """
@@ -151,9 +157,9 @@ def train(
             file, load_data(data, of_epochs), options, observers, evaluated, ranks, received_signal, averaged
         )  # fmt: skip
 
-    if n is not None and detect() is None:
+    if (n is not None or host is not None) and detect() is None:
         build(first=True)  # reports errors once, without mpirun's own output around them
-        _launch(n, bundle, arguments_of(context), checkpoint, reading)
+        _launch(n, host, rsh, bundle, arguments_of(context), checkpoint, reading)
     with joined_world(ranks.timeout) as world, SignalRecorder(world) as received_signal:
         try:
             with printed_once(world):
@@ -202,20 +208,27 @@ def _print_summary(run: Run, ended: Ended) -> None:
     typer.echo(f"trained to step {ended.step} of {ended.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
-def _launch(n: int, bundle: Path, arguments: Sequence[str], folder: Path | None, reading: dict[str, Any]) -> NoReturn:
-    """Start the ranks with mpirun, and exit with its code; when interrupted, end them and print how to resume."""
+def _launch(
+    n: int | None, host: str | None, rsh: str, bundle: Path, arguments: Sequence[str], folder: Path | None,
+    reading: dict[str, Any],
+) -> NoReturn:  # fmt: skip
+    """Start the ranks, and exit with the launch's code; when interrupted, end them and print how to resume."""
     from distir_relax.bundle import read_bundle
-    from distir_relax.runtime.launch import launch
+    from distir_relax.runtime.hosts import read_hosts
+    from distir_relax.runtime.launch import launch, launch_on_hosts
     from distir_relax.runtime.world import check_size
 
     # Report errors that are known before the launch once, without mpirun's own output around them.
-    check_size(read_bundle(bundle, verify_weights=False, **reading).manifest.mesh, n)
+    mesh = read_bundle(bundle, verify_weights=False, **reading).manifest.mesh
+    check_size(mesh, n or mesh.size)
+    hosts = () if host is None else read_hosts(host, mesh.size)
     try:
-        code = launch(n, arguments, graceful=True)
+        if hosts:
+            raise typer.Exit(launch_on_hosts(hosts, arguments, rsh, graceful=True))
+        raise typer.Exit(launch(mesh.size, arguments, graceful=True))
     except Interrupted:
         print_resume_hint(folder)
         raise
-    raise typer.Exit(code)
 
 
 def print_resume_hint(folder: Path | None, step: int | None = None, reason: str = "interrupted") -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None, gracefu
     print(shlex.join(command), file=sys.stderr, flush=True)
     with _recording(n) as records, subprocess.Popen(command, env={**launch_environment(each), **records}) as process:
         try:
-            with _forwarding(process) if graceful else nullcontext(()) as sent:
+            with _forwarding(process.send_signal) if graceful else nullcontext(()) as sent:
                 code = process.wait()
             return 128 + signal.SIGTERM if sent and code else of_launch(code)
         except BaseException:
@@ -79,20 +79,23 @@ def launch_with_torchrun(n: int, arguments: Sequence[str]) -> int:
 
 def launch_on_hosts(
     hosts: Sequence[Host], arguments: Sequence[str], rsh: str = "", threads: int | None = None,
-    files: Sequence[LaunchFile] = (),
+    files: Sequence[LaunchFile] = (), *, graceful: bool = False,
 ) -> int:  # fmt: skip
     """Run `distir <arguments>` on the ranks of hosts; return the launch's exit code, 0 only if every rank succeeded.
 
     An agent on each host, which `rsh` (ssh by default) starts, starts the ranks and watches them: the first rank or
     host that is lost is named, and ends the launch (`agents.supervisor`). torch.distributed connects the ranks, each
     with a number of `threads`, by default OMP_NUM_THREADS or its share of its host's cores. Hosts that lack one of the
-    `files` get a copy.
+    `files` get a copy. A `graceful` launch treats the first SIGTERM as that of `launch` does.
     """
     check_connected()
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
     if number := threads or os.environ.get("OMP_NUM_THREADS"):
         variables["OMP_NUM_THREADS"] = str(number)
-    return HostsLaunch(hosts, _program(arguments), variables, rsh, files).run()
+    launched = HostsLaunch(hosts, _program(arguments), variables, rsh, files)
+    with _forwarding(launched.forward) if graceful else nullcontext(()) as sent:
+        code = launched.run()
+    return 128 + signal.SIGTERM if sent and code else code
 
 
 @contextmanager
@@ -112,8 +115,8 @@ def _recording(n: int) -> Iterator[Mapping[str, str]]:
 
 
 @contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
-    """Send the first SIGTERM to `process` as SIGUSR1 while the block runs; yield the signals received.
+def _forwarding(send: Callable[[int], None]) -> Iterator[Sequence[int]]:
+    """Call `send` with SIGUSR1 at the first SIGTERM while the block runs; yield the signals received.
 
     mpirun kills its ranks a fraction of a second after a SIGTERM of its own.
     """
@@ -123,7 +126,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
     def forward(number: int, frame: FrameType | None) -> None:
         sent.append(number)
         signal.signal(signal.SIGTERM, before)
-        process.send_signal(signal.SIGUSR1)
+        send(signal.SIGUSR1)
 
     signal.signal(signal.SIGTERM, forward)
     try:

@@ -3,19 +3,26 @@
 Run in namespaces. FOLDER has ``RANKS.dist`` for 2 to 5 ranks and ``x.npz``. Prints a line of JSON for each seed: what
 happened, how the launch ended and after how many seconds, and what is wrong with that, if anything. A seed draws hosts,
 ranks, one or two failures, and their moments: while hosts are connected, while ranks start, or while they run.
+
+Every fifth seed is a training, of ``train-RANKS.dist``, with checkpoints; every second of these has written one before
+the first failure. After its end it resumes on the same hosts, and must finish with the losses in ``losses-RANKS.json``,
+those of an undisturbed training.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+from distir_relax.checkpoints import saved_steps
 from tests.hosts.laboratory import Laboratory, _signal
-from tests.hosts.launches import KINDS, LAUNCHER, RANK, REPEATS, Failure, Launch, inflict
+from tests.hosts.launches import KINDS, REPEATS, Failure, Launch, Training, TrainingLaunch, inflict
 
 NAMES = (
     "was killed by", "crashed: ", "was stopped", "was lost: ", "has not answered for", "has not heard of ",
@@ -25,6 +32,17 @@ HARMLESS = ("slow", "held")
 TIMEOUT = 10
 CONNECTING, ENDING = 66.0, 9.0
 """Seconds in which a launch ends if its hosts are not connected, and if they are."""
+STEPS, EVERY = 600, 10
+"""Steps of a training, which on slow batches outlasts all failures, and steps between its checkpoints."""
+RESUMED = 90.0
+"""Seconds in which a training that resumes has made all steps on batches that are not slow."""
+CLOSE = 1e-6
+"""Relative difference of losses: threads add gradients in another order than hosts."""
+
+
+def is_training(seed: int) -> bool:
+    """Return whether a seed is a training."""
+    return seed % 5 == 4
 
 
 def drawn(seed: int) -> tuple[list[int], list[Failure]]:
@@ -47,12 +65,20 @@ def run(seed: int, folder: Path) -> dict[str, object]:
     names = tuple(f"n{number}" for number in range(len(slots)))
     hosts = ",".join(f"{name}:{count}" for name, count in zip(names, slots, strict=True))
     with tempfile.TemporaryDirectory() as own, Laboratory(Path(own), names, [folder]) as laboratory:
+        training = Training(folder / f"train-{sum(slots)}.dist", Path(own), STEPS, EVERY)
         bundle, given = folder / f"{sum(slots)}.dist", folder / "x.npz"
-        launch = Launch(laboratory, hosts, bundle, given, REPEATS, TIMEOUT)
+        # A training is to reach its first checkpoint on a busy machine, too.
+        timeout = 3 * TIMEOUT if is_training(seed) else TIMEOUT
+        launch = (
+            TrainingLaunch(laboratory, hosts, training, "slow", timeout, "auto") if is_training(seed)
+            else Launch(laboratory, hosts, bundle, given, REPEATS, timeout)
+        )  # fmt: skip
         was_running = False
+        if isinstance(launch, TrainingLaunch) and seed % 2:
+            launch.wait_for("wrote ")
         for failure in failures:
             time.sleep(failure.after)
-            was_running = was_running or bool(laboratory.pids_of(names[-1], RANK))
+            was_running = was_running or bool(laboratory.pids_of(names[-1], launch.rank))
             inflict(laboratory, failure, launch)
         harmless = all(failure.kind in HARMLESS for failure in failures)
         if harmless:
@@ -61,7 +87,8 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         too_early = harmless and launch.process.poll() is not None
         if harmless:
             laboratory.unlimit(*names)
-            _signal(laboratory.pids_of("n0", LAUNCHER), 2)
+            # A training writes a checkpoint at SIGTERM.
+            _signal(laboratory.pids_of("n0", launch.launcher), 15 if is_training(seed) else 2)
         if any(failure.kind == "stop host" and failure.host == "n0" for failure in failures):
             time.sleep(4.0)
             _go_on(laboratory)
@@ -76,22 +103,44 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         for name in names:
             laboratory.kill(name)
         lines = launch.text()
+        resumed = _resume(laboratory, hosts, training, folder) if is_training(seed) else {}
     errors = [line for line in lines if line.startswith("error: ")]
     is_named = bool(errors) and any(name in errors[0] for name in NAMES)
     wrong = {
         "it ended, though nothing was lost": too_early,
         f"it runs after {limit:g} s": code is None,
         "it ended with 0": code == 0,
-        f"it ended with {code}": code is not None and code > 0 and code not in (75, 130),
+        f"it ended with {code}": code is not None and code > 0 and code not in (75, 130, 143),
         "it is not named": code == 75 and not is_named,
         "a traceback": any("Traceback" in line for line in lines if not line.startswith("[")),
         f"{left} are left": bool(left),
     }
-    found = [text for text, is_wrong in wrong.items() if is_wrong]
+    found = [text for text, is_wrong in wrong.items() if is_wrong] + resumed.pop("wrong", [])
     return {
         "seed": seed, "hosts": hosts, "what": [f"{f.kind} {f.host} after {f.after:.1f} s" for f in failures],
         "code": code, "ended": round(ended, 2), "named": errors[:1], "wrong": found, "text": lines[-30:] * bool(found),
+        **resumed,
     }  # fmt: skip
+
+
+def _resume(laboratory: Laboratory, hosts: str, training: Training, folder: Path) -> dict[str, Any]:
+    """Resume a training from its last checkpoint, or start it anew without one, and compare its losses."""
+    laboratory.unlimit(*laboratory.names)
+    step = max(saved_steps(training.checkpoints), default=0)
+    launch = TrainingLaunch(laboratory, hosts, training, "batches", 30, "auto")
+    code = launch.wait(RESUMED)
+    for name in laboratory.names:
+        laboratory.kill(name)
+    expected = json.loads((folder / f"losses-{training.bundle.stem.removeprefix('train-')}.json").read_text())
+    losses = training.losses() if code == 0 else []
+    differs = [step for step, loss in losses if not math.isclose(loss, expected[step - 1], rel_tol=CLOSE)]
+    wrong = {
+        f"it resumed with {code}": code != 0,
+        f"it has {len(losses)} steps": code == 0 and [step for step, _ in losses] != list(range(1, STEPS + 1)),
+        f"losses differ from step {differs[:1]} on": bool(differs),
+    }
+    found = [text for text, is_wrong in wrong.items() if is_wrong]
+    return {"resumed from": step, "wrong": found, "resumed": launch.text()[-30:] * bool(found)}
 
 
 def _go_on(laboratory: Laboratory) -> None:

@@ -170,8 +170,9 @@ class Laboratory:
         self.switch.cut(name)
 
     def mend(self, name: str) -> None:
-        """Undo `cut`."""
+        """Undo `cut` and `cut_to`."""
         self.switch.mend(name)
+        run("ip", "-n", name, "neigh", "flush", "dev", "eth0", "nud", "permanent")
 
     def cut_to(self, name: str, other: str) -> None:
         """Lose the packets of a host to another; the other way is open."""

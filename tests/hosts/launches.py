@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.hosts.laboratory import Laboratory, _signal
+from tests.training import data
 
 REPEATS = 100_000_000
 """Calls of a launch that runs until something happens."""
-RANK, AGENT, LAUNCHER = "-m distir_relax run ", "host_process", "-m distir_relax launch "
+AGENT = "host_process"
+DATA = Path(data.__file__)
 KINDS = (
     "kill", "segfault", "stop", "interrupt", "agent", "host", "stop host", "cut", "cut one way", "slow", "held",
     "launcher",
@@ -40,6 +43,9 @@ class Failure:
 class Launch:
     """`distir launch --host` of a bundle from the host n0; `lines` are what it has printed, each with its moment."""
 
+    rank, launcher = "-m distir_relax run ", "-m distir_relax launch "
+    """Parts of the command lines of a rank and of the launcher."""
+
     def __init__(
         self,
         laboratory: Laboratory,
@@ -52,9 +58,11 @@ class Launch:
     ) -> None:
         options = ["--rsh", laboratory.shell, "--input", given, "--repeat", repeat, "--timeout", timeout]
         options += ["--output", output] if output else []
+        self._begin(laboratory, "launch", bundle, "--host", hosts, *options)
+
+    def _begin(self, laboratory: Laboratory, *arguments: object) -> None:
         self.process = laboratory.start(
-            "n0", sys.executable, "-P", "-m", "distir_relax", "launch", str(bundle), "--host", hosts,
-            *map(str, options),
+            "n0", sys.executable, "-P", "-m", "distir_relax", *map(str, arguments),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(laboratory.folder)},
         )  # fmt: skip
         self.lines: list[tuple[float, str]] = []
@@ -79,13 +87,68 @@ class Launch:
             self.lines.append((time.monotonic(), line.decode(errors="replace").rstrip()))
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training of a bundle to a number of `steps`, with its checkpoints and its log in a `folder`."""
+
+    bundle: Path
+    folder: Path
+    steps: int
+    every: int
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "ck"
+
+    @property
+    def log(self) -> Path:
+        """The log, with the loss of each step."""
+        return self.folder / "log.csv"
+
+    def losses(self) -> list[tuple[int, float]]:
+        """The steps of the log, and their losses."""
+        with self.log.open(encoding="utf-8") as file:
+            return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
+
+
+class TrainingLaunch(Launch):
+    """`distir train --host` from the host n0, on a kind of `batches` in `tests.training.data`."""
+
+    launcher = "-m distir_relax train --host "
+
+    def __init__(
+        self, laboratory: Laboratory, hosts: str, training: Training, batches: str, timeout: int, resume: str = ""
+    ) -> None:
+        options = {
+            "data": f"{DATA}:{batches}", "steps": training.steps, "checkpoint": training.checkpoints,
+            "every": training.every, "log": training.log, "timeout": timeout, "rsh": laboratory.shell,
+        }  # fmt: skip
+        more = [part for name, value in options.items() for part in (f"--{name}", value)]
+        more += ["--resume", resume] * bool(resume)
+        self.rank = f"-m distir_relax train {training.bundle} --data "
+        self._begin(laboratory, "train", "--host", hosts, training.bundle, *more)
+
+    def wait_for(self, start: str, limit: float = 60.0) -> bool:
+        """Wait for a line that begins with `start`; return whether it was printed before the end or the limit."""
+        until = time.monotonic() + limit
+        while time.monotonic() < until:
+            lines = self.text() if self.process.poll() is not None else [line for _, line in self.lines]
+            if any(line.startswith(start) for line in lines):
+                return True
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        return False
+
+
 def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
     """Let it happen, once there is a process to which it can; or nothing, if the launch ends before."""
     host, numbers = failure.host, {"kill": 9, "segfault": 11, "stop": 19, "interrupt": 2}
-    words = RANK if failure.kind in (*numbers, "held") else AGENT if failure.kind == "agent" else ""
+    words = launch.rank if failure.kind in (*numbers, "held") else AGENT if failure.kind == "agent" else ""
     while words and launch.process.poll() is None and not laboratory.pids_of(host, words):
         time.sleep(0.05)
-    ranks = laboratory.pids_of(host, RANK)
+    ranks = laboratory.pids_of(host, launch.rank)
     one = ranks[failure.which % len(ranks) :][:1] if ranks else []
     match failure.kind:
         case "agent":
@@ -106,11 +169,11 @@ def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
             laboratory.rate(host, "200kbit")
         case "held":
             # Stopped for less than a second, as by a debugger, or a machine that is moved.
-            pids = laboratory.pids_of(host, RANK)
+            pids = laboratory.pids_of(host, launch.rank)
             _signal(pids, 19)
             time.sleep(0.5)
             _signal(pids, 18)
         case "launcher":
-            _signal(laboratory.pids_of("n0", LAUNCHER), 9)
+            _signal(laboratory.pids_of("n0", launch.launcher), 9)
         case kind:
             _signal(one, numbers[kind])

@@ -18,7 +18,7 @@ from distir_relax.runtime.agents.agent import MEETING, Agent
 from distir_relax.runtime.agents.connection import _MOST_UNKNOWN, Listener
 from distir_relax.runtime.agents.ends import rank_end
 from distir_relax.runtime.agents.launch_hosts import HostsLaunch
-from distir_relax.runtime.agents.supervisor import BEAT, LOST, SETTLE, HostState, Supervisor
+from distir_relax.runtime.agents.supervisor import BEAT, LEAVING, LOST, SETTLE, HostState, Supervisor
 from distir_relax.runtime.agents.wire import MOST_UNKNOWN, Decoder, Handshake, Message, WireError, encode
 from distir_relax.runtime.hosts import Host
 from tests.hosts.simulated import bound, simulate
@@ -195,6 +195,54 @@ def test_ends_have_names(status: int, text: str) -> None:
     assert text in str(rank_end("a", 0, status, False))
 
 
+def forwarding(supervisor: Supervisor, *statuses: int, now: float = 1.0) -> Supervisor:
+    """Let ranks of host a end with these exit codes after a forwarded SIGUSR1."""
+    for what in ("here", "ready"):
+        supervisor.told(0, {"is": what}, 0.0)
+    supervisor.forward(signal.SIGUSR1, now)
+    for rank, status in enumerate(statuses):
+        supervisor.told(0, {"is": "ended", "rank": rank, "status": status}, now)
+    supervisor.tick(now + SETTLE)
+    return supervisor
+
+
+def test_ranks_that_end_by_a_forwarded_signal_are_no_failures() -> None:
+    supervisor = forwarding(Supervisor([HostState("a", [0, 1])], 0.0), 138, 138)
+    assert (0, {"is": "signal", "number": signal.SIGUSR1}) in supervisor.outbox
+    assert supervisor.is_over(1.2)
+    assert (supervisor.code, supervisor.reported) == (138, None)
+    # The training had ended before.
+    assert forwarding(Supervisor([HostState("a", [0, 1])], 0.0), 0, 0).code == 0
+
+
+def test_a_rank_that_does_not_end_after_a_forwarded_signal_is_ended() -> None:
+    supervisor = forwarding(Supervisor([HostState("a", [0, 1])], 0.0), 138)
+    supervisor.told(0, {"is": "beat"}, LEAVING)
+    assert not supervisor.is_over(LEAVING)
+    supervisor.told(0, {"is": "beat"}, 1.1 + LEAVING)
+    supervisor.tick(1.1 + LEAVING)
+    assert (0, {"is": "end"}) in supervisor.outbox
+    supervisor.told(0, {"is": "ended", "rank": 1, "status": -signal.SIGKILL}, 2.2 + LEAVING)
+    assert supervisor.is_over(2.3 + LEAVING)
+    assert (supervisor.code, supervisor.reported) == (138, None)
+
+
+def test_a_rank_that_is_killed_while_it_writes_its_checkpoint_is_named() -> None:
+    supervisor = forwarding(Supervisor([HostState("a", [0, 1])], 0.0), -signal.SIGKILL)
+    assert str(supervisor.reported).startswith("rank 0 on a was killed by SIGKILL")
+    assert supervisor.code == 75
+
+
+def test_a_forwarded_signal_ends_ranks_that_start() -> None:
+    """They do not handle it yet; one that has lost its peer may be heard of first."""
+    supervisor = forwarding(Supervisor([HostState("a", [0, 1])], 0.0), 75, -signal.SIGUSR1)
+    assert (0, {"is": "end"}) in supervisor.outbox
+    assert (supervisor.code, supervisor.reported) == (138, None)
+    waiting = Supervisor([HostState("a", [0]), HostState("b", [1])], 0.0)
+    assert forwarding(waiting).code == 138
+    assert waiting.is_over(4.0)
+
+
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
@@ -363,6 +411,17 @@ def test_hosts_whose_ranks_end_early_are_not_missed(capfd: pytest.CaptureFixture
     """Their agents end, and the others do not hear of them any more."""
     code = "import os, time\ntime.sleep(4 if os.environ['RANK'] == '1' else 0.5)"
     assert HostsLaunch([Host("localhost", 1)] * 3, [sys.executable, "-c", code], {}, "").run() == 0
+    assert "error" not in capfd.readouterr().err
+
+
+def test_a_signal_that_the_launcher_forwards_reaches_all_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(138)); time.sleep(60)"
+    launch = HostsLaunch([Host("localhost", 2)], [sys.executable, "-c", code], {}, "")
+    sender = threading.Timer(2.0, launch.forward, [signal.SIGUSR1])
+    sender.start()
+    begin = time.monotonic()
+    assert launch.run() == 138
+    assert time.monotonic() - begin < 10
     assert "error" not in capfd.readouterr().err
 
 

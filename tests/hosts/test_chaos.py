@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from distir_relax.bundle import write_bundle
-from tests.hosts.chaos import drawn
+from tests.hosts.chaos import STEPS, drawn, is_training
 from tests.hosts.laboratory import in_namespaces, why_not
 from tests.hosts.launches import KINDS
+from tests.hosts.trainings import losses_on_one_machine
 from tests.runtime.handmade import example_input, mlp_bundle
+from tests.training import perceptron
 
 SEEDS = 300
 SPLITS = {2: [3, 2], 3: [3, 2, 2], 4: [2, 1, 2, 2], 5: [2, 1, 1, 1, 2]}
@@ -28,17 +30,35 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.mpirun
-@pytest.mark.timeout(200)
-@pytest.mark.drawn(1)
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_launch_ends_well_whatever_happens(seed: int, files: Path) -> None:
+def assert_ends_well(seed: int, files: Path, seconds: float) -> None:
     if reason := why_not():
         pytest.skip(reason)
-    done = in_namespaces("tests.hosts.chaos", str(files), str(seed), "1", timeout=180.0)
+    done = in_namespaces("tests.hosts.chaos", str(files), str(seed), "1", timeout=seconds)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == [], found
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(200)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if not is_training(seed)])
+def test_a_launch_ends_well_whatever_happens(seed: int, files: Path) -> None:
+    assert_ends_well(seed, files, 180.0)
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(300)
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if is_training(seed)])
+def test_a_training_resumes_after_failures(seed: int, files: Path) -> None:
+    ranks = sum(drawn(seed)[0])
+    bundle = files / f"train-{ranks}.dist"
+    if not bundle.exists():
+        perceptron.saved(f"{ranks}/1/1/1", files, STEPS).rename(bundle)
+        losses = [loss for _, loss in losses_on_one_machine(bundle, STEPS)]
+        (files / f"losses-{ranks}.json").write_text(json.dumps(losses))
+    assert_ends_well(seed, files, 280.0)
 
 
 def test_seeds_draw_every_failure_and_every_number_of_ranks() -> None:

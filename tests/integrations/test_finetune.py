@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,20 +210,26 @@ def test_packing_is_refused_for_other_attention(folder: Path, tmp_path: Path) ->
 
 @pytest.mark.sweep
 @pytest.mark.mpirun
-def test_ranks_train_what_threads_do(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", "agents"])
+def test_ranks_train_what_threads_do(launcher: str, folder: Path, tmp_path: Path) -> None:
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    shell.chmod(0o755)
+    hosts = ("--host", "127.0.0.2:1,127.0.0.3:1", "--rsh", shell)
+    start = partial(mpirun, 2) if launcher == "mpirun" else lambda *arguments: python(*arguments, *hosts)
     data = write(tmp_path / "chats.jsonl", [chat(number) for number in range(9)])
     options = dr.FineTuning(epochs=2, batch=4, length=64, lr=1e-3, strategy="2/1/1/1", packed=True)
     dr.finetune(folder, data, tmp_path / "threads", options)
     command = ["-m", "distir_relax", "finetune", folder, "--data", data, "-o", tmp_path / "ranks"]
     flags = ["--epochs", 2, "--batch", 4, "--length", 64, "--lr", 1e-3, "--strategy", "2/1/1/1", "--pack"]
-    done = mpirun(2, *command, *flags)
+    done = start(*command, *flags)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("9 conversations of up to 64 tokens in ") == 1
     found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("ranks", "threads"))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert {p.name for p in (tmp_path / "ranks").iterdir()} == {p.name for p in (tmp_path / "threads").iterdir()}
     # All ranks have the error; one prints it.
-    done = mpirun(2, *command, *flags)
+    done = start(*command, *flags)
     assert done.returncode == 2
     assert done.stderr.count("the folder of the result is not empty") == 1
 

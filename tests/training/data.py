@@ -59,6 +59,13 @@ def slow(start: int) -> Iterator[Batch]:
         yield batch
 
 
+def very_slow(start: int) -> Iterator[Batch]:
+    """Batches that take longer than the second in which ranks end after SIGTERM."""
+    for batch in batches(start):
+        time.sleep(1.5)
+        yield batch
+
+
 class Table:
     """A data set of 37 samples, which notes what is read of it."""
 

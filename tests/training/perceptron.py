@@ -31,20 +31,21 @@ def error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def step(
-    strategy: str, model: nn.Module | None = None, evaluates: bool = False, averaging: dr.optim.EMA | None = None
-) -> TrainingStep:
-    """A step of training, the same for each strategy."""
+    strategy: str, model: nn.Module | None = None, evaluates: bool = False, averaging: dr.optim.EMA | None = None,
+    steps: int = 20,
+) -> TrainingStep:  # fmt: skip
+    """A step of training, the same for each strategy. Its learning rate falls to 0 in `steps` steps."""
     torch.manual_seed(0)
     return dr.compile_training(
-        model or Perceptron(), F.mse_loss, optimizer=dr.optim.AdamW(dr.lr.Cosine(2.0**-5, 20, 3)), clip_norm=1.0,
+        model or Perceptron(), F.mse_loss, optimizer=dr.optim.AdamW(dr.lr.Cosine(2.0**-5, steps, 3)), clip_norm=1.0,
         strategy=strategy, example_batch=(torch.randn(ROWS, 5), torch.randn(ROWS, 3)), name="perceptron",
         metrics={"error": error} if evaluates else None, averaging=averaging,
     )  # fmt: skip
 
 
-def saved(strategy: str, folder: Path) -> Path:
+def saved(strategy: str, folder: Path, steps: int = 20) -> Path:
     """Its bundle."""
-    return step(strategy).save(folder / f"{strategy.replace('/', '_')}.dist", backends=("torch",))
+    return step(strategy, steps=steps).save(folder / f"{strategy.replace('/', '_')}.dist", backends=("torch",))
 
 
 def saved_manifest(strategy: str, folder: Path) -> Manifest:

@@ -53,6 +53,7 @@ class HostsLaunch:
         self._agents = self._listener.connections
         self._here: dict[int, Message] = {}
         """The introduction of each host's agent."""
+        self._forwarded: list[int] = []
         self._processes = [self._start(number, host) for number, host in enumerate(hosts)]
 
     def run(self) -> int:
@@ -68,6 +69,10 @@ class HostsLaunch:
                 self._close()
         return self.supervisor.code
 
+    def forward(self, number: int) -> None:
+        """Send a signal to all ranks, as `Supervisor.forward`; a signal handler may call this."""
+        self._forwarded.append(number)
+
     def _watch(self) -> None:
         supervisor, is_reported = self.supervisor, False
         while not supervisor.is_over(now := time.monotonic()):
@@ -75,6 +80,8 @@ class HostsLaunch:
                 assert isinstance(key.fileobj, socket.socket)
                 self._handle(key.fileobj)
             now = time.monotonic()
+            while self._forwarded:
+                supervisor.forward(self._forwarded.pop(0), now)
             for number, process in enumerate(self._processes):
                 if (code := process.poll()) is not None:
                     supervisor.exited(number, code, now)

@@ -33,6 +33,8 @@ SETTLE = 0.1
 """Seconds in which failures are collected, of which one is the cause of the others."""
 GRACE = 1.0
 """Seconds that ranks have to end after SIGTERM."""
+LEAVING = 10.0
+"""Seconds that ranks have to end once one has ended by a forwarded signal, and the checkpoint is written."""
 CONNECTING = 60.0
 """Seconds in which all agents connect."""
 
@@ -76,8 +78,12 @@ class Supervisor:
     """The failure that the launch ends with, once it is known."""
     signal: int = 0
     """The signal by which the user has ended the launch."""
+    forwarded: int = 0
+    """The signal that ranks were sent, after which they end by themselves."""
     outbox: list[tuple[int, Message]] = field(default_factory=list)
     _first_failure: float | None = None
+    _leaving: float | None = None
+    """When the first rank ended by the forwarded signal."""
     _ending: float | None = None
     _beat: float = field(init=False)
 
@@ -120,7 +126,12 @@ class Supervisor:
             self._fail(rank_stopped(host.name, rank), now)
         elif message.get("is") == "ended" and type(status := message.get("status")) is int:
             host.ended[rank] = status
-            if status:
+            if self.forwarded and status == 128 + self.forwarded:
+                self._leaving = now if self._leaving is None else self._leaving
+            elif self.forwarded and status == -self.forwarded:
+                # It was still starting, so that the others would wait for it.
+                self._abandon(now)
+            elif status:
                 self._fail(rank_end(host.name, rank, status, message.get("out_of_memory") is True), now)
 
     def closed(self, number: int, now: float) -> None:
@@ -142,9 +153,16 @@ class Supervisor:
         self.signal = self.signal or number
         self._end(now)
 
-    def forward(self, number: int) -> None:
-        """Send a signal to all ranks."""
-        self._send_all({"is": "signal", "number": number})
+    def forward(self, number: int, now: float) -> None:
+        """Send a signal to all ranks, after which they end by themselves, with 128 plus its number.
+
+        Before there are ranks it ends the launch.
+        """
+        self.forwarded = number
+        if all(host.is_ready for host in self.hosts):
+            self._send_all({"is": "signal", "number": number})
+        else:
+            self._abandon(now)
 
     def tick(self, now: float) -> None:
         """Go on in time."""
@@ -152,6 +170,8 @@ class Supervisor:
         if self._first_failure is not None and self.reported is None and now >= self._first_failure + SETTLE:
             self.reported = min(self.failures, key=lambda end: end.order)
             self._end(now)
+        if self._leaving is not None and now > self._leaving + LEAVING:
+            self._abandon(now)
         if now >= self._beat:
             self._beat = now + BEAT
             self._send_all({"is": "beat"})
@@ -170,7 +190,9 @@ class Supervisor:
         """The exit code of a launch that is over."""
         if self.signal:
             return 128 + self.signal
-        return 0 if self.reported is None else self.reported.code
+        if self.reported is not None:
+            return self.reported.code
+        return 0 if self._leaving is None else 128 + self.forwarded
 
     def next_tick(self) -> float:
         """When `tick` is to be called at the latest."""
@@ -193,6 +215,13 @@ class Supervisor:
         if self.reported is None and not self.signal:
             self.failures.append(end)
             self._first_failure = self._first_failure if self._first_failure is not None else now
+
+    def _abandon(self, now: float) -> None:
+        """End the launch by the forwarded signal; ranks that lose their peers are no failures."""
+        if self.reported is None:
+            self.failures.clear()
+            self._first_failure = None
+            self.interrupt(self.forwarded, now)
 
     def _end(self, now: float) -> None:
         if self._ending is None:

@@ -69,6 +69,30 @@ def save(executor: Executor, folder: Path, position: Position, keep: int, is_bes
         raise
 
 
+def check_visible(executor: Executor, folder: Path) -> None:
+    """Raise CheckpointError on all processes unless each sees the files that the first one writes to the folder.
+
+    Without it a run on hosts that share no disk would fail at its first checkpoint, hours later.
+    """
+    if executor.processes == 1:
+        return
+    mine: list[Path] = []
+    with executor.agreed():
+        if executor.first:
+            mine.append(begin(folder, 0))
+    draft = Path(executor.exchange(str(mine[0].resolve()) if mine else "")[0])
+    try:
+        with executor.agreed():
+            if not draft.is_dir():
+                raise CheckpointError(
+                    "expected the folder of checkpoints in which the first rank writes, found another or none",
+                    str(folder), "put it on a file system that all hosts share",
+                )  # fmt: skip
+    finally:
+        for path in mine:
+            remove(path)
+
+
 def resume(executor: Executor, folder: Path, which: str = "last") -> Saved | None:
     """Load the "last" or the "best" checkpoint of a folder into the ranks, whatever number of ranks has written it.
 

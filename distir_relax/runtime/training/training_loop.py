@@ -19,7 +19,7 @@ from distir_relax.runtime.training.batches import Data, data_inputs, samples_of,
 from distir_relax.runtime.training.best_value import BestValue
 from distir_relax.runtime.training.callbacks.callback import Callback, Ended, RunInfo, StepResult, call_with_weights
 from distir_relax.runtime.training.callbacks.states import load_states, states_of
-from distir_relax.runtime.training.checkpointing import resume, save
+from distir_relax.runtime.training.checkpointing import check_visible, resume, save
 from distir_relax.runtime.training.equal_batches import difference
 from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.runtime.training.options import EPOCH, RESUME, Metric, TrainOptions
@@ -79,6 +79,8 @@ class Training:
     def _run(self) -> Ended:
         training_of(self.executor.bundle.manifest)
         position = self._begin()
+        if self.options.checkpoints is not None:
+            check_visible(self.executor, self.options.checkpoints)
         source = self.data(position.seed, position.data)
         self._check_order(position, source)
         self._set_steps(source, position.step)
