@@ -94,8 +94,9 @@ def validate(count: int, link: str, passes: int) -> None:
         for name in () if LINKS[link] else names:
             laboratory.rate(name, link)
         print(f"\n{count} hosts, {link}; n0 to n1: {laboratory.measure(*names[:2])}", flush=True)
+        target = f"{__file__}:on_{'two' if count == 2 else 'three'}"
         process = laboratory.start(
-            "n0", sys.executable, "-P", "-m", "distir_relax", "validate", f"{__file__}:on_{'two' if count == 2 else 'three'}",
+            "n0", sys.executable, "-P", "-m", "distir_relax", "validate", target,
             "--host", ",".join(names), "--rsh", str(laboratory.shell), "--passes", str(passes), "--json",
             "--calibrate", str(Path(folder) / "hosts.toml"),
             stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},

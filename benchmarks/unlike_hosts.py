@@ -108,7 +108,8 @@ def measure(options: argparse.Namespace) -> None:
     found: dict[str, list[float]] = {name: [] for name in kinds}
     with ExitStack() as stack:
         engines = {
-            name: stack.enter_context(start_engine(made, limits, hosts)) for name, (made, hosts, limits) in kinds.items()
+            name: stack.enter_context(start_engine(made, limits, hosts))
+            for name, (made, hosts, limits) in kinds.items()
         }
         for run in range(options.runs + 1):
             for name, engine in engines.items():
@@ -121,8 +122,9 @@ def measure(options: argparse.Namespace) -> None:
         made, hosts, limits = kinds[name]
         machine = profile if hosts is three else profile.of_one_device()
         predicted = dr.simulate_generation(
-            str(made.path), profile=machine, prompt=PROMPT, generate=options.tokens, requests=options.requests, options=limits
-        ).throughput
+            str(made.path), profile=machine, prompt=PROMPT, generate=options.tokens, requests=options.requests,
+            options=limits,
+        ).throughput  # fmt: skip
         measured = statistics.median(values)
         span = f"{measured:.1f} ({min(values):.1f} to {max(values):.1f})"
         print(f"| {name} | {span} | {predicted:.1f} | {predicted / measured - 1:+.1%} |", flush=True)

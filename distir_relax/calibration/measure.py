@@ -48,7 +48,7 @@ WARM_UP = 5
 _COLD_BYTES = 96e6
 _MAX_COPIES = 800
 # The side of the matrices in the work by which ranks are compared, how often it is repeated, and measured.
-_RANK_SIDE, _RANK_REPEATS, _RANK_ROUNDS = 256, 20, 7
+_RANK_SIDE, _RANK_REPEATS, _RANK_ROUNDS = 256, 100, 7
 # The side of weights that are read in turn, how often, and the largest cache whose size is measured, in bytes.
 _READ_SIDE, _READ_ROUNDS, _MOST_CACHE = 700, 7, 96e6
 # Elements of the tensor that ranks update between two communications.
@@ -244,7 +244,7 @@ def time_ranks(world: World, device: str) -> list[list[float]]:
 
 
 def time_rank_work(device: str) -> float:
-    """Return the seconds of a few milliseconds of products and sums on this rank."""
+    """Return the seconds of some 50 milliseconds of products and sums on this rank: a processor may start faster."""
     import torch
 
     x = torch.full((_RANK_SIDE, _RANK_SIDE), 1.0 / _RANK_SIDE, device=device, dtype=torch.float32)
