@@ -225,7 +225,8 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
         profile, group_errors = fit_links(profile, collective_seconds)
         residuals.append(collective_residuals(collective_seconds))
         errors.update(group_errors)
-    groups = unlike_ranks(measured.rank_seconds, [n / measured.share(r) for r, n in enumerate(measured.rank_memory)])
+    memory_by_rank = [n / measured.share(rank) for rank, n in enumerate(measured.rank_memory)]
+    groups = unlike_ranks(measured.comparable_rank_seconds(), memory_by_rank)
     profile = replace(profile, groups=groups)
     samples_of_programs: list[ProgramSample] = []
     program_times: Times = []

@@ -96,6 +96,15 @@ class Measurements:
         """The number of ranks on which ops and programs were measured: as many as have cores of their own."""
         return min(self.ranks, self.machine.cores) if self.machine.cores and not self.hosts else self.ranks
 
+    def comparable_rank_seconds(self) -> Times:
+        """Return the times of equal work by rank, as `unlike_ranks` compares them.
+
+        On several hosts, of which each has disturbances of its own, these are the faster half of each rank's.
+        """
+        if not self.hosts:
+            return self.rank_seconds
+        return [sorted(times)[: (len(times) + 1) // 2] for times in self.rank_seconds]
+
     def plain(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
         return asdict(self)

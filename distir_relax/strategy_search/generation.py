@@ -36,7 +36,7 @@ class GenerationOutcome:
     """A strategy for `replicas` copies of the model, and the simulation of the copy with the most requests.
 
     `throughput` is that of all copies together, in tokens per second. Without a simulation, `refused` says why there is
-    none.
+    none. Of unlike devices, `device` is the number of the fastest one if the model runs on that alone.
     """
 
     strategy: str
@@ -44,6 +44,7 @@ class GenerationOutcome:
     throughput: float = 0.0
     simulation: GenerationSimulation | None = None
     refused: str = ""
+    device: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -55,7 +56,7 @@ class GenerationOutcome:
         found = {} if self.simulation is None else self.simulation.as_json()
         return found | {
             "strategy": self.strategy, "replicas": self.replicas, "throughput": self.throughput, "fits": self.fits,
-            "refused": self.refused,
+            "refused": self.refused, "device": self.device,
         }  # fmt: skip
 
 
@@ -104,7 +105,8 @@ def search_generation(
 
     `model` is what `compile_generation` takes, or ``file.py:function``: a function that returns a `Generation` for its
     parameter `strategy`. All R x T x P = `devices` are tried: R replicas, among which requests are divided evenly, of
-    T tensor-parallel ranks in each of P pipeline stages. If the devices of the profile differ, there is one replica.
+    T tensor-parallel ranks in each of P pipeline stages. If the devices of the profile differ, there is one replica, on
+    all of them or on the fastest alone.
 
     `precision` and `keep` are those of `compile_generation`, of a model that is not compiled yet.
     The workload, and the engine's `options`, are those of `simulate_generation`. `objective` is ``throughput``, the
@@ -126,31 +128,34 @@ def search_generation(
     start = time.monotonic()
     compiled = _compiler(model, machine, precision, keep)
     outcomes = []
-    for replicas, strategy in _candidates(devices, any_replicas=not machine.groups):
+    for replicas, strategy, device in _candidates(devices, machine):
         most = -(-requests // replicas)
         try:
             found = simulate_generation(
-                compiled(strategy), profile=machine, prompt=prompt, generate=generate, requests=most, options=options
-            )
+                compiled(strategy), profile=machine if device is None else machine.without(device).of_one_device(),
+                prompt=prompt, generate=generate, requests=most, options=options,
+            )  # fmt: skip
         except ImportModelError:
             # Of the model, not of a strategy.
             raise
         except DistIRError as error:
-            outcome = GenerationOutcome(str(strategy), replicas, refused=error.message)
+            outcome = GenerationOutcome(str(strategy), replicas, refused=error.message, device=device)
         else:
             throughput = requests * generate / found.seconds if found.seconds else 0.0
-            outcome = GenerationOutcome(str(strategy), replicas, throughput, found)
+            outcome = GenerationOutcome(str(strategy), replicas, throughput, found, device=device)
         outcomes.append(outcome)
     return GenerationSearch(objective, machine.name, devices, tuple(outcomes), time.monotonic() - start)
 
 
-def _candidates(devices: int, any_replicas: bool) -> Iterator[tuple[int, Strategy]]:
-    """Yield numbers of replicas, and the strategy of each."""
+def _candidates(devices: int, machine: Profile) -> Iterator[tuple[int, Strategy, int | None]]:
+    """Yield numbers of replicas, the strategy of each, and the device on which the model is alone, if it is."""
     for ranks in range(1, devices + 1):
-        if devices % ranks == 0 and (any_replicas or ranks == devices):
+        if devices % ranks == 0 and (not machine.groups or ranks == devices):
             for tensor in range(ranks, 0, -1):
                 if ranks % tensor == 0:
-                    yield devices // ranks, Strategy(1, tensor, ranks // tensor)
+                    yield devices // ranks, Strategy(1, tensor, ranks // tensor), None
+    if machine.groups and devices > 1:
+        yield 1, Strategy(1, 1, 1), max(range(devices), key=machine.speed_of)
 
 
 def _compiler(

@@ -220,3 +220,12 @@ def test_validate_wants_one_source_of_a_profile(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert "either --profile or --calibrate" in done.stderr
     assert not (tmp_path / "x.toml").exists()
+
+
+def test_hosts_are_compared_by_their_undisturbed_times() -> None:
+    times = [[52.0, 80.0, 53.0, 90.0, 52.5], [140.0, 105.0, 104.0, 106.0, 150.0], [212.0, 300.0, 214.0, 213.0, 290.0]]
+    of_hosts = replace(FIRST, ranks=3, rank_seconds=times, host_of=[0, 1, 2])
+    assert of_hosts.comparable_rank_seconds()[0] == [52.0, 52.5, 53.0]
+    (fast, slow) = unlike_ranks(of_hosts.comparable_rank_seconds())
+    assert (fast.speed, slow.speed) == (pytest.approx(2.0, rel=0.02), pytest.approx(0.495, rel=0.02))
+    assert replace(of_hosts, host_of=[0, 0, 0]).comparable_rank_seconds() == times

@@ -16,6 +16,7 @@ import distir_relax as dr
 from distir_relax.cli import app
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.report.generation_search import table
 from distir_relax.serving import EngineOptions
 from distir_relax.strategy_search.generation import GenerationSearch, search_generation
 from tests.machines import link, machine
@@ -81,10 +82,26 @@ def test_what_does_not_fit_is_not_ranked() -> None:
     assert any("which fit into memory" in outcome.refused for outcome in refused)
 
 
-def test_unlike_devices_have_one_replica() -> None:
-    unlike = replace(MACHINE, groups=(Group(((1, 1),), 0.5),))
+def test_unlike_devices_have_one_replica_on_all_or_on_the_fastest() -> None:
+    unlike = replace(MACHINE, groups=(Group(((1, 1),), 2.0),))
     found = search_generation(model("gpt2"), devices=2, profile=unlike, **WORKLOAD)
-    assert [outcome.strategy for outcome in found.outcomes] == ["1/2/1/1", "1/1/2/1"]
+    assert [(outcome.strategy, outcome.device) for outcome in found.outcomes] == [
+        ("1/2/1/1", None), ("1/1/2/1", None), ("1/1/1/1", 1),
+    ]  # fmt: skip
+    twice = dr.simulate_generation(compiled("gpt2"), profile=unlike.without(1), **WORKLOAD)
+    alone = found.outcomes[2].simulation
+    assert alone is not None
+    assert alone.seconds == twice.seconds
+    assert alone.seconds < dr.simulate_generation(compiled("gpt2"), profile=MACHINE, **WORKLOAD).seconds
+
+
+def test_the_fastest_device_is_proposed_where_splitting_loses() -> None:
+    slow = replace(MACHINE, levels=link(1.0, 1e3), groups=(Group(((1, 1),), 2.0),))
+    text = table(search_generation(model("gpt2"), devices=2, profile=slow, **WORKLOAD))
+    assert "device 1 alone is faster than all 2 devices together: use it alone" in text
+    assert text.splitlines()[3].startswith("1/1/1/1 on device 1 ")
+    quick = replace(MACHINE, groups=(Group(((1, 1),), 1.1),))
+    assert "alone is faster" not in table(search_generation(model("gpt2"), devices=2, profile=quick, **WORKLOAD))
 
 
 def command(*arguments: object) -> Any:
