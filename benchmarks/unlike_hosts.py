@@ -3,8 +3,9 @@
     PYTHONPATH=build/smollm python -m benchmarks.unlike_hosts [--requests 4] [--tokens 24] [--link 1gbit]
 
 Calibrates the hosts, then measures tokens per second of requests that arrive together: stages with equally many blocks
-on each rank, stages cut by the profile's speeds, the same with one request at a time, as a serial pipeline has it, and
-the fastest host alone; beside each is the prediction. Measurements take turns, and medians count. Needs root.
+on each rank, stages cut by the profile's speeds, the same with the slowest host first, with one request at a time, as a
+serial pipeline has it, and the fastest host alone; beside each is the prediction. Measurements take turns, and medians
+count. Needs root.
 """
 
 from __future__ import annotations
@@ -87,14 +88,19 @@ def measure(options: argparse.Namespace) -> None:
     print("groups:", [(str(group), group.speed) for group in profile.groups])
     asked = [prompt[:PROMPT] for prompt in prompts(options.requests)]
     of_all = EngineOptions(max_requests=options.requests, share_prefixes=False)
-    three, first = (HostList(tuple(Host(name, 1) for name in names), options.rsh) for names in (SHARES, ["n0"]))
+    turned = profile.reordered([2, 1, 0])
+    three, back, first = (
+        HostList(tuple(Host(name, 1) for name in names), options.rsh) for names in (SHARES, [*SHARES][::-1], ["n0"])
+    )
+    machines = {three: profile, back: turned, first: profile.reordered([0]).of_one_device()}
     even = bundle("1/1/3/1")
-    by_speed = bundle("1/1/3/1", profile, "-hosts")
+    by_speed, slow_first = bundle("1/1/3/1", profile, "-hosts"), bundle("1/1/3/1", turned, "-hosts-turned")
     alone = bundle("1/1/1/1")
     kinds: dict[str, tuple[Bundle, HostList, EngineOptions]] = {
         "stages of equally many blocks": (even, three, of_all),
         "stages cut by speed": (by_speed, three, of_all),
-        "stages cut by speed, one request at a time": (by_speed, three, EngineOptions(1, share_prefixes=False)),
+        "stages cut by speed, slowest first": (slow_first, back, of_all),
+        "the same, one request at a time": (slow_first, back, EngineOptions(1, share_prefixes=False)),
         "the fastest host alone": (alone, first, of_all),
         "the fastest host alone, one request at a time": (alone, first, EngineOptions(1, share_prefixes=False)),
     }
@@ -120,9 +126,8 @@ def measure(options: argparse.Namespace) -> None:
     print("|---|---|---|---|")
     for name, values in found.items():
         made, hosts, limits = kinds[name]
-        machine = profile if hosts is three else profile.of_one_device()
         predicted = dr.simulate_generation(
-            str(made.path), profile=machine, prompt=PROMPT, generate=options.tokens, requests=options.requests,
+            str(made.path), profile=machines[hosts], prompt=PROMPT, generate=options.tokens, requests=options.requests,
             options=limits,
         ).throughput  # fmt: skip
         measured = statistics.median(values)

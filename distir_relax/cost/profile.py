@@ -253,6 +253,14 @@ class Profile:
         groups = tuple(group for group_ in self.groups if (group := group_.without(count)) is not None)
         return replace(self, devices=self.devices - count, groups=groups)
 
+    def reordered(self, devices: Sequence[int]) -> Profile:
+        """Return the machine of some devices, numbered in this order; links are those between any others."""
+        specs: dict[tuple[float, float], list[int]] = {}
+        for number, device in enumerate(devices):
+            specs.setdefault(self._device_spec(device), []).append(number)
+        groups = [Group(tuple((n, n) for n in numbers), *spec) for spec, numbers in specs.items()]
+        return replace(self, devices=len(devices), groups=tuple(groups))
+
     def _device_spec(self, device: int) -> tuple[float, float]:
         group = next((g for g in self.groups if any(a <= device <= b for a, b in g.ranges)), None)
         if group is None:

@@ -21,9 +21,9 @@ def table(search: GenerationSearch, top: int = 10) -> str:
     ]
     if ranked:
         lines += ["", *align_columns([COLUMNS, *map(_cells, ranked)])]
-        others = [outcome for outcome in search.ranked if outcome.device is None]
-        if (device := ranked[0].device) is not None and others:
-            lines += ["", f"device {device} alone is faster than all {search.devices} devices together: use it alone"]
+        best, others = ranked[0].devices, [outcome for outcome in search.ranked if len(outcome.devices) != 1]
+        if len(best) == 1 and others:
+            lines += ["", f"device {best[0]} alone is faster than all {search.devices} devices together: use it alone"]
     if large := search.too_large:
         least = min(map(_memory, large))
         lines += ["", f"{len(large):,} do not fit into memory: they need {size(least)} or more on a device"]
@@ -36,7 +36,7 @@ def _cells(outcome: GenerationOutcome) -> tuple[str, ...]:
     found = outcome.simulation
     assert found is not None, "only what was simulated is in the table"
     each = "" if found.per_token is None else seconds(fmean(found.per_token))
-    place = "" if outcome.device is None else f" on device {outcome.device}"
+    place = f" on {','.join(map(str, outcome.devices))}" if outcome.devices else ""
     return (
         outcome.strategy + place, f"{outcome.replicas:,}", rate(outcome.throughput).removesuffix("/s"),
         seconds(fmean(found.first_token)), each, size(_memory(outcome)), f"{fmean(found.idle):.0%}",

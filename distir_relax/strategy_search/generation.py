@@ -36,7 +36,8 @@ class GenerationOutcome:
     """A strategy for `replicas` copies of the model, and the simulation of the copy with the most requests.
 
     `throughput` is that of all copies together, in tokens per second. Without a simulation, `refused` says why there is
-    none. Of unlike devices, `device` is the number of the fastest one if the model runs on that alone.
+    none. Of unlike devices, `devices` are those that run the model, in order; if it is empty, all
+    in the order of the profile.
     """
 
     strategy: str
@@ -44,7 +45,7 @@ class GenerationOutcome:
     throughput: float = 0.0
     simulation: GenerationSimulation | None = None
     refused: str = ""
-    device: int | None = None
+    devices: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -56,7 +57,7 @@ class GenerationOutcome:
         found = {} if self.simulation is None else self.simulation.as_json()
         return found | {
             "strategy": self.strategy, "replicas": self.replicas, "throughput": self.throughput, "fits": self.fits,
-            "refused": self.refused, "device": self.device,
+            "refused": self.refused, "devices": list(self.devices),
         }  # fmt: skip
 
 
@@ -106,7 +107,8 @@ def search_generation(
     `model` is what `compile_generation` takes, or ``file.py:function``: a function that returns a `Generation` for its
     parameter `strategy`. All R x T x P = `devices` are tried: R replicas, among which requests are divided evenly, of
     T tensor-parallel ranks in each of P pipeline stages. If the devices of the profile differ, there is one replica, on
-    all of them or on the fastest alone.
+    all of them or on the fastest alone; stages are also tried with the slowest and the fastest devices first, if all
+    links are alike.
 
     `precision` and `keep` are those of `compile_generation`, of a model that is not compiled yet.
     The workload, and the engine's `options`, are those of `simulate_generation`. `objective` is ``throughput``, the
@@ -126,44 +128,52 @@ def search_generation(
             hint="give a profile of more devices or nodes: NAME:NODES",
         )
     start = time.monotonic()
-    compiled = _compiler(model, machine, precision, keep)
+    compiled = _compiler(model, precision, keep)
     outcomes = []
-    for replicas, strategy, device in _candidates(devices, machine):
+    for replicas, strategy, order in _candidates(devices, machine):
         most = -(-requests // replicas)
+        ordered = machine.reordered(order) if order else machine
         try:
             found = simulate_generation(
-                compiled(strategy), profile=machine if device is None else machine.without(device).of_one_device(),
+                compiled(strategy, ordered), profile=ordered.of_one_device() if len(order) == 1 else ordered,
                 prompt=prompt, generate=generate, requests=most, options=options,
             )  # fmt: skip
         except ImportModelError:
             # Of the model, not of a strategy.
             raise
         except DistIRError as error:
-            outcome = GenerationOutcome(str(strategy), replicas, refused=error.message, device=device)
+            outcome = GenerationOutcome(str(strategy), replicas, refused=error.message, devices=order)
         else:
             throughput = requests * generate / found.seconds if found.seconds else 0.0
-            outcome = GenerationOutcome(str(strategy), replicas, throughput, found, device=device)
+            outcome = GenerationOutcome(str(strategy), replicas, throughput, found, devices=order)
         outcomes.append(outcome)
     return GenerationSearch(objective, machine.name, devices, tuple(outcomes), time.monotonic() - start)
 
 
-def _candidates(devices: int, machine: Profile) -> Iterator[tuple[int, Strategy, int | None]]:
-    """Yield numbers of replicas, the strategy of each, and the device on which the model is alone, if it is."""
+def _candidates(devices: int, machine: Profile) -> Iterator[tuple[int, Strategy, tuple[int, ...]]]:
+    """Yield numbers of replicas, the strategy of each, and the order of its devices, if it is not theirs."""
+    by_speed = sorted(range(devices), key=machine.speed_of)
+    orders = dict.fromkeys((tuple(by_speed), tuple(by_speed[::-1]))) if machine.groups else {}
+    orders.pop(tuple(range(devices)), None)
     for ranks in range(1, devices + 1):
         if devices % ranks == 0 and (not machine.groups or ranks == devices):
             for tensor in range(ranks, 0, -1):
                 if ranks % tensor == 0:
-                    yield devices // ranks, Strategy(1, tensor, ranks // tensor), None
+                    yield devices // ranks, Strategy(1, tensor, ranks // tensor), ()
+                    for order in orders if tensor < ranks and len(machine.levels) == 1 else ():
+                        yield devices // ranks, Strategy(1, tensor, ranks // tensor), order
     if machine.groups and devices > 1:
-        yield 1, Strategy(1, 1, 1), max(range(devices), key=machine.speed_of)
+        yield 1, Strategy(1, 1, 1), (by_speed[-1],)
 
 
 def _compiler(
-    model: Any, profile: Profile, precision: str | None, keep: Sequence[str]
-) -> Callable[[Strategy], Generation | Plan]:
-    """Return a function that compiles a model under a strategy; the model is read once."""
+    model: Any, precision: str | None, keep: Sequence[str]
+) -> Callable[[Strategy, Profile], Generation | Plan]:
+    """Return a function that compiles a model under a strategy for a machine; the model is read once."""
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         reject_precision(precision, keep, str(model))
-        return lambda strategy: call_generation(str(model), strategy)
+        return lambda strategy, profile: call_generation(str(model), strategy)
     source = read_generation(model, precision=precision, keep=keep)
-    return lambda strategy: source.compile(complete(CompileOptions(strategy=strategy, profile=profile), source.name))
+    return lambda strategy, profile: source.compile(
+        complete(CompileOptions(strategy=strategy, profile=profile), source.name)
+    )

@@ -83,23 +83,28 @@ def test_what_does_not_fit_is_not_ranked() -> None:
 
 
 def test_unlike_devices_have_one_replica_on_all_or_on_the_fastest() -> None:
-    unlike = replace(MACHINE, groups=(Group(((1, 1),), 2.0),))
+    unlike = replace(MACHINE, groups=(Group(((0, 0),), 0.5), Group(((1, 1),), 2.0)))
     found = search_generation(model("gpt2"), devices=2, profile=unlike, **WORKLOAD)
-    assert [(outcome.strategy, outcome.device) for outcome in found.outcomes] == [
-        ("1/2/1/1", None), ("1/1/2/1", None), ("1/1/1/1", 1),
+    assert [(outcome.strategy, outcome.devices) for outcome in found.outcomes] == [
+        ("1/2/1/1", ()), ("1/1/2/1", ()), ("1/1/2/1", (1, 0)), ("1/1/1/1", (1,)),
     ]  # fmt: skip
-    twice = dr.simulate_generation(compiled("gpt2"), profile=unlike.without(1), **WORKLOAD)
-    alone = found.outcomes[2].simulation
-    assert alone is not None
-    assert alone.seconds == twice.seconds
-    assert alone.seconds < dr.simulate_generation(compiled("gpt2"), profile=MACHINE, **WORKLOAD).seconds
+    other_way = replace(MACHINE, groups=(Group(((1, 1),), 0.5), Group(((0, 0),), 2.0)))
+    seconds = [outcome.simulation.seconds for outcome in found.outcomes if outcome.simulation is not None]
+    stages = search_generation(model("gpt2"), devices=2, profile=other_way, **WORKLOAD).outcomes
+    turned = {outcome.devices: outcome.simulation for outcome in stages if outcome.strategy == "1/1/2/1"}
+    for expected, order in ((seconds[1], (1, 0)), (seconds[2], ())):
+        simulation = turned[order]
+        assert simulation is not None
+        assert simulation.seconds == expected
+    fast = dr.simulate_generation(compiled("gpt2"), profile=unlike.without(1), **WORKLOAD)
+    assert seconds[3] == fast.seconds
 
 
 def test_the_fastest_device_is_proposed_where_splitting_loses() -> None:
     slow = replace(MACHINE, levels=link(1.0, 1e3), groups=(Group(((1, 1),), 2.0),))
     text = table(search_generation(model("gpt2"), devices=2, profile=slow, **WORKLOAD))
     assert "device 1 alone is faster than all 2 devices together: use it alone" in text
-    assert text.splitlines()[3].startswith("1/1/1/1 on device 1 ")
+    assert text.splitlines()[3].startswith("1/1/1/1 on 1 ")
     quick = replace(MACHINE, groups=(Group(((1, 1),), 1.1),))
     assert "alone is faster" not in table(search_generation(model("gpt2"), devices=2, profile=quick, **WORKLOAD))
 
