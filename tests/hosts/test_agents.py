@@ -10,16 +10,19 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.agents.admission import admit
 from distir_relax.runtime.agents.agent import MEETING, Agent
 from distir_relax.runtime.agents.connection import _MOST_UNKNOWN, Listener
 from distir_relax.runtime.agents.ends import rank_end
+from distir_relax.runtime.agents.file_copies import FileServer, LaunchFile
 from distir_relax.runtime.agents.launch_hosts import HostsLaunch
 from distir_relax.runtime.agents.supervisor import BEAT, LEAVING, LOST, SETTLE, HostState, Supervisor
-from distir_relax.runtime.agents.wire import MOST_UNKNOWN, Decoder, Handshake, Message, WireError, encode
+from distir_relax.runtime.agents.wire import MOST_UNKNOWN, Decoder, Handshake, Message, WireError, encode, introduce
 from distir_relax.runtime.hosts import Host
 from tests.hosts.simulated import bound, simulate
 
@@ -433,3 +436,52 @@ def test_a_host_that_is_not_reached_is_named(capfd: pytest.CaptureFixture[str]) 
 def test_a_remote_shell_that_is_none() -> None:
     with pytest.raises(RunError, match=r"host nowhere: no-such-shell does not run"):
         HostsLaunch([Host("nowhere", 1)], ["true"], {}, "no-such-shell")
+
+
+def test_a_port_with_many_silent_connections_admits_one_that_proves_the_token() -> None:
+    """Noise and wrong proofs are dropped at once, of silent ones the oldest."""
+    admitted: list[socket.socket] = []
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+        admit(listener, b"token", "files", admitted.append)
+        draw = random.Random(0)
+        slow = stack.enter_context(socket.create_connection(listener.getsockname()))
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        introduce(slow, b"token", "copies")
+        for number in range(300):
+            sock = stack.enter_context(socket.create_connection(listener.getsockname()))
+            if number % 3:
+                sock.sendall(draw.randbytes(40) if number % 3 == 1 else encode({"proves": "0" * 64}))
+        assert threading.active_count() <= before + 70
+        honest = stack.enter_context(socket.create_connection(listener.getsockname()))
+        introduce(honest, b"token", "copies")
+        deadline = time.monotonic() + 5
+        while len(admitted) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        other, one = admitted
+        other.close()
+        honest.sendall(b"x")
+        assert one.recv(1) == b"x"
+        one.close()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_files_are_sent_to_no_connection_without_the_token(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"secret")
+    server = FileServer("127.0.0.1", b"token", [LaunchFile(str(tmp_path / "x"))], {"a": [0]})
+    try:
+        for token in (b"other", b"token"):
+            with socket.create_connection(("127.0.0.1", server.port)) as sock:
+                with contextlib.suppress(WireError, OSError):
+                    introduce(sock, token, "copies")
+                    sock.sendall(encode({"file": 0, "host": 0}))
+                found = b""
+                with contextlib.suppress(OSError):
+                    while data := sock.recv(1 << 16):
+                        found += data
+                assert (b"secret" in found) == (token == b"token")
+    finally:
+        server.close()
+    assert server.error is None

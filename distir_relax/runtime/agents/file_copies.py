@@ -14,7 +14,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distir_relax.errors import DistIRError
-from distir_relax.runtime.agents.wire import WireError, encode, introduce, read_message
+from distir_relax.runtime.agents.admission import admit
+from distir_relax.runtime.agents.wire import PATIENCE, WireError, encode, introduce, read_message
 from distir_relax.support.file_slices import HostFile, Slice
 
 _MANIFEST = "manifest.json"
@@ -111,7 +111,7 @@ class FileServer:
             file.request(())
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._serve, name="distir-files", daemon=True).start()
+        admit(self._socket, token, "files", self._answer)
 
     def requests(self, host: int) -> list[dict[str, str]]:
         """Return the requests of a host."""
@@ -123,17 +123,10 @@ class FileServer:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                sock, _ = self._socket.accept()
-                threading.Thread(target=self._answer, args=(sock,), name="distir-file", daemon=True).start()
-
     def _answer(self, sock: socket.socket) -> None:
         try:
             with sock, suppress(OSError, WireError, ValueError, TypeError, IndexError):
-                introduce(sock, self._token, "files")
-                message = read_message(sock)
+                message = read_message(sock, time.monotonic() + PATIENCE)
                 file, (host, ranks) = self._files[int(message["file"])], self._hosts[int(message["host"])]
                 files = file.files(ranks)
                 total = sum(one.bytes for sent in files for one in sent.slices)

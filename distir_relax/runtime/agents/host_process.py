@@ -71,8 +71,8 @@ class _Copies:
             address = self._launcher[0], int(message["port"])
             self.places = fetch(message["files"], address, self._token, self._host)
             self.answer = {"is": "ready"}
-        except (OSError, WireError) as error:
-            self.answer = {"is": "uncopied", "error": getattr(error, "strerror", None) or str(error)}
+        except (OSError, WireError, ValueError, KeyError, TypeError) as error:
+            self.answer = {"is": "uncopied", "error": str(error)}
 
 
 def _started(connection: Connection, copies: _Copies) -> Message:

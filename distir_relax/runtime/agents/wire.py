@@ -10,6 +10,7 @@ import hmac
 import json
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ _PREFIX = 4
 _PAIRS = (("agent", "launcher"), ("client", "server"), ("copies", "files"), ("rank", "session"))
 _PEERS = dict(_PAIRS) | {second: first for first, second in _PAIRS}
 PATIENCE = 5.0
-"""Seconds that a connection has for each message before it is known."""
+"""Seconds that a connection has until it is known."""
 
 
 SESSION = "DISTIR_SESSION_TOKEN"
@@ -106,28 +107,31 @@ class Handshake:
 
 
 def introduce(sock: socket.socket, token: bytes, role: str) -> None:
-    """Exchange proofs over a socket that blocks, each within `PATIENCE` seconds. Raises OSError and `WireError`."""
-    sock.settimeout(PATIENCE)
+    """Exchange proofs over a socket that blocks, within `PATIENCE` seconds. Raises OSError and `WireError`."""
+    until = time.monotonic() + PATIENCE
     handshake = Handshake(token, role)
+    sock.settimeout(PATIENCE)
     sock.sendall(encode(handshake.first()))
     while not handshake.is_done:
-        if (answer := handshake.answer(read_message(sock))) is not None:
+        if (answer := handshake.answer(read_message(sock, until))) is not None:
             sock.sendall(encode(answer))
+    sock.settimeout(PATIENCE)
 
 
-def read_message(sock: socket.socket) -> Message:
-    """Return the next message of a socket that blocks, a short one. Raises OSError and `WireError`."""
-    decoder = Decoder()
-    data = _exactly(sock, _PREFIX)
+def read_message(sock: socket.socket, until: float) -> Message:
+    """Return the next message of a socket that blocks, a short one, until a time. Raises OSError and `WireError`."""
+    data = _exactly(sock, _PREFIX, until)
     length = int.from_bytes(data, "big")
-    if length > MOST_UNKNOWN:
+    if not 0 < length <= MOST_UNKNOWN:
         raise WireError(f"a message of {length} bytes")
-    return next(decoder.feed(data + _exactly(sock, length)))
+    return next(Decoder().feed(data + _exactly(sock, length, until)))
 
 
-def _exactly(sock: socket.socket, length: int) -> bytes:
+def _exactly(sock: socket.socket, length: int, until: float) -> bytes:
     data = b""
     while len(data) < length:
+        # A socket with a time-out of 0 would not block.
+        sock.settimeout(max(0.001, until - time.monotonic()))
         if not (part := sock.recv(length - len(data))):
             raise WireError("the connection has ended")
         data += part

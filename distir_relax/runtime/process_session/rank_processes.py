@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +24,9 @@ from typing import Any
 
 from distir_relax.bundle import BundleFile
 from distir_relax.errors import LostError, RunError
+from distir_relax.runtime.agents.admission import admit
 from distir_relax.runtime.agents.launch_command import COMMAND, launch_line
-from distir_relax.runtime.agents.wire import WireError, introduce, session_token
+from distir_relax.runtime.agents.wire import session_token
 from distir_relax.runtime.error_messages import error_from_json
 from distir_relax.runtime.hosts import HostList, interface_to
 from distir_relax.runtime.launch import end_launch, local_launch
@@ -143,6 +143,9 @@ class RankProcesses:
             except BaseException:
                 ranks.end()
                 raise
+            finally:
+                # To close it would not end the thread that waits for connections.
+                listener.shutdown(socket.SHUT_RDWR)
         return ranks
 
     def lost(self, ranks: Sequence[int]) -> RunError:
@@ -332,11 +335,11 @@ class _Door:
     """The sockets that a listener has accepted, once their other side has proved the token of the session."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:
-        self._listener, self._token = listener, token
         self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._ready, self._signal = os.pipe()
-        weakref.finalize(self, os.close, self._ready)
-        threading.Thread(target=self._open, name="distir-door", daemon=True).start()
+        for file in (self._ready, self._signal):
+            weakref.finalize(self, os.close, file)
+        admit(listener, token, "session", self._admit)
 
     def fileno(self) -> int:
         """Return a file that is readable while there are sockets."""
@@ -347,20 +350,10 @@ class _Door:
         os.read(self._ready, 1)
         return self._admitted.get(), None
 
-    def _open(self) -> None:
-        with suppress(OSError):
-            while True:
-                end, _ = self._listener.accept()
-                threading.Thread(target=self._admit, args=(end,), name="distir-admit", daemon=True).start()
-
     def _admit(self, end: socket.socket) -> None:
-        try:
-            introduce(end, self._token, "session")
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._admitted.put(end)
-            os.write(self._signal, b".")
-        except (OSError, WireError):
-            end.close()
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._admitted.put(end)
+        os.write(self._signal, b".")
 
 
 def _importing(environment: dict[str, str]) -> dict[str, str]:
