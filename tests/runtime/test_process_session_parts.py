@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 from distir_relax.errors import BundleError, DistIRError, RunError
 from distir_relax.runtime.error_messages import error_from_json, error_to_json, name_rank
 from distir_relax.runtime.process_session.connection import Connection, Disconnected
+from distir_relax.runtime.process_session.rank_processes import RankProcesses
 from distir_relax.runtime.process_session.requests import RanksLost, Requests
 from distir_relax.runtime.process_session.shared_memory import Segment
 from distir_relax.runtime.process_session.tensor_frames import pack, shared_size, unpack
@@ -102,7 +104,10 @@ class Echo:
         self.ends = [Connection(theirs) for _, theirs in pairs]
         self.delay = 0.0
         self.handled: list[int] = []
-        self.requests = Requests([Connection(ours) for ours, _ in pairs], [None] * ranks)
+        launch = subprocess.Popen(["true"])
+        launch.wait()
+        connections = [Connection(ours) for ours, _ in pairs]
+        self.requests = Requests(RankProcesses("threads", ranks, launch, None, connections, [None] * ranks))
         for rank in range(ranks):
             threading.Thread(target=self._run, args=(rank,), daemon=True).start()
 
