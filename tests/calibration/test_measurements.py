@@ -28,6 +28,7 @@ from distir_relax.cost.profile import load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.cost.roofline import uncached_share
 from distir_relax.ir import parse
+from distir_relax.runtime.hosts import HostList
 from distir_relax.simulation.simulator import simulate_module
 from tests.calibration import test_fit
 from tests.calibration.measure_main import few
@@ -140,7 +141,8 @@ def test_validate_calibrates_in_turn_with_the_runs(
     """The runs are real; the measurements are those of a made-up machine."""
     taken = []
 
-    def measured(ranks: int, device: str, passes: int, budget: float) -> Measurements:
+    def measured(ranks: int, device: str, passes: int, budget: float, hosts: HostList) -> Measurements:
+        assert not hosts
         taken.append((ranks, device, passes))
         return made_up(ranks)
 
