@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 
-from distir_relax.bundle.bundle import Bundle, shared_weights
+from distir_relax.bundle.bundle import Bundle
 from distir_relax.bundle.file_slices import SUFFIX
-from distir_relax.bundle.manifest import Tensor, local_intervals
-from distir_relax.bundle.read import check_weights
-from distir_relax.bundle.weight_files import StoredWeights
-from distir_relax.bundle.weights import SharedWeights
+from distir_relax.bundle.manifest import local_intervals
+from distir_relax.bundle.read import check_weights, stored_parts
 from distir_relax.bundle.weights_file import FileWeights
 from distir_relax.errors import BundleError
 from distir_relax.support.file_slices import HostFile, Slice
@@ -28,7 +26,7 @@ def host_files(bundle: Bundle, ranks: Collection[int]) -> list[HostFile]:
     check_weights(bundle)
     slices: dict[FileWeights, dict[Slice, None]] = {}
     checksums: dict[FileWeights, str] = {}
-    for part, stored, tensors in _parts(bundle, bundle.manifest.weights):
+    for part, stored, tensors in stored_parts(bundle):
         for file, checksum in stored.files:
             slices.setdefault(file, {file.header(): None})
             checksums[file] = checksum
@@ -48,15 +46,3 @@ def host_files(bundle: Bundle, ranks: Collection[int]) -> list[HostFile]:
         if other.is_file() and name not in taken:
             files.append(HostFile.whole(name, other))
     return files
-
-
-def _parts(bundle: Bundle, weights: Sequence[Tensor]) -> Iterator[tuple[Bundle, StoredWeights, Sequence[Tensor]]]:
-    """Iterate over a bundle, its encoder and its evaluation, with where `weights` of each are."""
-    own = bundle.weights.own if isinstance(bundle.weights, SharedWeights) else bundle.weights
-    if isinstance(own, StoredWeights):
-        yield bundle, own, weights
-    if (encoder := bundle.encoder) is not None:
-        yield from _parts(encoder, encoder.manifest.weights)
-    if (evaluation := bundle.evaluation) is not None:
-        shared = shared_weights(evaluation.manifest, bundle.manifest)
-        yield from _parts(evaluation, [tensor for tensor in evaluation.manifest.weights if tensor.name not in shared])

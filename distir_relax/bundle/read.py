@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from distir_relax.bundle.bundle import Bundle, shared_weights
-from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.manifest import Manifest, Tensor
 from distir_relax.bundle.signature import PublicKey
 from distir_relax.bundle.weight_files import StoredWeights, open_weights
 from distir_relax.bundle.weights import WEIGHTS_FILE, SharedWeights, WeightSource
@@ -141,26 +142,31 @@ def _read(folder: Path, content: bytes, options: _Options, step: tuple[Manifest,
 
 def check_weights(bundle: Bundle) -> None:
     """Hash the whole weights files of a bundle that was read from disk. Raises BundleError when one was damaged."""
-    for stored in _stored_weights(bundle):
+    for _, stored, _ in stored_parts(bundle):
         stored.check()
 
 
 def weights_identity(bundle: Bundle) -> tuple[int, ...]:
     """Return the identity of the weights files of a bundle, as `StoredWeights.identity`; empty without files."""
-    return tuple(number for stored in _stored_weights(bundle) for number in stored.identity)
+    return tuple(number for _, stored, _ in stored_parts(bundle) for number in stored.identity)
 
 
-def _stored_weights(bundle: Bundle) -> list[StoredWeights]:
-    """Return the weights in files of a bundle, its encoder, and its evaluation."""
-    parts = (part for part in (bundle.encoder, bundle.evaluation) if part is not None)
-    inner = [stored for part in parts for stored in _stored_weights(part)]
+def stored_parts(bundle: Bundle) -> Iterator[tuple[Bundle, StoredWeights, Sequence[Tensor]]]:
+    """Iterate over a bundle, its encoder and its evaluation: the weights in files of each, and their tensors."""
     own = bundle.weights.own if isinstance(bundle.weights, SharedWeights) else bundle.weights
-    return [own, *inner] if isinstance(own, StoredWeights) else inner
+    if isinstance(own, StoredWeights):
+        yield bundle, own, bundle.manifest.weights
+    if bundle.encoder is not None:
+        yield from stored_parts(bundle.encoder)
+    if (evaluation := bundle.evaluation) is not None:
+        shared = shared_weights(evaluation.manifest, bundle.manifest)
+        for part, stored, tensors in stored_parts(evaluation):
+            yield part, stored, [tensor for tensor in tensors if tensor.name not in shared]
 
 
 def other_checksums(bundle: Bundle) -> list[str]:
     """Hash the files of the weights that take the place of a bundle's own; as many as there are files."""
-    return [checksum for stored in _stored_weights(bundle) for checksum in stored.other_checksums()]
+    return [checksum for _, stored, _ in stored_parts(bundle) for checksum in stored.other_checksums()]
 
 
 def other_weights(bundle: Bundle) -> str | None:

@@ -236,9 +236,7 @@ class FileWeights:
         identity = key, dtype, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
         piece = self._pieces.get(identity)
         if piece is None:
-            if self._held is not None and any(
-                one.bytes and one not in self._held for one in self.slices(key, intervals)
-            ):
+            if not self._holds(key, intervals):
                 raise self._error(f"this copy has the slices of other ranks, not these of {key!r}")
             piece = self._pieces[identity] = self._read(self._entries[key], dtype, intervals)
             self._check_unchanged()

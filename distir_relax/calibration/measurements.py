@@ -99,7 +99,7 @@ class Measurements:
     def comparable_rank_seconds(self) -> Times:
         """Return the times of equal work by rank, as `unlike_ranks` compares them.
 
-        On several hosts, of which each has disturbances of its own, these are the faster half of each rank's.
+        On several hosts, each with disturbances of its own, these are the faster half of each rank's.
         """
         if not self.hosts:
             return self.rank_seconds

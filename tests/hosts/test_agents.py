@@ -470,7 +470,7 @@ def test_a_port_with_many_silent_connections_admits_one_that_proves_the_token() 
 
 def test_files_are_sent_to_no_connection_without_the_token(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"secret")
-    server = FileServer("127.0.0.1", b"token", [LaunchFile(str(tmp_path / "x"))], {"a": [0]})
+    server = FileServer("127.0.0.1", b"token", [LaunchFile(str(tmp_path / "x"))], [("a", [0])])
     try:
         for token in (b"other", b"token"):
             with socket.create_connection(("127.0.0.1", server.port)) as sock:

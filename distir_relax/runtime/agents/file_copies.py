@@ -96,26 +96,25 @@ def copies_folder() -> Path:
 
 
 class FileServer:
-    """A port at which agents get the `files` of a launch, in threads; `ranks` are those of each host, by its name.
+    """A port at which agents get the `files` of a launch, in threads; `hosts` are names with their ranks.
 
     The files are hashed. `error` is the first error of a file that cannot be sent; lost connections are none.
     """
 
     def __init__(
-        self, address: str, token: bytes, files: Sequence[LaunchFile], ranks: Mapping[str, Sequence[int]]
+        self, address: str, token: bytes, files: Sequence[LaunchFile], hosts: Sequence[tuple[str, Sequence[int]]]
     ) -> None:
         self.error: DistIRError | None = None
         self._token, self._files = token, files
-        self._hosts = list(ranks.items())
-        for file in files:
-            file.request(())
+        self._hosts = hosts
+        self._requests = [[file.request(ranks) for file in files] for _, ranks in hosts]
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
         admit(self._socket, token, "files", self._answer)
 
     def requests(self, host: int) -> list[dict[str, str]]:
         """Return the requests of a host."""
-        return [file.request(self._hosts[host][1]) for file in self._files]
+        return self._requests[host]
 
     def close(self) -> None:
         """Close the port."""
@@ -219,7 +218,7 @@ def receive(sock: socket.socket, token: bytes, key: str) -> Path:
             if not hmac.compare_digest(_exactly(stream, code.digest_size), code.digest()):
                 raise OSError("the copy was changed on its way")
         (target / "place").write_text(content["place"], encoding="utf-8")
-        with suppress(FileExistsError, OSError):
+        with suppress(OSError):
             # Another launch may have made the same.
             target.rename(folder / key)
         _prune(folder, key)

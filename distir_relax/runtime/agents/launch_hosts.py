@@ -47,7 +47,7 @@ class HostsLaunch:
             # On the interface to the first other host, and on no other.
             address = route[1] if route else "127.0.0.1"
             self._listener = Listener(address, self._token, "launcher", range(len(hosts)))
-            self._files = FileServer(address, self._token, files, {state.name: state.ranks for state in states})
+            self._files = FileServer(address, self._token, files, [(state.name, state.ranks) for state in states])
         except OSError as error:
             raise RunError(f"the launcher cannot listen for its agents: {error}", "--host") from None
         self._agents = self._listener.connections
