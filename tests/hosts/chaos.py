@@ -4,9 +4,10 @@ Run in namespaces. FOLDER has ``RANKS.dist`` for 2 to 5 ranks and ``x.npz``. Pri
 happened, how the launch ended and after how many seconds, and what is wrong with that, if anything. A seed draws hosts,
 ranks, one or two failures, and their moments: while hosts are connected, while ranks start, or while they run.
 
-Every fifth seed is a training, of ``train-RANKS.dist``, with checkpoints; every second of these has written one before
+Of five seeds one is a training, of ``train-RANKS.dist``, with checkpoints; every second of these has written one before
 the first failure. After its end it resumes on the same hosts, and must finish with the losses in ``losses-RANKS.json``,
-those of an undisturbed training.
+those of an undisturbed training. Another serves ``serve-RANKS.dist`` to a client, every second before the first failure
+already. Once hosts and links are in order again, it must answer again, and all answers be those in ``text-RANKS.txt``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from typing import Any
 
 from distir_relax.checkpoints import saved_steps
 from tests.hosts.laboratory import Laboratory, _signal
-from tests.hosts.launches import KINDS, REPEATS, Failure, Launch, Training, TrainingLaunch, inflict
+from tests.hosts.launches import (
+    KINDS,
+    REPEATS,
+    Failure,
+    Launch,
+    ServingLaunch,
+    Training,
+    TrainingLaunch,
+    inflict,
+)
 
 NAMES = (
     "was killed by", "crashed: ", "was stopped", "was lost: ", "has not answered for", "has not heard of ",
@@ -35,14 +45,17 @@ CONNECTING, ENDING = 66.0, 9.0
 STEPS, EVERY = 600, 10
 """Steps of a training, which on slow batches outlasts all failures, and steps between its checkpoints."""
 RESUMED = 90.0
-"""Seconds in which a training that resumes has made all steps on batches that are not slow."""
+"""Seconds in which a resumed training has made all steps, on batches that are not slow, or a server answers again."""
+ANSWERED = 15.0
+"""Seconds in which a request is answered, or refused with a reason."""
+FAILED = "the engine failed and is started again: "
 CLOSE = 1e-6
 """Relative difference of losses: threads add gradients in another order than hosts."""
 
 
-def is_training(seed: int) -> bool:
-    """Return whether a seed is a training."""
-    return seed % 5 == 4
+def kind_of(seed: int) -> str:
+    """Return what a seed runs: "calls", "serving" or "training"."""
+    return {3: "serving", 4: "training"}.get(seed % 5, "calls")
 
 
 def drawn(seed: int) -> tuple[list[int], list[Failure]]:
@@ -66,16 +79,17 @@ def run(seed: int, folder: Path) -> dict[str, object]:
     hosts = ",".join(f"{name}:{count}" for name, count in zip(names, slots, strict=True))
     with tempfile.TemporaryDirectory() as own, Laboratory(Path(own), names, [folder]) as laboratory:
         training = Training(folder / f"train-{sum(slots)}.dist", Path(own), STEPS, EVERY)
-        bundle, given = folder / f"{sum(slots)}.dist", folder / "x.npz"
         # A training is to reach its first checkpoint on a busy machine, too.
-        timeout = 3 * TIMEOUT if is_training(seed) else TIMEOUT
-        launch = (
-            TrainingLaunch(laboratory, hosts, training, "slow", timeout, "auto") if is_training(seed)
-            else Launch(laboratory, hosts, bundle, given, REPEATS, timeout)
-        )  # fmt: skip
+        launch: Launch
+        if kind_of(seed) == "training":
+            launch = TrainingLaunch(laboratory, hosts, training, "slow", 3 * TIMEOUT, "auto")
+        elif kind_of(seed) == "serving":
+            launch = ServingLaunch(laboratory, hosts, folder / f"serve-{sum(slots)}.dist")
+        else:
+            launch = Launch(laboratory, hosts, folder / f"{sum(slots)}.dist", folder / "x.npz", REPEATS, TIMEOUT)
         was_running = False
-        if isinstance(launch, TrainingLaunch) and seed % 2:
-            launch.wait_for("wrote ")
+        if seed % 2:
+            launch.wait_until_it_runs()
         for failure in failures:
             time.sleep(failure.after)
             was_running = was_running or bool(laboratory.pids_of(names[-1], launch.rank))
@@ -84,43 +98,65 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         if harmless:
             # It goes on, until a user interrupts it.
             time.sleep(4.0)
-        too_early = harmless and launch.process.poll() is not None
-        if harmless:
+        too_early = harmless and (launch.process.poll() is not None or any(FAILED in line for _, line in launch.lines))
+        found = []
+        if isinstance(launch, ServingLaunch):
+            found = _serves_again(laboratory, launch, failures, (folder / f"text-{sum(slots)}.txt").read_text())
+        if harmless or isinstance(launch, ServingLaunch):
             laboratory.unlimit(*names)
-            # A training writes a checkpoint at SIGTERM.
-            _signal(laboratory.pids_of("n0", launch.launcher), 15 if is_training(seed) else 2)
+            # A training writes a checkpoint at SIGTERM, and a server answers open requests.
+            _signal(laboratory.pids_of("n0", launch.launcher), 2 if kind_of(seed) == "calls" else 15)
         if any(failure.kind == "stop host" and failure.host == "n0" for failure in failures):
             time.sleep(4.0)
             _go_on(laboratory)
         start, limit = time.monotonic(), ENDING if was_running else CONNECTING
         code = launch.wait(limit)
         ended = time.monotonic() - start
-        # What was stopped goes on, and links are mended.
-        for name in names:
-            laboratory.mend(name)
-        _go_on(laboratory)
+        _put_in_order(laboratory)
         left = _left(laboratory)
         for name in names:
             laboratory.kill(name)
         lines = launch.text()
-        resumed = _resume(laboratory, hosts, training, folder) if is_training(seed) else {}
-    errors = [line for line in lines if line.startswith("error: ")]
+        resumed = _resume(laboratory, hosts, training, folder) if isinstance(launch, TrainingLaunch) else {}
+    errors = [line for line in lines if line.startswith("error: ") or FAILED in line]
     is_named = bool(errors) and any(name in errors[0] for name in NAMES)
     wrong = {
         "it ended, though nothing was lost": too_early,
         f"it runs after {limit:g} s": code is None,
         "it ended with 0": code == 0,
         f"it ended with {code}": code is not None and code > 0 and code not in (75, 130, 143),
-        "it is not named": code == 75 and not is_named,
+        "it is not named": (code == 75 or bool(errors)) and not is_named,
         "a traceback": any("Traceback" in line for line in lines if not line.startswith("[")),
         f"{left} are left": bool(left),
     }
-    found = [text for text, is_wrong in wrong.items() if is_wrong] + resumed.pop("wrong", [])
+    found += [text for text, is_wrong in wrong.items() if is_wrong] + resumed.pop("wrong", [])
     return {
         "seed": seed, "hosts": hosts, "what": [f"{f.kind} {f.host} after {f.after:.1f} s" for f in failures],
         "code": code, "ended": round(ended, 2), "named": errors[:1], "wrong": found, "text": lines[-30:] * bool(found),
         **resumed,
     }  # fmt: skip
+
+
+def _serves_again(laboratory: Laboratory, launch: ServingLaunch, failures: list[Failure], expected: str) -> list[str]:
+    """Put hosts and links in order, wait for an answer, and end the client; return what is wrong."""
+    is_gone = any(f.kind == "launcher" or (f.kind == "host" and f.host == "n0") for f in failures)
+    was_up, start = bool(launch.answers), time.monotonic()
+    # Failures are to be seen by requests, too.
+    time.sleep(3.0)
+    _put_in_order(laboratory)
+    laboratory.unlimit(*laboratory.names)
+    again = (was_up or launch.ask()) and launch.wait_for_answer(200, max(start, time.monotonic()), RESUMED)
+    is_up = launch.process.poll() is None
+    _signal(laboratory.pids_of("n0", "tests.hosts.clients"), 9)
+    answers = [answer for _, answer in launch.answers if is_up or answer["status"]]
+    wrong = {
+        "the server has ended": was_up and not is_up and not is_gone,
+        "it does not answer again": is_up and not again,
+        "an answer differs": any(a["status"] == 200 and a["text"] != expected for a in answers),
+        "a request failed otherwise": any(a["status"] not in (200, 503) for a in answers),
+        "a request took too long": any(a["seconds"] > ANSWERED for a in answers),
+    }
+    return [f"{text}: {answers[-3:]}" for text, is_wrong in wrong.items() if is_wrong]
 
 
 def _resume(laboratory: Laboratory, hosts: str, training: Training, folder: Path) -> dict[str, Any]:
@@ -141,6 +177,13 @@ def _resume(laboratory: Laboratory, hosts: str, training: Training, folder: Path
     }
     found = [text for text, is_wrong in wrong.items() if is_wrong]
     return {"resumed from": step, "wrong": found, "resumed": launch.text()[-30:] * bool(found)}
+
+
+def _put_in_order(laboratory: Laboratory) -> None:
+    """Let go on what was stopped, and connect hosts that were cut off."""
+    for name in laboratory.names:
+        laboratory.mend(name)
+    _go_on(laboratory)
 
 
 def _go_on(laboratory: Laboratory) -> None:

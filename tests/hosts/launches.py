@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.hosts.laboratory import Laboratory, _signal
 from tests.training import data
@@ -76,6 +78,22 @@ class Launch:
         except subprocess.TimeoutExpired:
             return None
 
+    def wait_until_it_runs(self) -> None:
+        """Wait until it has something to lose."""
+
+    def wait_for(self, start: str, limit: float = 60.0) -> str:
+        """Wait for a line that begins with `start`; return it, or nothing if it ends or the limit passes before."""
+        until = time.monotonic() + limit
+        while time.monotonic() < until:
+            is_over = self.process.poll() is not None
+            lines = self.text() if is_over else [line for _, line in self.lines]
+            if found := [line for line in lines if line.startswith(start)]:
+                return found[0]
+            if is_over:
+                break
+            time.sleep(0.02)
+        return ""
+
     def text(self) -> list[str]:
         """What it has printed until its end, or at most two seconds from now."""
         self._reader.join(2)
@@ -129,17 +147,52 @@ class TrainingLaunch(Launch):
         self.rank = f"-m distir_relax train {training.bundle} --data "
         self._begin(laboratory, "train", "--host", hosts, training.bundle, *more)
 
-    def wait_for(self, start: str, limit: float = 60.0) -> bool:
-        """Wait for a line that begins with `start`; return whether it was printed before the end or the limit."""
+    def wait_until_it_runs(self) -> None:
+        """Wait for the first checkpoint."""
+        self.wait_for("wrote ")
+
+
+class ServingLaunch(Launch):
+    """`distir serve --hosts` from the host n0, and a client there that asks it again and again.
+
+    `answers` are the client's, each with its moment.
+    """
+
+    rank, launcher = "process_session.rank_server ", "-m distir_relax serve "
+
+    def __init__(self, laboratory: Laboratory, hosts: str, bundle: Path) -> None:
+        self._laboratory = laboratory
+        self.answers: list[tuple[float, dict[str, Any]]] = []
+        self._begin(laboratory, "serve", bundle, "--hosts", hosts, "--rsh", laboratory.shell, "--port", 0)
+
+    def ask(self) -> bool:
+        """Start the client once the server listens; return whether it does."""
+        address = self.wait_for("http://")
+        if address:
+            client = self._laboratory.start(
+                "n0", sys.executable, "-m", "tests.hosts.clients", address, stdout=subprocess.PIPE
+            )
+            threading.Thread(target=self._hear, args=(client,), daemon=True).start()
+        return bool(address)
+
+    def wait_until_it_runs(self) -> None:
+        """Wait for the first answer."""
+        if self.ask():
+            self.wait_for_answer(200, 0.0, 60.0)
+
+    def wait_for_answer(self, status: int, after: float, limit: float) -> bool:
+        """Wait for an answer with a status to a request later than a moment; return whether there is one."""
         until = time.monotonic() + limit
-        while time.monotonic() < until:
-            lines = self.text() if self.process.poll() is not None else [line for _, line in self.lines]
-            if any(line.startswith(start) for line in lines):
+        while time.monotonic() < until and self.process.poll() is None:
+            if any(moment - found["seconds"] > after and found["status"] == status for moment, found in self.answers):
                 return True
-            if self.process.poll() is not None:
-                return False
             time.sleep(0.02)
         return False
+
+    def _hear(self, client: subprocess.Popen[bytes]) -> None:
+        assert client.stdout is not None
+        for line in client.stdout:
+            self.answers.append((time.monotonic(), json.loads(line)))
 
 
 def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import distir_relax as dr
 from distir_relax.bundle import write_bundle
-from tests.hosts.chaos import STEPS, drawn, is_training
+from tests.hosts.chaos import STEPS, drawn, kind_of
+from tests.hosts.clients import PROMPT, TOKENS
 from tests.hosts.laboratory import in_namespaces, why_not
 from tests.hosts.launches import KINDS
 from tests.hosts.trainings import losses_on_one_machine
 from tests.runtime.handmade import example_input, mlp_bundle
+from tests.serving import small_model
 from tests.training import perceptron
 
 SEEDS = 300
@@ -42,7 +45,7 @@ def assert_ends_well(seed: int, files: Path, seconds: float) -> None:
 @pytest.mark.mpirun
 @pytest.mark.timeout(200)
 @pytest.mark.drawn(1)
-@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if not is_training(seed)])
+@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if kind_of(seed) == "calls"])
 def test_a_launch_ends_well_whatever_happens(seed: int, files: Path) -> None:
     assert_ends_well(seed, files, 180.0)
 
@@ -50,7 +53,7 @@ def test_a_launch_ends_well_whatever_happens(seed: int, files: Path) -> None:
 @pytest.mark.mpirun
 @pytest.mark.timeout(300)
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if is_training(seed)])
+@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if kind_of(seed) == "training"])
 def test_a_training_resumes_after_failures(seed: int, files: Path) -> None:
     ranks = sum(drawn(seed)[0])
     bundle = files / f"train-{ranks}.dist"
@@ -58,6 +61,19 @@ def test_a_training_resumes_after_failures(seed: int, files: Path) -> None:
         perceptron.saved(f"{ranks}/1/1/1", files, STEPS).rename(bundle)
         losses = [loss for _, loss in losses_on_one_machine(bundle, STEPS)]
         (files / f"losses-{ranks}.json").write_text(json.dumps(losses))
+    assert_ends_well(seed, files, 280.0)
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(300)
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [seed for seed in range(SEEDS) if kind_of(seed) == "serving"])
+def test_a_server_answers_again_after_failures(seed: int, files: Path) -> None:
+    ranks = sum(drawn(seed)[0])
+    bundle = files / f"serve-{ranks}.dist"
+    if not bundle.exists():
+        small_model.saved(files, f"1/{ranks}/1/1", heads=6, spread=0.5).rename(bundle)
+        (files / f"text-{ranks}.txt").write_text(dr.load(bundle).generate(PROMPT, TOKENS))
     assert_ends_well(seed, files, 280.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -23,7 +24,6 @@ import openai
 import psutil
 import pytest
 import torch
-import transformers
 import uvicorn
 from typer.testing import CliRunner
 
@@ -36,7 +36,7 @@ from distir_relax.serving import Engine, EngineOptions
 from distir_relax.serving.http import EngineService, Replicas, ServerOptions, bound_socket, create_app
 from distir_relax.serving.http.app import _event
 from distir_relax.serving.http.openai_api import parse_request
-from tests.tokenizers_of_tests import of_bytes, of_transformers
+from tests.serving import small_model
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120)]
 PROMPT = "how do I bake bread?"
@@ -46,14 +46,7 @@ CHAT: list[Any] = [{"role": "user", "content": PROMPT}]
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with random weights on 2 ranks, with a tokenizer and a chat template."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("serving")
-    config = transformers.GPT2Config(n_layer=2, n_head=3, n_embd=24, vocab_size=311, n_positions=512, eos_token_id=1)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
-    of_transformers(of_bytes()).save_pretrained(folder / "gpt2")
-    generation = dr.compile_generation(folder / "gpt2", strategy="1/2/1/1")
-    generation.plan.save(folder / "gpt2.dist", backends=("torch",))
-    return folder / "gpt2.dist"
+    return small_model.saved(tmp_path_factory.mktemp("serving"))
 
 
 @contextmanager
@@ -307,7 +300,9 @@ def test_other_bad_requests(running: str) -> None:
     assert "text/html" in page.headers["content-type"]
 
 
-def test_a_client_that_leaves_cancels_its_request(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_cancels_its_request(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with server(bundle) as (address, service):
         step = service.engine.step
         # So that no request is done before its client leaves.
@@ -322,6 +317,8 @@ def test_a_client_that_leaves_cancels_its_request(bundle: Path, monkeypatch: pyt
             httpx.post(f"{address}/v1/completions", json=body, timeout=0.05)
         until(lambda: not service.engine.running)
         until(lambda: 'end="cancelled"} 2.0' in httpx.get(f"{address}/metrics").text)
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_limits_of_requests(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

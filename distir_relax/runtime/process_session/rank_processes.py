@@ -28,6 +28,7 @@ from distir_relax.runtime.agents.admission import admit
 from distir_relax.runtime.agents.launch_command import COMMAND, launch_line
 from distir_relax.runtime.agents.wire import session_token
 from distir_relax.runtime.error_messages import error_from_json
+from distir_relax.runtime.exit_codes import INFRASTRUCTURE, of_launch
 from distir_relax.runtime.hosts import HostList, interface_to
 from distir_relax.runtime.launch import end_launch, local_launch
 from distir_relax.runtime.launched import RankOptions
@@ -42,6 +43,7 @@ LOST_HINT = (
     "signal 9 often comes from the system when memory runs out (dmesg shows it), and distir simulate predicts the "
     "memory of a rank"
 )
+_AGAIN = "start the session again"
 # Seconds: interval of looking at the launcher, for the first message of a connection, for a launch to end by itself,
 # for processes to end that were killed.
 _LOOK, _HELLO, _STOP, _KILLED = 0.05, 5.0, 5.0, 2.0
@@ -153,12 +155,15 @@ class RankProcesses:
         if not self.are_local:
             with suppress(subprocess.TimeoutExpired):
                 self.launch.wait(_STOP)
-            lines = [
-                line.removeprefix("error: ") for line in self._printed().splitlines() if line.startswith("error: ")
-            ]
-            return LostError(lines[-1] if lines else f"{_named(ranks)} ended", hint="start the session again")
+            return self._lost_on_hosts() or LostError(f"{_named(ranks)} ended", hint=_AGAIN)
         lines = [f"rank {rank} has ended (process {self.processes[rank].pid}): killed, or crashed" for rank in ranks]
-        return RunError("\n  ".join(lines), hint=LOST_HINT)
+        return LostError("\n  ".join(lines), hint=LOST_HINT)
+
+    def _lost_on_hosts(self) -> LostError | None:
+        """Return the error that the launch has printed, if a rank or a host was lost."""
+        lines = [line.removeprefix("error: ") for line in self._printed().splitlines() if line.startswith("error: ")]
+        is_lost = of_launch(self.launch.poll() or 0) == INFRASTRUCTURE
+        return LostError(lines[-1], hint=_AGAIN) if lines and is_lost else None
 
     def stop(self) -> None:
         """Let the ranks end in good order, then end those that have not."""
@@ -256,7 +261,9 @@ class RankProcesses:
     def _ended(self, ranks: Sequence[int]) -> RunError:
         """Return the error of a start in which some ranks have ended, with the launcher's output."""
         with suppress(subprocess.TimeoutExpired):
-            self.launch.wait(1.0)
+            self.launch.wait(1.0 if self.are_local else _STOP)
+        if not self.are_local and (lost := self._lost_on_hosts()):
+            return lost
         printed = "".join(f"\n  {line}" for line in self._printed().splitlines() if line.strip())
         return RunError(
             f"{_named(ranks)} ended before the session was ready"

@@ -196,7 +196,7 @@ class _Handlers:
             events = self._events(choices, writer, parsed)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         left: asyncio.Future[Any] = asyncio.ensure_future(_until_disconnected(http))
-        work: asyncio.Future[Any] = asyncio.ensure_future(asyncio.gather(*(choice.whole() for choice in choices)))
+        work = asyncio.ensure_future(_texts(choices))
         try:
             await asyncio.wait([left, work], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -350,6 +350,11 @@ class _Choice:
         rest = self._stops.feed(decoder.finish())
         if rest := rest + self._stops.finish():
             yield rest
+
+
+async def _texts(choices: list[_Choice]) -> list[str]:
+    """Return the texts of all choices. The future of `gather`, once cancelled, would log that nobody took its error."""
+    return await asyncio.gather(*(choice.whole() for choice in choices))
 
 
 def _counts(choices: list[_Choice]) -> tuple[int, int]:

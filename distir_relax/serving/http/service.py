@@ -76,12 +76,7 @@ class EngineService:
                     self._wake.wait()
                     self._wake.clear()
             except Exception as error:
-                self.failure = str(error).splitlines()[0] if str(error) else type(error).__name__
-                # Ranks that end are expected; the traceback of another error is for us.
-                _LOG.error(
-                    "the engine failed and is started again: %s", error,
-                    exc_info=None if isinstance(error, RunError) else error,
-                )  # fmt: skip
+                self._failed("the engine failed and is started again: %s", error)
                 self._engine = None
         if self._engine is not None:
             if self._engine.steps:
@@ -93,9 +88,13 @@ class EngineService:
         try:
             self._engine = self._start()
         except Exception as error:
-            self.failure = str(error)
-            _LOG.exception("the engine could not be started; trying again in %s s", _PAUSE)
+            self._failed(f"the engine could not be started, and is again in {_PAUSE:g} s: %s", error)
             time.sleep(_PAUSE)
             return
         self.restarts += 1
         _LOG.warning("the engine is ready again")
+
+    def _failed(self, message: str, error: Exception) -> None:
+        """Keep the reason for requests, and log it: ranks that end are expected, other errors have their traceback."""
+        self.failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+        _LOG.error(message, error, exc_info=None if isinstance(error, RunError) else error)
