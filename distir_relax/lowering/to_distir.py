@@ -253,18 +253,19 @@ class _Lowering:
 
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
-        ragged = _partly_padded_axes(op).union(group_axes(op))
+        entry = lookup(op.name, op.location)
+        reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
+        factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
+        exact = (axis for axis, factor in factors.items() if factor.name in entry.split.exact)
+        ragged = _partly_padded_axes(op).union(group_axes(op), exact)
         operands = [self._trim(v, ragged) for v in op.operands]
         if not self.program.in_time and (rows := lower_dispatch(self.builder, op, operands, self.program.packed)):
             return self._pad(op, [rows], ragged)
-        reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
         for axis in reduced.keys() - ragged:
             operands = [self._pad_neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
-        entry = lookup(op.name, op.location)
         for axis in set(axes) - ragged:
             operands = self._pad_valid(op, operands, axis)
         self.builder.hint = op.results[0].name
-        factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
         for factor in factors.values():
             if expand := entry.split.expand.get(factor.name) or entry.split.expand.get("*"):
                 split = [axis for axis, other in factors.items() if other == factor]

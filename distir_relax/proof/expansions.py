@@ -49,7 +49,8 @@ class Expansions:
     def add(self, op: Op) -> None:
         """Give the results of an op numbers; its sizes are symbolic, where the program's are."""
         entry = lookup(op.name, op.location)
-        is_opaque = op.operands and Trait.ON_COMMUNICATOR in entry.traits
+        is_collective = entry.semantics.collective_semantics is not None
+        is_opaque = op.operands and Trait.ON_COMMUNICATOR in entry.traits and not is_collective
         attributes = -1 if is_opaque else self.layouts.terms.attributes.of(op)
         self.number(op.name, op.operands, attributes, op.results)
 

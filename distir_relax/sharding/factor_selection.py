@@ -251,7 +251,7 @@ class FactorSelector:
         have = [v.dtensor.placements[axis] for v in operands]
         layouts = [*(v.dtensor.placements for v in operands), *wishes]
         shares = [self._fraction((*p, *q[axis + 1 :]), axis) for p, q in zip((*needs, *gives), layouts, strict=True)]
-        positional = lookup(op.name, op.location).split.positional
+        split = lookup(op.name, op.location).split
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
         device_work = work * min(shares, default=1.0)
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
@@ -269,7 +269,7 @@ class FactorSelector:
                 continue
             if (
                 atom
-                and (atom.name in positional or atom.kind == WINDOW)
+                and (atom.name in split.positional or atom.kind == WINDOW)
                 and not self._is_blocks(tensors, placed, earlier_axes)
             ):
                 continue
@@ -287,7 +287,8 @@ class FactorSelector:
                     if place is not None
                 )
             misaligned = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
-            rank = (misaligned, moves + device_work / (self.mesh.shape[axis] if atom else 1))
+            again = split.work.get(atom.name, 1.0) if atom else 1.0
+            rank = (misaligned, moves + again * device_work / (self.mesh.shape[axis] if atom else 1))
             if best is None or rank < best[0]:
                 best = (rank, placed[:count], placed[count:])
         assert best is not None

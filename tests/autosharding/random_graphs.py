@@ -19,7 +19,9 @@ def random_module(draw: random.Random, ops: int) -> Module:
     made: list[Op] = []
     for number in range(ops):
         x = draw.choice(values)
-        name = draw.choice(("linear", "linear", "add", "nn.relu", "nn.softmax", "permute_dims", "sum", "multiply"))
+        name = draw.choice(
+            ("linear", "linear", "add", "nn.relu", "nn.softmax", "flip", "permute_dims", "sum", "multiply")
+        )
         operands, attrs = [x], _attributes(name, x.tensor.shape, draw)
         if name == "linear":
             weight = Value(f"w{number}", TensorType((draw.choice(SIZES), x.tensor.shape[-1]), "float32"))
@@ -37,7 +39,7 @@ def random_module(draw: random.Random, ops: int) -> Module:
 
 
 def _attributes(name: str, shape: tuple[int, ...], draw: random.Random) -> dict[str, Any]:
-    if name == "nn.softmax":
+    if name in ("nn.softmax", "flip"):
         return {"axis": draw.randrange(len(shape))}
     if name == "permute_dims":
         return {"axes": tuple(reversed(range(len(shape))))}

@@ -349,6 +349,20 @@ def _attention() -> list[Sample]:
         ("attention_grad", [q, k, v, y], {**plain, "causal": True}),
         ("attention_grad", [q, k, v, y, f32(2, 1, 5, 7)], {**plain, "masked": True}),
         ("attention_grad", [q, k, v, y, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
+        *_attention_parts(),
+    ]
+
+
+def _attention_parts() -> list[Sample]:
+    q, k, v, y, rows = f32(2, 3, 5, 8), f32(2, 3, 7, 8), f32(2, 3, 7, 6), f32(2, 3, 5, 6), f32(2, 3, 5, 1)
+    plain: dict[str, Attribute] = {"scale": 0.35, "causal": False, "masked": False, "boolean": False}
+    boolean = {**plain, "masked": True, "boolean": True}
+    return [
+        ("attention_part", [q, k, v], plain),
+        ("attention_part", [q, k, v, f32(2, 1, 5, 7)], {**plain, "masked": True}),
+        ("attention_part", [q, k, v, of("bool", 5, 7)], boolean),
+        ("attention_part_grad", [q, k, v, y, rows, rows], plain),
+        ("attention_part_grad", [q, k, v, y, rows, rows, of("bool", 5, 7)], boolean),
     ]
 
 

@@ -294,6 +294,19 @@ SAMPLES: dict[str, list[Sample]] = {
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
         ),
     ],
+    "attention_part": [
+        of("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", scale=0.5, causal=False, masked=False, boolean=False),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,6]", "i64[5,2] = 0 3 1 4 2 2 0 7 6 7"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
+        ),
+    ],
+    "attention_part_grad": [
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,4,5,3]", "f64[2,4,5,1]", "f64[2,4,5,1]"),
+            **{"scale": 0.5, "causal": False, "masked": False, "boolean": False},
+        ),
+    ],
     "renormalized_rows": [of("f64[6,4]", "i64[5] < 6", most=1.5, order=2.0)],
     "nn.attention_of_states": [
         of(

@@ -68,6 +68,18 @@ def halos() -> dr.Plan:
     return dr.compile(model, (torch.randn(2, 3, 17),), mesh=3, shardings=spec, name="halos")
 
 
+class Memory(nn.Module):
+    """Attention to a memory, whose positions lie on several ranks."""
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, memory, memory).square()
+
+
+def split_keys() -> dr.Plan:
+    x, memory = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
+    return dr.compile(Memory(), (x, memory), mesh=3, shardings={"memory": "S[2]"})
+
+
 PLANS: dict[str, Callable[[], dr.Plan]] = {
     "tensor": lambda: blocks("1/3/1/1"),
     "tensor, padded": lambda: blocks("1/2/1/1", tail="pad"),
@@ -75,6 +87,7 @@ PLANS: dict[str, Callable[[], dr.Plan]] = {
     "pipeline": lambda: blocks("1/1/3/3"),
     "all": lambda: blocks("2/2/2/3"),
     "halos": halos,
+    "split keys": split_keys,
     "training, ZeRO": lambda: perceptron.step("3/1/1/2,zero=3").plan,
     "training, tensor": lambda: perceptron.step("1/2/1/1").plan,
     "training, pipeline": lambda: perceptron.step("1/1/2/3").plan,

@@ -28,6 +28,7 @@ RESHAPE = "reshape"
 NO_RULE = "ops without a rule"
 TUPLE = "tuples"
 CONFLICT = "rows and columns"
+EXCHANGE = "two numbers of each row"
 
 ERROR = {
     NO_RULE: "Cannot find the dist.FInferType attribute",
@@ -91,7 +92,7 @@ CASES: dict[str, Case] = {
     "gelu": Case([LEFT], {0: "S[1]"}, R.nn.gelu, "S[1]", "S[1]"),
     "relu of a sum": Case([LEFT, RIGHT], {0: "S[1]"}, lambda a, b: R.nn.relu(matmul(a, b)), "R", "R"),
     "softmax, another dim": Case([LEFT], {0: "S[0]"}, lambda x: R.nn.softmax(x, -1), "S[0]", "S[0]"),
-    "softmax, its own dim": Case([LEFT], {0: "S[1]"}, lambda x: R.nn.softmax(x, -1), "R", "R"),
+    "softmax, its own dim": Case([LEFT], {0: "S[1]"}, lambda x: R.nn.softmax(x, -1), "R", "S[1]", EXCHANGE),
     "permute_dims": Case([(2, 4, 6)], {0: "S[1]"}, lambda x: R.permute_dims(x, [1, 0, 2]), "S[0]", "S[0]"),
     "reshape to heads": Case([(2, 6, 16)], {0: "S[2]"}, lambda x: R.reshape(x, (2, 6, 4, 4)), "S[2]", "S[2]"),
     "reshape from heads": Case([(2, 6, 4, 4)], {0: "S[2]"}, lambda x: R.reshape(x, (2, 6, 16)), "S[2]", "S[2]"),

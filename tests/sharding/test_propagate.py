@@ -230,11 +230,11 @@ def test_a_gather_nobody_asked_for_is_noted() -> None:
     g = Builder()
     x = g.emit("annotate_sharding", g.input("x", TensorType((4, 6), "float32")), placements="S[1]")
     g.location = "model.py:8"
-    y = g.emit("nn.softmax", x, axis=1)
+    y = g.emit("flip", x, axis=1)
     found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2)
     (gather,) = (record for record in found.records if isinstance(record, Gather))
     assert gather.bytes == 96
-    assert str(gather).startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because softmax")
+    assert str(gather).startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because flip")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from distir_relax.kernels.quantized import parts_of
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.kernels.tvm_extern import unpacked
-from distir_relax.lowering.emit.relax_attention_gradient import attention_gradients
+from distir_relax.lowering.emit.relax_attention import attention_gradients, attention_parts
 from distir_relax.lowering.emit.relax_exact import OPAQUE, exact_ops, rms_norm_rounded, size_scalar
 from distir_relax.lowering.emit.relax_norm_gradients import norm_gradients
 from distir_relax.lowering.emit.relax_positions import indexed_tensor
@@ -56,6 +56,7 @@ def relax_scope(exact: bool = True, may_be_zero: Callable[[Any], bool] = lambda 
         "attention_gradients": SimpleNamespace(
             attention_grads=attention_gradients(ops, ops["nn"].softmax, _causal_mask, _within_bounds)
         ),
+        "attention_parts": SimpleNamespace(**attention_parts(ops, _within_bounds)),
         "attention_of_states": _attention_of_states,
         "causal_mask": _causal_mask,
         "within_bounds": _within_bounds,

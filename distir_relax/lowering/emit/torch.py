@@ -155,9 +155,9 @@ def _ranks_of(module: Module, entry: str) -> list[int]:
 
 _KERNELS = "distir_relax.kernels"
 _MODULES = (
-    "attention", "attention_gradients", "convolutions", "elementwise", "finite", "indices", "norms", "positions",
-    "products", "quantized", "random", "recurrent", "resample", "routing", "scans", "sequence", "sums", "tvm_extern",
-    "updates",
+    "attention", "attention_gradients", "attention_parts", "convolutions", "elementwise", "finite", "indices", "norms",
+    "positions", "products", "quantized", "random", "recurrent", "resample", "routing", "scans", "sequence", "sums",
+    "tvm_extern", "updates",
 )  # fmt: skip
 _PROVIDED = {
     **dict.fromkeys(_MODULES, _KERNELS),

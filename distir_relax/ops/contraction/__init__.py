@@ -5,6 +5,7 @@ from distir_relax.ops.contraction import (  # noqa: F401
     attention,
     attention_gradient,
     attention_of_states,
+    attention_parts,
     einsum,
     grouped,
     matmul,

@@ -1,4 +1,4 @@
-"""Fused scaled dot-product attention; it splits by batch, heads, and query rows.
+"""Fused scaled dot-product attention; it splits by batch, heads, query rows, and keys.
 
 With the attribute ``grouped``, which `SkipRepeats` sets in ranks' programs, each head of keys and values serves several
 in a row of the queries: equally many, or as many as ``repeats`` has for each.
@@ -16,7 +16,10 @@ from distir_relax.ops.contraction.attention_gradient import (
     attended_keys,
     attention_gradient,
     attention_weights,
+    mask_factors,
+    rows_and_keys,
 )
+from distir_relax.ops.contraction.attention_split import split_keys
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -56,14 +59,9 @@ def infer_attention(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    # A causal mask counts rows from the first, so the rows of a causal query must be whole.
-    row = "[s]" if attrs["causal"] else "s"
+    row, key = rows_and_keys(attrs)
     head, key_head = ("[h]", "[k]") if attrs.get("grouped") else ("h", "h")
-    text = f"b {head} {row} [d], b {key_head} [t] [d], b {key_head} [t] e"
-    if attrs.get("bounded"):
-        text += f", {row if types[3].shape[0] == types[0].shape[2] else '[one]'} [two]"
-    elif len(types) == 4:
-        text += ", " + " ".join(["b", head, row, "[t]"][4 - len(types[3].shape) :])
+    text = f"b {head} {row} [d], b {key_head} {key} [d], b {key_head} {key} e" + mask_factors(types, 3, row, key)
     return parse_rule(f"{text} -> b {head} {row} e", [t.shape for t in types], [results[0].shape])
 
 
@@ -134,7 +132,7 @@ def _continue_causal(step: IncrementalStep) -> Value:
 define(
     "nn.scaled_dot_product_attention",
     Semantics(infer=infer_attention, torch=_torch, linear=(operands(2),)),
-    Split(_rule),
+    Split(_rule, expand={"t": split_keys}, positional=frozenset({"t"}), exact=frozenset({"t"})),
     cost=Cost(
         flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
         product=attention_products,
@@ -171,7 +169,7 @@ def _attention(
         raise NotImplementedError(f"attention of {q.tensor}, {k.tensor}, {v.tensor}")
     if enable_gqa and k.tensor.shape[-3] != q.tensor.shape[-3]:
         k, v = (_repeat_heads(g, x, q.tensor.shape[-3] // k.tensor.shape[-3]) for x in (k, v))
-    mask = None if mask is not None and _allows_all(g, mask) else mask
+    mask = None if mask is None or _allows_all(g, mask) else _before_broadcast(g, mask)
     leading = broadcast_shape([TensorType(x.tensor.shape[:-2], q.tensor.dtype) for x in (q, k, v)])
     wide = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
     q, k, v = (_to_four_dims(g, x, leading, wide) for x in (q, k, v))
@@ -194,6 +192,15 @@ def _allows_all(g: Builder, mask: Value) -> bool:
     """Return whether a mask is a constant that is true everywhere, as models have for images."""
     data = g.constants.get(mask.name)
     return data is not None and mask.tensor.dtype == "bool" and bool(data.all())
+
+
+def _before_broadcast(g: Builder, mask: Value) -> Value:
+    """Return a mask before it was broadcast, as attention takes it, too: it may then have bounds."""
+    made = next((op for op in reversed(g.ops) if op.results[0] == mask), None)
+    if made is None or made.name != "broadcast_to":
+        return mask
+    before = made.operands[0]
+    return before if len(before.tensor.shape) == len(mask.tensor.shape) else mask
 
 
 def _to_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:

@@ -1,6 +1,7 @@
-"""Gradient of attention as one op, which computes the weights again; it splits by batch and heads.
+"""Gradient of attention as one op, which computes the weights again.
 
-If query rows or the width of values are split, gradients that lack the dim are partial sums.
+It splits by batch, heads, rows, keys and the width of values. If one of the last three is split, gradients that lack
+the dim are partial sums.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.native import LEAST_SCORES, STORED, gradient_scratch
+from distir_relax.ops.contraction.attention_split import split_keys_of_gradient
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
@@ -102,7 +104,8 @@ def _mean(b: Backward, weights: Value, values: Value) -> Any:
     return b.emit("sum", b.emit("multiply", weights, values), axis=(3,), keepdims=True)
 
 
-def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+def infer_attention_gradient(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """Return the types of the gradients. Raises ValueError for operands of other shapes."""
     q, k, v, grad = types[:4]
     if len(q.shape) != 4 or q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise ValueError("expected query (b, h, s, d), key (b, h, t, d) and value (b, h, t, e)")
@@ -112,15 +115,25 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    # A causal mask counts rows from the first, so the rows of a causal query must be whole.
-    row = "[s]" if attrs["causal"] else "s"
-    text = f"b h {row} [d], b h [t] [d], b h [t] e, b h {row} e"
-    if attrs.get("bounded"):
-        text += f", {row if types[4].shape[0] == types[0].shape[2] else '[one]'} [two]"
-    elif len(types) == 5:
-        text += ", " + " ".join(["b", "h", row, "[t]"][4 - len(types[4].shape) :])
+    row, key = rows_and_keys(attrs)
+    text = f"b h {row} [d], b h {key} [d], b h {key} e, b h {row} e" + mask_factors(types, 4, row, key)
     shapes = [t.shape for t in types], [t.shape for t in results]
-    return parse_rule(f"{text} -> b h {row} [d], b h [t] [d], b h [t] e", *shapes, summed=("s", "e"))
+    return parse_rule(f"{text} -> b h {row} [d], b h {key} [d], b h {key} e", *shapes, summed=("s", "t", "e"))
+
+
+def rows_and_keys(attrs: Attrs) -> tuple[str, str]:
+    """Return the factors of rows and keys: those that a causal mask counts from the first must be whole."""
+    return ("[s]", "[t]") if attrs["causal"] else ("s", "t")
+
+
+def mask_factors(types: Types, number: int, row: str, key: str) -> str:
+    """Return the text of a mask in a rule, after a comma, if there is an operand with this number."""
+    if len(types) <= number:
+        return ""
+    shape = types[number].shape
+    if types[number].dtype == "int64":
+        return f", {row if shape[0] == types[0].shape[2] else '[one]'} [two]"
+    return ", " + " ".join(["b", "h", row, key][4 - len(shape) :])
 
 
 def attended_keys(rows: int, keys: int, attrs: Attrs) -> int:
@@ -135,26 +148,31 @@ def _is_added(attrs: Attrs) -> bool:
     return attrs["masked"] and not attrs["boolean"] and not attrs.get("bounded")
 
 
-def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+def gradient_products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
     """Return the combined product of scores, and of the gradients of weights, queries, keys and values."""
     (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
     return b * h, s, t, 3 * d + 2 * e
 
 
 def _cpu_product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
-    batch, rows, columns, inner = _product(types, attrs, results)
+    batch, rows, columns, inner = gradient_products(types, attrs, results)
     return batch, rows, attended_keys(rows, columns, attrs), inner
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:
-    batch, rows, columns, inner = _product(types, attrs, results)
+    batch, rows, columns, inner = gradient_products(types, attrs, results)
     return 2.0 * batch * rows * columns * inner
 
 
 def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
-    """Return the bytes of weights, their gradients, and those of scores, of the heads that are computed at a time."""
+    """Return the bytes of weights, their gradients, and those of scores, of the rows that are computed at a time.
+
+    In blocks of a head's rows, the gradients of keys and values are added in float32 as well.
+    """
     (b, h, s, _), t = types[0].shape, types[1].shape[2]
-    return 3.0 * min(b * h * s * t, max(s * t, _MOST_SCORES)) * types[0].bytes / max(types[0].elements, 1)
+    added = 4.0 * t * (types[1].shape[3] + types[2].shape[3]) if s * t > _MOST_SCORES else 0.0
+    each = types[0].bytes / max(types[0].elements, 1)
+    return 3.0 * min(b * h * s * t, max(t, _MOST_SCORES)) * each + added
 
 
 def _second_gradient(b: Backward) -> tuple[Value | None, ...]:
@@ -207,10 +225,21 @@ def _cpu_workspace(types: Types, attrs: Attrs, results: Types) -> float:
 
 define(
     "attention_grad",
-    Semantics(infer=_infer, torch=_code, linear=(operands(3),)),
-    Split(_rule),
+    Semantics(infer=infer_attention_gradient, torch=_code, linear=(operands(3),)),
+    Split(
+        _rule,
+        expand={"t": split_keys_of_gradient},
+        # To five products it adds those of scores and of values, for the normalizers of rows.
+        work={"t": 7 / 5},
+        positional=frozenset({"t"}),
+        exact=frozenset({"t"}),
+    ),
     cost=Cost(
-        flops=_flops, product=_product, cpu_product=_cpu_product, workspace=_workspace, cpu_workspace=_cpu_workspace
+        flops=_flops,
+        product=gradient_products,
+        cpu_product=_cpu_product,
+        workspace=_workspace,
+        cpu_workspace=_cpu_workspace,
     ),
     code=Code(relax=_code, mask=4),
     gradient=Gradient(all=_second_gradient),

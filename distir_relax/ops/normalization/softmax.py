@@ -1,28 +1,36 @@
-"""Softmax and log-softmax; the reduced dim must be whole."""
+"""Softmax and log-softmax; if their dim is split, devices exchange the maximum and the sum of each row."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.reduction.reduction_axes import axes_of, cast_for_reduction, infer_along_axis
 from distir_relax.ops.table import (
+    Attrs,
     Backward,
     Builder,
     Code,
     Cost,
+    Expansion,
+    Rule,
     Semantics,
     Split,
+    Types,
     aten,
     axis_in,
     define,
     flops_per_result,
     gradient_of,
+    lookup,
+    names_with,
     onnx,
+    parse_rule,
     relax,
     reshape_to,
-    unsplit_axis_rule,
 )
 
 
@@ -38,11 +46,37 @@ def _log_softmax_gradient(b: Backward) -> Value:
     return grad
 
 
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = names_with(len(types[0].shape), attrs["axis"], "axis")
+    return parse_rule(f"{names} -> {names}", [types[0].shape], [results[0].shape])
+
+
+def _split_softmax(is_log: bool) -> Callable[[Expansion], tuple[Value, ...]]:
+    def expand(x: Expansion) -> tuple[Value, ...]:
+        """Narrow floats are computed in float32, as by torch."""
+        (value,), axis, dtype = x.operands, x.attrs["axis"], x.types[0].dtype
+        if dtype in ("float16", "bfloat16"):
+            value = x.emit("astype", value, dtype="float32")
+        of_rows: dict[str, Any] = {"axis": (axis,), "keepdims": True}
+        (largest,) = lookup("max").split.expand["*"](replace(x, operands=(value,), attrs=of_rows))
+        shifted = x.emit("subtract", value, x.reduced(largest, "max"))
+        powers = x.emit("exp", shifted)
+        total = x.reduced(x.emit("sum", powers, **of_rows), "sum")
+        y = x.emit("subtract", shifted, x.emit("log", total)) if is_log else x.emit("divide", powers, total)
+        return (y if y.placed.dtype == dtype else x.emit("astype", y, dtype=dtype),)
+
+    return expand
+
+
 for _name, _gradient in (("softmax", _softmax_gradient), ("log_softmax", _log_softmax_gradient)):
     define(
         f"nn.{_name}",
         Semantics(infer=infer_along_axis, torch=f"F.{_name}({{0}}, {{axis}})"),
-        Split(unsplit_axis_rule),
+        Split(
+            _rule,
+            expand={"axis": _split_softmax(_name == "log_softmax")},
+            exact=frozenset({"axis"}),
+        ),
         cost=Cost(flops=flops_per_result(12.0)),
         code=Code(relax=f"R.nn.{_name}({{0}}, {{axis}})"),
         gradient=gradient_of(_gradient),

@@ -169,10 +169,10 @@ class Semantics:
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
     bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `attention`,
-    `attention_gradients`, `convolutions`, `elementwise`, `indices`, `norms`, `positions`, `products`, `quantized`,
-    `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of `distir_relax.kernels` in scope: reference
-    semantics and code of the torch backend. An op of several results returns a tuple. If it depends on attributes, it
-    is a function of them."""
+    `attention_gradients`, `attention_parts`, `convolutions`, `elementwise`, `indices`, `norms`, `positions`,
+    `products`, `quantized`, `random`, `recurrent`, `resample`, `routing`, `sequence`, `tvm_extern` of
+    `distir_relax.kernels` in scope: reference semantics and code of the torch backend. An op of several results returns
+    a tuple. If it depends on attributes, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes if it
@@ -219,6 +219,10 @@ class Split:
     """For a factor whose split needs other ops, the ops that devices run instead; ``"*"`` is any reduced factor."""
     positional: frozenset[str] = frozenset()
     """The factors of which a device must hold one contiguous block, because the op identifies elements by position."""
+    work: Mapping[str, float] = field(default_factory=dict)
+    """For factors whose split computes something again, the work of all devices relative to that of the op."""
+    exact: frozenset[str] = frozenset()
+    """The factors whose split takes short shards as they are, without padding."""
     indices: Container[int] = ()
     """The operands that contain indices: the padding of their short shards must be valid indices."""
     routing: Routing | None = None

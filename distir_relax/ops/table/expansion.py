@@ -49,6 +49,13 @@ class Expansion:
             total = self.emit("add", total, start)
         return total
 
+    def reduced(self, value: Value, op: str) -> Value:
+        """Return a value reduced over all parts of the split dim: all devices have it."""
+        for axis, sizes in self.parts:
+            if len(sizes) > 1:
+                value = self.emit("all_reduce", value, axis=axis, op=op)
+        return value
+
     def local_rows(self, ids: Value, dtype: str) -> tuple[Value, Value]:
         """Return indices into the split dim, relative to the device's first element, and a mask of local ones."""
         row = self.emit("subtract", ids, self.start(dtype))

@@ -183,6 +183,7 @@ def torch_scope() -> dict[str, Any]:
     from distir_relax.kernels import (
         attention,
         attention_gradients,
+        attention_parts,
         convolutions,
         elementwise,
         indices,
@@ -203,7 +204,7 @@ def torch_scope() -> dict[str, Any]:
 
     return {
         **{"torch": torch, "F": F, "attention": attention, "attention_gradients": attention_gradients},
-        **{"convolutions": convolutions},
+        **{"attention_parts": attention_parts, "convolutions": convolutions},
         **{"elementwise": elementwise, "indices": indices, "norms": norms, "positions": positions},
         **{"products": products, "quantized": quantized, "random": random, "recurrent": recurrent},
         **{"resample": resample, "routing": routing, "scans": scans, "sequence": sequence, "tvm_extern": tvm_extern},

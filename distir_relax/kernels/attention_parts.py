@@ -1,0 +1,144 @@
+"""Attention to a part of the keys: its result, the logarithm of its normalizer, and their gradients.
+
+Results of parts are joined by their normalizers (Dao et al., FlashAttention, 2022). Rows are computed in blocks, each
+with the keys between the first and the last that its bounds allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from distir_relax.kernels.attention import has_bounds, repeat_heads, within_bounds
+
+NO_KEYS = -1e30
+"""The logarithm of the normalizer of a row without keys; finite, so that differences are numbers."""
+_MOST_SCORES = 1 << 22
+"""Scores of a block of rows, unless a single row has more."""
+_FUSED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def attend_part(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    repeats: Sequence[int] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the attention to keys, as `attention.attend`, and the logarithm of each row's normalizer, (b, h, s, 1).
+
+    The logarithms are float32, or float64 for that dtype. A row without keys has a result of zero, and `NO_KEYS`.
+    """
+    batch, heads, rows, _ = q.shape
+    k, v = (_repeated(x, heads, repeats) for x in (k, v))
+    y = q.new_zeros(batch, heads, rows, v.shape[3])
+    normalizers = torch.full((batch, heads, rows, 1), NO_KEYS, dtype=_wide(q.dtype), device=q.device)
+    for block, keys, allowed in _blocks(q, k, mask):
+        attend = _fused if _is_fused(q, v) else _by_products
+        y[:, :, block], normalizers[:, :, block] = attend(q[:, :, block], k[:, :, keys], v[:, :, keys], allowed, scale)
+    return y, normalizers
+
+
+def attention_part_grads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, normalizers: torch.Tensor,
+    means: torch.Tensor, mask: torch.Tensor | None, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return what a part of the keys adds to the gradient of queries, and the gradients of these keys and values.
+
+    `normalizers` and `means`, (b, h, s, 1), are those of all keys: the logarithms of the normalizers, and the sums of
+    the products of `grad` and the result.
+    """
+    wide = _wide(q.dtype)
+    of_q = torch.zeros(q.shape, dtype=wide, device=q.device)
+    of_k, of_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
+    for block, keys, allowed in _blocks(q, k, mask):
+        rows, part, given = q[:, :, block], k[:, :, keys], grad[:, :, block]
+        weights = _masked(_scores(rows, part, allowed, scale) - normalizers[:, :, block], allowed, -math.inf).exp_()
+        slopes = (torch.matmul(given, v[:, :, keys].mT).to(wide) - means[:, :, block]) * weights * scale
+        slopes, weights = slopes.to(q.dtype), weights.to(q.dtype)
+        of_q[:, :, block] = torch.matmul(slopes, part)
+        of_k[:, :, keys] += torch.matmul(slopes.mT, rows)
+        of_v[:, :, keys] += torch.matmul(weights.mT, given)
+    return of_q.to(q.dtype), of_k.to(q.dtype), of_v.to(q.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _repeated(x: torch.Tensor, heads: int, repeats: Sequence[int]) -> torch.Tensor:
+    if repeats:
+        return repeat_heads(x, repeats)
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _blocks(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None
+) -> Iterator[tuple[slice, slice, torch.Tensor | None]]:
+    """Yield blocks of rows: the rows, the keys that they attend to, and the mask between them; None if it allows all.
+
+    Blocks without keys are left out.
+    """
+    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
+    if 0 in (batch, heads, rows, tokens):
+        return
+    count = max(1, _MOST_SCORES // (batch * heads * tokens))
+    for start in range(0, rows, count):
+        block = slice(start, min(start + count, rows))
+        if mask is None:
+            yield block, slice(0, tokens), None
+        elif not has_bounds(mask):
+            yield block, slice(0, tokens), mask if mask.shape[-2] == 1 else mask[..., block, :]
+        else:
+            bounds = (mask if len(mask) == 1 else mask[block]).clamp(0, tokens)
+            first, end = bounds[:, 0], bounds[:, 1]
+            filled = first < end
+            if not bool(filled.any()):
+                continue
+            low, high = int(first[filled].min()), int(end[filled].max())
+            is_full = bool((first == low).all()) and bool((end == high).all())
+            yield block, slice(low, high), None if is_full else within_bounds(bounds - low, high - low)
+
+
+def _is_fused(q: torch.Tensor, v: torch.Tensor) -> bool:
+    """Return whether torch has a kernel that gives normalizers, too."""
+    return q.is_cpu and q.dtype in _FUSED and q.shape[3] == v.shape[3] > 0
+
+
+def _fused(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, tokens = q.shape[2], k.shape[2]
+    empty, added = None, allowed
+    if allowed is not None and allowed.dtype == torch.bool:
+        empty = ~allowed.any(-1, keepdim=True)
+        added = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
+    if added is not None:
+        added = added.reshape((1,) * (4 - added.dim()) + added.shape).expand(-1, -1, rows, tokens)
+    operands = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    y, normalizers = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *operands, 0.0, False, attn_mask=added, scale=scale
+    )
+    normalizers = normalizers.unsqueeze(-1)
+    # The kernel gives zeros for rows without keys.
+    return y, normalizers if empty is None else normalizers.masked_fill(empty, NO_KEYS)
+
+
+def _by_products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = _masked(_scores(q, k, allowed, scale), allowed, NO_KEYS)
+    normalizers = torch.logsumexp(scores, -1, keepdim=True)
+    weights = _masked(scores - normalizers, allowed, -math.inf).exp_()
+    if allowed is not None and allowed.dtype == torch.bool:
+        normalizers = normalizers.masked_fill(~allowed.any(-1, keepdim=True), NO_KEYS)
+    return torch.matmul(weights.to(q.dtype), v), normalizers
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    scores = torch.matmul(q, k.mT).to(_wide(q.dtype)) * scale
+    return scores if mask is None or mask.dtype == torch.bool else scores + mask
+
+
+def _masked(scores: torch.Tensor, mask: torch.Tensor | None, number: float) -> torch.Tensor:
+    """Return scores with a number where a boolean mask is false."""
+    return scores if mask is None or mask.dtype != torch.bool else scores.masked_fill(~mask, number)
