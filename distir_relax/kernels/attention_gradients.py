@@ -1,4 +1,4 @@
-"""Gradients of attention: by a native kernel, or by products of torch on parts of the batch and the heads."""
+"""Gradients of attention: by a native kernel, or by products of torch on parts of the batch, the heads and the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distir_relax.kernels.native import (
 )
 
 MOST_SCORES = 1 << 23
-"""Scores that torch computes at a time, unless one head has more."""
+"""Scores that torch computes at a time, unless a single row has more."""
 
 
 def attention_grads(
@@ -41,13 +41,31 @@ def attention_grads(
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
         _run(kernel, (q, k, v, grad), results, mask, scale, causal)
     else:
-        mask = within_bounds(mask, k.shape[2]) if mask is not None and has_bounds(mask) else mask
         for part in _parts(q, k):
-            of_part = None if mask is None else _part_of_mask(mask, part)
-            values = _by_torch(q[part], k[part], v[part], grad[part], of_part, scale, causal)
-            for result, value in zip(results, values, strict=True):
-                result[part] = value
+            _add_part((q[part], k[part], v[part], grad[part]), [x[part] for x in results], mask, part, scale, causal)
     return results
+
+
+def _add_part(
+    operands: tuple[torch.Tensor, ...], results: list[torch.Tensor], mask: torch.Tensor | None,
+    part: tuple[slice, slice], scale: float, causal: bool,
+) -> None:  # fmt: skip
+    """Write the gradients of a part of the batch and the heads, a block of rows at a time."""
+    q, k, v, grad = operands
+    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
+    each = max(1, MOST_SCORES // (batch * heads * tokens))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    # The gradients of keys and values are sums over the blocks.
+    sums = [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)] if each < rows else []
+    for start in range(0, rows, each):
+        block = slice(start, min(start + each, rows))
+        of_block = None if mask is None else _part_of_mask(mask, part, block, tokens)
+        values = _by_torch(q[:, :, block], k, v, grad[:, :, block], of_block, scale, start if causal else None)
+        results[0][:, :, block] = values[0]
+        for total, value in zip(sums or results[1:], values[1:], strict=True):
+            total.copy_(total + value if sums else value)
+    for result, total in zip(results[1:], sums, strict=False):
+        result.copy_(total)
 
 
 def _kernel(
@@ -120,7 +138,10 @@ def _parts(q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
     return [(slice(i, i + most_batch), slice(j, j + most_heads)) for i, j in starts]
 
 
-def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice]) -> torch.Tensor:
+def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice], block: slice, tokens: int) -> torch.Tensor:
+    if has_bounds(mask):
+        return within_bounds(mask[block] if len(mask) > 1 else mask, tokens)
+    mask = mask if mask.shape[-2] == 1 else mask[..., block, :]
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     rows = (whole if size > 1 else slice(None) for whole, size in zip(part, mask.shape, strict=False))
     return mask[tuple(rows)]
@@ -128,14 +149,15 @@ def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice]) -> torch.Tensor
 
 def _by_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None, scale: float,
-    causal: bool,
+    first_row: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the gradients of some rows; with the number of the first one, each attends to the keys up to its own."""
     scores = torch.matmul(q, k.mT) * scale
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     if mask is not None and allowed is None:
         scores = scores + mask
-    if causal:
-        before = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril()
+    if first_row is not None:
+        before = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril(first_row)
         allowed = before if allowed is None else before & allowed
     if allowed is None:
         weights = torch.softmax(scores, -1)
