@@ -85,6 +85,16 @@ def test_mask_has_one_index_of_samples(most: int) -> None:
     assert (TensorType((1, 1, 12, 12), "bool") in constants) == (most > 144)
 
 
+def test_a_mask_that_is_left_to_the_program_is_bounds_of_its_rows(most: int) -> None:
+    """No device computes it, however long the sequence is."""
+    model, x = llama(batch=3 if most > 144 else 1)
+    main = dr.compile(model, (x,), strategy="1/2/1/1").modules["global"].main
+    values = [*(item.value for item in main.inputs), *(v for op in main.ops for v in op.results)]
+    assert not [v for v in values if v.tensor.dtype == "bool" and v.tensor.elements > 12]
+    (bounds,) = [v for v in values if v.tensor == TensorType((12, 2), "int64")]
+    assert (bounds.name in {op.results[0].name for op in main.ops if op.name == "indexed"}) == (most <= 120)
+
+
 def test_computed_infinities_block_delays(most: int) -> None:
     imported = import_torch(*call(windowed()))
     main = imported.module.main

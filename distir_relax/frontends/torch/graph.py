@@ -44,7 +44,17 @@ from distir_relax.layout import (
     size_of,
 )
 from distir_relax.layout.validate import validate_annotation
-from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of, cast, filled
+from distir_relax.ops import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_HINT,
+    Builder,
+    Complex,
+    aten_of,
+    broadcast_to,
+    cast,
+    filled,
+    reshape_to,
+)
 from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:
@@ -189,7 +199,8 @@ class GraphImporter:
             return result
         name = self._hints.get(id(result), hint)
         if not (result.is_meta or is_small(result)) and (part := narrowed(result)) is not result:
-            return self._broadcast(self.value(part, name), result)
+            known = self._as_positions(result)
+            return known if isinstance(known, Value) else self._broadcast(self.value(part, name), result)
         same_type = self._constants.setdefault(self._type(result, name), [])
         for data, value in same_type:
             if data is result or (not (data.is_meta or result.is_meta) and torch.equal(data, result)):
@@ -326,18 +337,47 @@ class GraphImporter:
         val = node.meta.get("val")
         leaves = _leaves((args, kwargs))
         is_plain = is_small(val) or is_in_place(target) or _may_draw(target)
-        if is_plain or any(getattr(x, "is_meta", False) for x in leaves):
+        if any(getattr(x, "is_meta", False) for x in leaves):
+            return compute(target, *_map((args, kwargs), lambda x: x.to("meta") if hasattr(x, "is_meta") else x))
+        if not _may_draw(target):
+            # Positions of a model without data are known, and so are its masks.
+            kwargs = {key: "cpu" if str(x) == "meta" else x for key, x in kwargs.items()}
+        if is_plain:
             return compute(target, args, kwargs)
         convert = aten_of(name, any(map(is_complex, leaves)))
         if is_pointwise(convert, *_normalize(target, args, kwargs)):
             result = compute_pointwise(target, args, kwargs, val)
-            return self._convert(node, name, args, kwargs) if result is None else result
+            if result is None:
+                result = self._convert(node, name, *_map((args, kwargs), self._as_positions))
+            return result
         if convert is not None and is_too_large(target, args, kwargs):
             try:
                 return self._convert(node, name, args, kwargs)
             except UnsupportedOpError:  # The op needs values of its operands.
                 pass
         return compute(target, args, kwargs)
+
+    def _as_positions(self, x: Any) -> Any:
+        """Return a constant whose elements are equal, or positions along a dim, as the op that gives them.
+
+        Of a large mask, the elements are then functions of their indices, not of data.
+        """
+        import torch
+
+        if not isinstance(x, torch.Tensor) or x.is_meta or x.dtype not in (torch.int64, torch.bool):
+            return x
+        part = narrowed(x)
+        numbers = part.reshape(-1)
+        if len(numbers) == 1:
+            return filled(self.builder, tuple(x.shape), numbers.item(), _dtype(x))
+        if x.dtype == torch.bool or sum(n > 1 for n in part.shape) != 1:
+            return x
+        first, stride = int(numbers[0]), int(numbers[1] - numbers[0])
+        if not stride or not torch.equal(numbers, first + stride * torch.arange(len(numbers))):
+            return x
+        end = first + stride * len(numbers)
+        counted = self.builder.emit("arange", start=first, end=end, stride=stride, dtype="int64")
+        return broadcast_to(self.builder, reshape_to(self.builder, counted, tuple(part.shape)), tuple(x.shape))
 
     def _random_op_error(self, name: str) -> UnsupportedOpError:
         return UnsupportedOpError(

@@ -31,7 +31,10 @@ class BoundAttention:
     gives: ClassVar[str] = ""
 
     def run(self, module: Module) -> Module:
-        """Give attention (`Code.mask`) the bounds of its masks, where those are functions of positions alone."""
+        """Give attention (`Code.mask`) the bounds of its masks, where those are functions of positions alone.
+
+        In the global stage a causal mask that is no operand becomes bounds, too.
+        """
         if any(is_index(symbol) for symbol in module_symbols(module).values()):
             return module
         with assuming(module.guards):
@@ -95,9 +98,16 @@ class _Masks:
             if (function.name, n) in self.inputs:
                 made[item.value.name] = Value(item.value.name, _kind(item.value))
                 inputs[n] = replace(item, value=made[item.value.name])
-        ops = list[Op]()
+        ops, of_rows = list[Op](), dict[Size, Value]()
         for op in function.ops:
             operands = list(op.operands)
+            if self.module.stage == "global" and _is_causal(op):
+                # Of a part of the rows or the keys, bounds still tell which are allowed.
+                rows = op.operands[0].tensor.shape[2]
+                if rows not in of_rows:
+                    of_rows[rows] = Value(fresh_name("causal.bounds", taken), TensorType((rows, 2), "int64"))
+                    ops.append(_causal_bounds(of_rows[rows], op.location))
+                operands.append(of_rows[rows])
             for n, value in enumerate(op.operands):
                 if not self._takes(op, n) or not self._has(function, value):
                     continue
@@ -106,7 +116,7 @@ class _Masks:
                     ops.append(replace(self.bounds[function.name][value.name], results=(made[value.name],)))
                 operands[n] = made[value.name]
             ops.append(with_bounds(op, operands))
-        if not made:
+        if not made and not of_rows:
             return function
         changed = replace(function, inputs=tuple(inputs), ops=tuple(ops))
         return replace(changed, ops=live_ops(changed, has_effects))
@@ -116,7 +126,22 @@ def with_bounds(op: Op, operands: Sequence[Value]) -> Op:
     """Return an op or a call with other operands: where those differ, they are the bounds of masks."""
     if op.callee or tuple(operands) == op.operands:
         return replace(op, operands=tuple(operands))
-    return replace(op, operands=tuple(operands), attrs={**op.attrs, "boolean": False, "bounded": True})
+    attrs: dict[str, Attribute] = {**op.attrs, "causal": False, "masked": True, "boolean": False, "bounded": True}
+    return replace(op, operands=tuple(operands), attrs=attrs)
+
+
+def _is_causal(op: Op) -> bool:
+    """Return whether attention has a causal mask alone."""
+    if op.callee or lookup(op.name, op.location).code.mask is None:
+        return False
+    return bool(op.attrs.get("causal")) and not op.attrs["masked"]
+
+
+def _causal_bounds(result: Value, location: str) -> Op:
+    attrs: dict[str, Attribute] = {
+        "value": "i1 * (i0 + 1)", "names": (), "sizes": (), "shape": result.tensor.shape, "dtype": "int64",
+    }  # fmt: skip
+    return Op("indexed", (), (result,), attrs, location)
 
 
 def is_mask(value: Value) -> bool:
