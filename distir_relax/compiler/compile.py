@@ -350,7 +350,10 @@ def compile_source(source: Source) -> Plan:
     # Dumps come before the checks, so that an invalid program is written before its verification fails.
     dumps = [] if options["dump"] is None else [Dump(options["dump"])]
     observers: list[Observer] = [stages := Stages(), *options["observers"], *dumps, *source.checks]
-    _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"])
+    strategy = source.strategy
+    # Devices that share a sequence gather keys where they need them.
+    expected = strategy.mesh.axes[2:] if strategy is not None else ()
+    _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"], expected)
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
     modules = stages.modules
     proof = _prove(modules, imported.module) if source.is_proved else None
@@ -385,9 +388,10 @@ def program_bundle(
     return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
 
-def _warn_of_gathers(module: Module, threshold: int) -> None:
+def _warn_of_gathers(module: Module, threshold: int, expected: Sequence[str]) -> None:
+    """Warn of large gathers along other axes than the expected ones."""
     for record in module.records:
-        if isinstance(record, Gather) and record.bytes >= threshold:
+        if isinstance(record, Gather) and record.bytes >= threshold and not set(record.axes) <= set(expected):
             warnings.warn(str(record), ImplicitGatherWarning, stacklevel=4)
 
 

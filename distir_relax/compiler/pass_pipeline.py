@@ -149,7 +149,12 @@ def compile_passes(
     passes: list[Pass] = []
     is_trained = training is not None or evaluation is not None
     # The gradient of a weight would have to be summed over the ranks with copies of a head.
-    if strategy is not None and strategy.tensor > 1 and not is_trained and not Shares.of(profile, strategy).tensor:
+    if (
+        strategy is not None
+        and strategy.tensor > 1
+        and not is_trained
+        and not Shares.of(profile, strategy).along("tensor")
+    ):
         annotated = matched_inputs(shardings or {}, names or {})
         passes.append(ReplicateHeads(strategy, annotated))
     passes += [Outline(scopes or {})] if outline else []

@@ -48,7 +48,7 @@ class Gather:
     """A gather of a split tensor that no annotation requests.
 
     `value` is the result of the `redistribute`, `source` its operand, with layout `placements`; `bytes` is the size of
-    the global tensor; `op`, at `location` of the user's model, needs a split dim unsplit.
+    the global tensor; `op`, at `location` of the user's model, needs a split dim unsplit, along the mesh `axes`.
     """
 
     value: str
@@ -58,6 +58,7 @@ class Gather:
     op: str
     location: str = ""
     function: str = "main"
+    axes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (

@@ -394,10 +394,14 @@ class _Layout:
 
     def _record_gather(self, value: Value, result: Value, user: str, where: str) -> None:
         source, target, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor
-        if any(isinstance(h, Shard) and t == R for h, t in zip(source, target, strict=True)):
+        mesh = self.program.selector.mesh
+        axes = zip(mesh.axes, source, target, strict=True)
+        if gathered := tuple(axis for axis, h, t in axes if isinstance(h, Shard) and t == R):
             location = absolute_location(self.instance.place, where)
             layout = print_placements(source)
-            self.program.gathers.append(Gather(result.name, value.name, layout, kind.bytes, user, location, self.name))
+            self.program.gathers.append(
+                Gather(result.name, value.name, layout, kind.bytes, user, location, self.name, gathered)
+            )
 
     def _record_reasons(self) -> None:
         """Record the reasons of all layouts, with sources named as in this function, or else as in the entry."""

@@ -29,7 +29,7 @@ from distir_relax.layout.partition import balanced, proportional
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.sharding.factors import Slot, is_annotation
 from distir_relax.sharding.named_annotations import Mark, mark_inputs
-from distir_relax.strategies.batch_dim import Batch, find_batch
+from distir_relax.strategies.batch_dim import Batch, find_batch, find_sequence
 from distir_relax.strategies.expert_parallel import chosen_experts
 from distir_relax.strategies.factor_costs import Classes, classes_of
 from distir_relax.strategies.heterogeneous import Shares
@@ -93,9 +93,12 @@ class ApplyStrategy:
         tensor_owners, divided = frozenset[Slot](), _divided_heads(module, classes)
         if strategy.tensor > 1:
             tensor_owners = tensor_classes(
-                classes, strategy.tensor, experts, self.is_trained, shares.tensor, divided.keys()
+                classes, strategy.tensor, experts, self.is_trained, shares.along("tensor"), divided.keys()
             )
-        split = _Split(classes, strategy, shares, batch, tensor_owners, divided, experts, self.weight_memory.total)
+        sequence = find_sequence(classes, samples, strategy.context) if strategy.context > 1 else None
+        split = _Split(
+            classes, strategy, shares, batch, sequence, tensor_owners, divided, experts, self.weight_memory.total
+        )
         annotations = {
             item.value.name: Mark(f"strategy {strategy}", placements, STRATEGY_ROUND)
             for item in module.main.inputs
@@ -106,7 +109,7 @@ class ApplyStrategy:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Chosen splits: the batch, the class `owners` on the tensor axis, and the classes that number experts.
+    """Chosen splits: batch, sequence, the class `owners` on the tensor axis, and the classes that number experts.
 
     `divided` are the numbers of units of classes that `ReplicateHeads` has divided. A device needs `bytes_per_weight`
     bytes for each byte of its weights.
@@ -116,6 +119,7 @@ class _Split:
     strategy: Strategy
     shares: Shares
     batch: Batch | None
+    sequence: Batch | None
     owners: frozenset[Slot]
     divided: Mapping[Slot, tuple[int, ...]]
     experts: frozenset[Slot]
@@ -131,17 +135,20 @@ class _Split:
         name, rank = item.value.name, len(item.value.tensor.shape)
         if item.role == "parameter":
             dim = self._dim(item)
-            tensor = R if dim is None else self._shard(name, dim, self.shares.tensor, self.limits)
+            tensor = R if dim is None else self._shard(name, dim, self.shares.along("tensor"), self.limits)
             expert_dim = next((d for d in range(rank) if self.classes.of(name, d) in self.experts), None)
             if expert_dim is not None and self.strategy.experts == "data":
-                return (self._shard(name, expert_dim, self.shares.data), tensor)
+                return self.strategy.layout(self._shard(name, expert_dim, self.shares.along("data")), tensor)
             if expert_dim is not None:
-                dim, tensor = expert_dim, self._shard(name, expert_dim, self.shares.tensor, self.limits)
-            return (R, tensor)
+                dim, tensor = expert_dim, self._shard(name, expert_dim, self.shares.along("tensor"), self.limits)
+            return self.strategy.layout(tensor=tensor)
+        found: dict[str, Placement] = {}
         if self.batch is not None and name in self.batch.dims:
-            dim = self.batch.dims[name]
-            return (Shard(dim, shares=self.shares.data) if self.strategy.data > 1 else R, R)
-        return None
+            is_split = self.strategy.data > 1
+            found["data"] = Shard(self.batch.dims[name], shares=self.shares.along("data")) if is_split else R
+        if self.sequence is not None and name in self.sequence.dims:
+            found["context"] = Shard(self.sequence.dims[name], shares=self.shares.along("context"))
+        return self.strategy.layout(**found) if found else None
 
     def _dim(self, i: Input) -> int | None:
         """Return the dim of a parameter that is split over the tensor axis."""
@@ -201,7 +208,7 @@ def _remesh(
     converted: dict[tuple[str, int], tuple[Placement, ...]] = {}
     for function, number, op in _annotations(inlined.instance, inlined):
         (placement,) = validate_annotation(op.attrs["placements"], mesh, op.results[0].tensor.shape, op.location)
-        placements: list[Placement] = [R, R]
+        placements = list(strategy.layout())
         dim = None if batch is None or axis == 0 else _batch_dim(classes, op.results[0].name, batch)
         if dim is not None and strategy.data > 1:
             placements[0] = Shard(dim)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Input
+from distir_relax.layout import is_always
 from distir_relax.sharding.factors import Slot
 from distir_relax.strategies.factor_costs import Classes
 
@@ -39,6 +40,39 @@ def find_batch(classes: Classes) -> Batch:
     raise DistIRError(
         f"the model has no batch that can be split: {'; '.join(reasons) or 'it has no inputs'}",
         hint="give an example with several samples, or a strategy with 1 as its first and its last number",
+    )
+
+
+def find_sequence(classes: Classes, batch: Batch | None, ranks: int) -> Batch:
+    """Return the sequence of a program: the class of another dim of inputs, the first that no parameter has.
+
+    Without one, that of an inner dim that parameters have too, such as a bias of each pair of positions. Of several
+    candidates the one with most work is taken. Raises `DistIRError` for a model without one, and for a sequence that is
+    shorter than the number of its `ranks`.
+    """
+    inputs = [item for item in classes.function.inputs if item.role == "input"]
+    # Of a batch of one sample, the positions take the place of the samples.
+    samples = batch.owner if batch is not None and 0 in batch.dims.values() else None
+    most = max((len(i.value.tensor.shape) for i in inputs), default=0)
+    for is_free, dim in ((is_free, dim) for is_free in (True, False) for dim in range(most)):
+        owners = {_class(classes, item, dim) for item in inputs if is_free or dim < len(item.value.tensor.shape) - 1}
+        candidates = [
+            o for o in owners - {samples}
+            if o is not None and classes.work[o] > 0 and not (is_free and o in classes.weights)
+        ]  # fmt: skip
+        if not candidates:
+            continue
+        found = _batch(classes, inputs, max(candidates, key=lambda o: (classes.work[o], o)))
+        if is_always(found.size, "<", ranks):
+            raise DistIRError(
+                f"a sequence of {found.size} positions is too short for {ranks} devices", f"strategy context={ranks}",
+                "give an example of a longer sequence",
+            )  # fmt: skip
+        return found
+    raise DistIRError(
+        "the model has no sequence that can be split: no dim of its inputs besides the batch is free of parameters",
+        f"strategy context={ranks}",
+        "remove context, or annotate the dim: shardings={'INPUT': 'S[1]'}",
     )
 
 

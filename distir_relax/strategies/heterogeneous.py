@@ -1,8 +1,8 @@
 """Proportions of work on heterogeneous devices.
 
 A part of the batch, or of a factor class, is on several devices: it is sized for the slowest of them. Imbalance left by
-the data axis is divided by the tensor axis, and the rest by the stages of a pipeline. The assignment of devices to
-stages is fixed: devices are numbered by stage, then data-parallel rank, then tensor rank.
+the data axis is divided by the tensor axis, then by axes of options, and the rest by the stages of a pipeline. The
+assignment of devices to stages is fixed: devices are numbered by stage, then data-parallel rank, then tensor rank.
 """
 
 from __future__ import annotations
@@ -21,34 +21,39 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The fraction of the work of each index of the `data` and the `tensor` axis; empty if equal.
+    """The fractions of the work of the indices along each axis of a stage's mesh, empty if they are equal.
 
     `group_speeds` has the speed of each device group of a pipeline, 1 for devices as in the profile; `memory` the bytes
-    of each tensor rank of each group, on its smallest device. Both are empty on homogeneous devices.
+    of each tensor rank of each group, on its smallest device. All are empty on homogeneous devices.
     """
 
-    data: tuple[float, ...] = ()
-    tensor: tuple[float, ...] = ()
+    axes: tuple[tuple[str, tuple[float, ...]], ...] = ()
     group_speeds: tuple[float, ...] = ()
     memory: tuple[tuple[float, ...], ...] = ()
+
+    def along(self, axis: str) -> tuple[float, ...]:
+        """Return the fractions along an axis."""
+        return dict(self.axes).get(axis, ())
 
     @staticmethod
     def of(profile: Profile | None, strategy: Strategy) -> Shares:
         """Return the shares of the devices of a strategy; without a profile, devices are equal."""
         if profile is None or not profile.groups:
             return Shares()
-        shape = (strategy.pipeline, strategy.data, strategy.tensor)
-        devices = np.array(profile.device_specs(strategy.devices)).reshape(*shape, 2)
-        speeds = devices[..., 0]
-        data = _proportions(speeds.min(axis=(0, 2)))
-        remaining = speeds / (data * strategy.data)[None, :, None]
-        tensor = _proportions(remaining.min(axis=(0, 1)))
-        remaining = remaining / (tensor * strategy.tensor)[None, None, :]
+        mesh = strategy.mesh
+        devices = np.array(profile.device_specs(strategy.devices)).reshape(strategy.pipeline, *mesh.shape, 2)
+        remaining, axes = devices[..., 0], dict[str, tuple[float, ...]]()
+        every = range(remaining.ndim)
+        for number, (axis, size) in enumerate(zip(mesh.axes, mesh.shape, strict=True), 1):
+            others = tuple(n for n in every if n != number)
+            parts = _proportions(remaining.min(axis=others))
+            remaining = remaining / np.expand_dims(parts * size, others)
+            axes[axis] = _rounded_shares(parts)
+        memory = devices[..., 1].min(axis=tuple(n for n in every if n not in (0, 2)))
         return Shares(
-            _rounded_shares(data),
-            _rounded_shares(tensor),
-            tuple(remaining.min(axis=(1, 2)).tolist()),
-            tuple(map(tuple, devices[..., 1].min(axis=1).tolist())),
+            tuple((axis, parts) for axis, parts in axes.items() if parts),
+            tuple(remaining.min(axis=tuple(every[1:])).tolist()),
+            tuple(map(tuple, memory.tolist())),
         )
 
     def stages(self, group_of: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:

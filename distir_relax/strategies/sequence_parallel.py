@@ -79,10 +79,8 @@ class SplitSequence:
         sample_dim = next((d for d, o in enumerate(owners) if o is not None and o in samples), None)
         if "float" not in value.tensor.dtype or sample_dim is None or not candidates or not weights[width]:
             return ()
-        placements: list[Placement] = [R, Shard(candidates[0])]
-        if self.strategy.data > 1:
-            placements[0] = Shard(sample_dim)
-        return tuple(placements)
+        data = Shard(sample_dim) if self.strategy.data > 1 else R
+        return self.strategy.layout(data, Shard(candidates[0]))
 
     def _annotate(self, module: Module, placements: dict[str, tuple[Placement, ...]]) -> Function:
         main = module.main

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from distir_relax.errors import DistIRError
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, Placement, R
 from distir_relax.strategies.weight_memory import WeightMemory
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Strategy:
     - `checkpoint` selects the activations that are recomputed in the backward: ``none``, all inside of a ``block``, or
       ``selective``, those of a block that are cheap to recompute (Korthikanti et al., 2022).
     - With `sequence_parallel`, activations between blocks are split along the sequence over the tensor axis (same).
+    - `context` is the number of devices that share each sequence (Liu et al., Ring Attention, 2023).
     - `experts` of a mixture are split along their ``hidden`` dim, like other layers, or by expert along the ``data`` or
       the ``tensor`` axis.
     - `placements` selects the layouts within a stage: the ``rules`` of data and tensor parallelism, or ``auto``, the
@@ -90,12 +91,21 @@ class Strategy:
     @property
     def devices(self) -> int:
         """Return the number of devices."""
-        return self.data * self.tensor * self.pipeline
+        return self.mesh.size * self.pipeline
 
     @property
     def mesh(self) -> DeviceMesh:
-        """Return the mesh of one stage: data x tensor."""
-        return DeviceMesh((self.data, self.tensor), ("data", "tensor"))
+        """Return the mesh of one stage: data x tensor, and the axes of options that have several devices."""
+        axes = {"data": self.data, "tensor": self.tensor}
+        for name, value in self.options:
+            if (size := OPTIONS[name].axis_size(value)) > 1:
+                axes[name] = size
+        return DeviceMesh(tuple(axes.values()), tuple(axes))
+
+    def layout(self, data: Placement = R, tensor: Placement = R, **others: Placement) -> tuple[Placement, ...]:
+        """Return a layout on the mesh of one stage, from placements by axis."""
+        by_axis = {"data": data, "tensor": tensor, **others}
+        return tuple(by_axis.get(axis, R) for axis in self.mesh.axes)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -226,6 +236,10 @@ class StrategyOption(Generic[T]):
 
     def check_combination(self, strategy: Strategy) -> None:
         """Check the value of a strategy with its other options. Raises `DistIRError` for an invalid combination."""
+
+    def axis_size(self, value: T) -> int:
+        """Return the number of devices of a mesh axis of its own, with its name; by default it has none."""
+        return 1
 
     def needs_batch(self, value: T) -> bool:
         """Return whether its passes need to know the batch dim of the model."""

@@ -60,11 +60,11 @@ class ShardParameters:
         sharded = _large_parameters(module, self.strategy.data)
 
         def shard(value: Value, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-            data, tensor = placements
+            data, tensor, *others = placements
             if value.name not in sharded or data != R:
                 return placements
             other = tensor.dim if isinstance(tensor, Shard) else None
-            return _data_placement(value.tensor, other, self.strategy.data), tensor
+            return _data_placement(value.tensor, other, self.strategy.data), tensor, *others
 
         main = change_annotations(module.main, f"strategy {self.strategy}", shard)
         return replace(module, functions=(main, *module.functions[1:]))
@@ -93,7 +93,7 @@ class ShardGradients:
             if placements is not None:
                 data = R if self.strategy.zero == 1 else placements[0]
                 annotated = Value(fresh_name(f"{output.value.name}.part", names), output.value.type)
-                annotation = _annotation(self.strategy, (data, placements[1]), GRADIENT_ROUND)
+                annotation = _annotation(self.strategy, (data, *placements[1:]), GRADIENT_ROUND)
                 ops.append(annotation.op(output.value, annotated))
                 output = replace(output, value=annotated)
             outputs.append(output)
@@ -134,7 +134,7 @@ class GatherParameters:
             for value in op.operands:
                 if value.name in sharded and value.name not in gathered:
                     full = Value(fresh_name(f"{value.name}.whole", names), value.type)
-                    annotation = _annotation(self.strategy, (R, sharded[value.name][1]))
+                    annotation = _annotation(self.strategy, (R, *sharded[value.name][1:]))
                     ops.append(replace(annotation.op(value, full), location=op.location))
                     gathered[value.name] = full
             ops.append(replace(op, operands=tuple(gathered.get(v.name, v) for v in op.operands)))

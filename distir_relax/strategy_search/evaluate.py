@@ -133,7 +133,7 @@ class Evaluator:
     def _shares(self, strategy: Strategy) -> tuple[float, ...]:
         """Return the batch shares of data-parallel ranks; empty if equal."""
         profile = self.source.options["profile"]
-        return Shares.of(None if profile is None else as_profile(profile), strategy).data
+        return Shares.of(None if profile is None else as_profile(profile), strategy).along("data")
 
     def _parts(self, strategy: Strategy, microbatch: int) -> tuple[int, ...]:
         """Return the samples of each data-parallel rank."""

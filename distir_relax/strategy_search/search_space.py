@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
+from math import prod
 from typing import Any
 
 from distir_relax.errors import DistIRError
@@ -66,12 +67,20 @@ class Space:
     def candidates(self) -> list[Candidate]:
         """Return all candidates in a fixed order; those of similar programs are consecutive."""
         candidates: dict[Candidate, None] = {}
-        for degrees in degrees_of(self.devices):
+        for degrees in self._degrees():
             for options in chain(self._rule_options(degrees), self._auto_options(degrees)):
                 for samples, count in product(self.batches, self._microbatch_counts(degrees[2])):
-                    if samples // (degrees[0] * count) >= 1:
-                        candidates[Candidate(Strategy(*degrees, count, **options), samples)] = None
+                    candidate = Candidate(Strategy(*degrees, count, **options), samples)
+                    if samples // (degrees[0] * count) >= 1 and candidate.strategy.devices == self.devices:
+                        candidates[candidate] = None
         return list(candidates)
+
+    def _degrees(self) -> Iterator[tuple[int, int, int]]:
+        """Yield D, T, P for each number of devices that the mesh axes of options leave to them."""
+        sizes = [{OPTIONS[name].axis_size(value) for value in values} for name, values in self.values.items()]
+        for own in sorted({prod(combination) for combination in product(*sizes)}):
+            if self.devices % own == 0:
+                yield from degrees_of(self.devices // own)
 
     def _microbatch_counts(self, pipeline: int) -> Sequence[int]:
         if pipeline == 1:

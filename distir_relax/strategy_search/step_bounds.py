@@ -97,4 +97,5 @@ class StepBounds:
 
 
 def _is_bounded(strategy: Strategy) -> bool:
-    return strategy.microbatches > 1 and strategy.placements == "rules"
+    has_own_axes = strategy.mesh.size > strategy.data * strategy.tensor
+    return strategy.microbatches > 1 and strategy.placements == "rules" and not has_own_axes

@@ -111,12 +111,13 @@ def test_stages_are_as_long_as_their_devices_are_fast() -> None:
 def test_what_one_axis_leaves_unlike_another_evens_out() -> None:
     """A device is on several axes: of 2 x 2 with one at half speed, the row of that one gets a third."""
     found = Shares.of(unlike(1.0, 1.0, 1.0, 0.5), Strategy(2, 2, 1, 1))
-    assert found.data == (0.666667, 0.333333)
-    assert found.tensor == ()
+    assert (found.along("data"), found.along("tensor")) == ((0.666667, 0.333333), ())
     found = Shares.of(unlike(1.0, 0.5, 1.0, 0.5), Strategy(2, 2, 1, 1))
-    assert (found.data, found.tensor) == ((), (0.666667, 0.333333))
+    assert found.axes == (("tensor", (0.666667, 0.333333)),)
+    found = Shares.of(unlike(1.0, 0.5, 1.0, 0.5), Strategy(2, 1, 1, 1, context=2))
+    assert found.axes == (("context", (0.666667, 0.333333)),)
     found = Shares.of(unlike(1.0, 1.0, 0.5, 0.5), Strategy(1, 2, 2, 1))
-    assert (found.data, found.tensor, found.group_speeds) == ((), (), (1.0, 0.5))
+    assert (found.axes, found.group_speeds) == ((), (1.0, 0.5))
     found = Shares.of(unlike(1.0, 0.5, 1.0), Strategy(1, 1, 3, 1))
     assert found.group_speeds == (1.0, 0.5, 1.0)
     assert Shares.of(machine(4), Strategy(2, 2, 1, 1)) == Shares()

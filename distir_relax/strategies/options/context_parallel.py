@@ -1,0 +1,41 @@
+"""The option ``context``: split sequences over the devices of a mesh axis of their own.
+
+`strategies.apply` annotates the inputs; the layouts of all other values follow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distir_relax.errors import DistIRError
+from distir_relax.strategies.strategy import StrategyOption
+
+if TYPE_CHECKING:
+    pass
+
+
+class ContextParallel(StrategyOption[int]):
+    """The number of devices that share each sequence: keys of attention are gathered, or its parts joined."""
+
+    name = "context"
+    default = 1
+    help = "Devices that share a sequence."
+    metavar = "1,2,4"
+    with_autosharding = False
+
+    def check(self, value: int, where: str) -> None:
+        """Raise `DistIRError` for less than one device."""
+        if value < 1:
+            raise DistIRError(f"context is at least 1, found {value}", where)
+
+    def axis_size(self, value: int) -> int:
+        """Return the number of devices."""
+        return value
+
+    def needs_batch(self, value: int) -> bool:
+        """Return whether sequences are split: the sequence is another dim of inputs than the batch."""
+        return value > 1
+
+    def search_rank(self, value: int, values: object) -> int:
+        """Return the degree: samples are split first, which needs no communication in the forward."""
+        return value

@@ -1,0 +1,193 @@
+"""Sequences split over devices: training and inference equal one process, with every mask, model and other option."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+
+import distir_relax as dr
+from distir_relax.cost.profile import load_profile
+from distir_relax.errors import DistIRError
+from distir_relax.simulation.simulator import simulate_module
+from distir_relax.strategies import Strategy
+from distir_relax.strategy_search.search_space import Space
+from tests.strategies.test_unequal import unlike
+from tests.training.test_attention_training import trained
+
+LENGTH, WORDS = 13, 97
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 24,
+    "intermediate_size": 50, "vocab_size": WORDS, "initializer_range": 0.3,
+}  # fmt: skip
+HEADS_OF_4: dict[str, Any] = {**SMALL, "head_dim": 4, "sliding_window": 4}
+GPT2: dict[str, Any] = {
+    "n_layer": 2, "n_head": 6, "n_embd": 24, "vocab_size": WORDS, "n_positions": 512, "initializer_range": 0.3,
+    "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0, "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "learned positions": ("GPT2", GPT2),
+    "rotary, grouped heads": ("Llama", SMALL),
+    "windows, soft caps": ("Gemma2", {**HEADS_OF_4, "query_pre_attn_scalar": 4}),
+    "sinks, experts": ("GptOss", {**HEADS_OF_4, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "convolutions, scans": (
+        "Mamba",
+        {"num_hidden_layers": 2, "hidden_size": 24, "vocab_size": WORDS, "state_size": 4, "initializer_range": 0.3},
+    ),
+}
+
+
+def language_model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    name, options = MODELS[kind]
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options))
+    model.config.use_cache = False
+    return model.double().train()  # type: ignore[no-any-return]
+
+
+def losses(kind: str, **options: Any) -> list[float]:
+    """Of three steps, whose labels are the next tokens."""
+    ids = torch.randint(0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": ids, "labels": ids}
+    step = dr.compile_training(language_model(kind), optimizer=dr.optim.SGD(lr=0.3), example_batch=batch, **options)
+    return [float(step(batch)) for _ in range(3)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", MODELS)
+def test_language_models_learn_as_on_one_device(kind: str) -> None:
+    """The losses of these models are float32, whatever the dtype of the model."""
+    others = {"learned positions": "2/1/1/1,context=3", "rotary, grouped heads": "1/2/1/1,context=2,sequence_parallel"}
+    strategy = others.get(kind, "1/1/1/1,context=3")
+    assert losses(kind, strategy=strategy) == pytest.approx(losses(kind), abs=3e-6)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "1/1/1/1,context=5", "1/2/1/1,context=3", "2/1/1/1,context=2,zero=3",
+        "2/1/1/2,context=2,zero=2,checkpoint=block", "1/1/2/2,context=2", "1/1/1/1,context=3,checkpoint=selective",
+    ],
+)  # fmt: skip
+def test_every_mask_with_other_options(strategy: str) -> None:
+    """Attention that is plain, causal, in groups, with a mask of each sample, and with a bias that learns: in float64
+    losses and parameters are those of torch within 1e-12."""
+    trained(torch.float64, strategy=strategy)
+
+
+class Attention(nn.Module):
+    """Attention of 5 rows to 7 keys, by torch's function or by products, and a sum over the vocabulary."""
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand = by_hand
+        self.q, self.k, self.v = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        parts = ((self.q, x), (self.k, memory), (self.v, memory))
+        q, k, v = (layer(t).view(2, -1, 3, 4).transpose(1, 2) for layer, t in parts)
+        y = (q @ k.mT / 2).softmax(-1) @ v if self.by_hand else F.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+@pytest.mark.parametrize("cut", ["S[1]", "S[1: 5|0|2]"])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_split_keys_are_not_gathered(by_hand: bool, cut: str, tail: str) -> None:
+    """Ranks exchange the maximum and the sum of each row, and add their parts of the result."""
+    torch.manual_seed(0)
+    model = Attention(by_hand).double().eval()
+    x, memory = (torch.randn(2, n, 12, dtype=torch.float64) for n in (5, 7))
+    plan = dr.compile(model, (x, memory), mesh=3, shardings={"memory": cut}, tail=tail)
+    torch.testing.assert_close(plan(x, memory), model(x, memory), rtol=1e-12, atol=1e-12)
+    ops = Counter(op.name for op in plan.modules["distributed"].main.ops)
+    assert (ops["all_reduce"], ops["all_gather"]) == (3, 0)
+
+
+def test_rows_of_causal_attention_are_split() -> None:
+    """Keys and values are gathered, queries are not."""
+
+    class Model(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    operands = tuple(torch.randn(2, 3, 7, 4, dtype=torch.float64) for _ in range(3))
+    plan = dr.compile(Model(), operands, mesh=3, shardings=dict.fromkeys("qkv", "S[2]"))
+    torch.testing.assert_close(plan(*operands), Model()(*operands), rtol=1e-13, atol=1e-13)
+    ops = Counter(op.name for op in plan.modules["distributed"].main.ops)
+    assert (ops["all_gather"], ops["all_reduce"]) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+def test_the_dim_of_a_softmax_is_split(kind: str, tail: str) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(torch, kind)(x, 1)  # type: ignore[no-any-return]
+
+    x = torch.randn(4, 7, dtype=torch.float64) * 300
+    for cut in ("S[1]", "S[1: 0|5|2]"):
+        plan = dr.compile(Model(), (x,), mesh=3, shardings={"x": cut}, tail=tail)
+        torch.testing.assert_close(plan(x), Model()(x), rtol=1e-14, atol=1e-14)
+        assert not any(op.name == "all_gather" for op in plan.modules["distributed"].main.ops)
+
+
+def test_unlike_devices_share_a_sequence_in_proportion() -> None:
+    plan = dr.compile(
+        Attention(False).double().eval(), (torch.randn(2, 9, 12).double(), torch.randn(2, 9, 12).double()),
+        strategy="1/1/1/1,context=2", profile=unlike(2.0, 1.0),
+    )  # fmt: skip
+    assert "6|3" in plan.text("sharded")
+
+
+def test_a_sequence_must_be_there() -> None:
+    model, x = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)), torch.randn(4, 5)
+    with pytest.raises(DistIRError, match="the model has no sequence that can be split"):
+        dr.compile(model, (x,), strategy="1/1/1/1,context=2")
+    ids = torch.randint(0, WORDS, (2, 3))
+    with pytest.raises(DistIRError, match="a sequence of 3 positions is too short for 4 devices"):
+        dr.compile(
+            language_model("rotary, grouped heads").eval(), (ids,), {"use_cache": False}, strategy="1/1/1/1,context=4"
+        )
+    with pytest.raises(DistIRError, match="context is at least 1, found 0"):
+        Strategy.parse("1/1/1/1,context=0")
+
+
+def test_a_search_fills_its_devices() -> None:
+    space = Space(6, [4], trained=True, microbatches=(1,), context=(1, 2, 4))
+    strategies = [candidate.strategy for candidate in space.candidates()]
+    assert {s.devices for s in strategies} == {6}
+    assert {s.context for s in strategies} == {1, 2}
+    assert Strategy(3, 1, 1, 1, context=2) in strategies
+
+
+def test_generation_splits_the_prompt() -> None:
+    model = language_model("rotary, grouped heads").eval()
+    ids = torch.randint(3, WORDS, (1, 7), generator=torch.Generator().manual_seed(2))
+    expected = dr.compile_generation(model, max_length=32).generate(ids, 9)
+    found = dr.compile_generation(model, max_length=32, strategy="1/1/1/1,context=2").generate(ids, 9)
+    assert torch.equal(found, expected)
+
+
+def test_a_million_tokens_on_64_devices() -> None:
+    """A Llama of 8 billion parameters without data: the plan is proved, no device has a matrix of rows by keys."""
+    config = transformers.LlamaConfig(
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096,
+        intermediate_size=14336, vocab_size=128256, max_position_embeddings=1 << 20, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = (
+            transformers.LlamaForCausalLM(config).to(torch.bfloat16),
+            torch.zeros(1, 1_000_000, dtype=torch.int64),
+        )
+    plan = dr.compile(model, (ids,), strategy="1/8/1/1,context=8", check=True)
+    distributed = plan.modules["distributed"]
+    largest = max(v.placed.local(0).elements for f in distributed.functions for op in f.ops for v in op.results)
+    assert largest == 1_000_000 // 8 * 128256 // 8
+    assert simulate_module(distributed, load_profile("dgx-h100").with_devices(64)).fits
