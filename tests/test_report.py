@@ -154,8 +154,13 @@ def test_only_a_large_gather_is_a_warning() -> None:
 
 
 def gathered(threshold: int) -> dr.Plan:
-    """A softmax over a split dim."""
-    model = torch.nn.Softmax(-1)
+    """A split dim is reversed."""
+
+    class Reversed(torch.nn.Module):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return input.flip(1)
+
+    model = Reversed()
     return dr.compile(model, (torch.randn(4, 6),), shardings={"input": "S[1]"}, mesh=MESH, gather_threshold=threshold)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from distir_relax.kernels.attention import has_bounds, repeat_heads, within_bounds
+from distir_relax.kernels.recording import recording
 
 NO_KEYS = -1e30
 """The logarithm of the normalizer of a row without keys; finite, so that differences are numbers."""
@@ -28,6 +29,8 @@ def attend_part(
 
     The logarithms are float32, or float64 for that dtype. A row without keys has a result of zero, and `NO_KEYS`.
     """
+    if (found := recording()) is not None:
+        return found.whole(attend_part, q, k, v, mask, scale, repeats)
     batch, heads, rows, _ = q.shape
     k, v = (_repeated(x, heads, repeats) for x in (k, v))
     y = q.new_zeros(batch, heads, rows, v.shape[3])
@@ -47,6 +50,8 @@ def attention_part_grads(
     `normalizers` and `means`, (b, h, s, 1), are those of all keys: the logarithms of the normalizers, and the sums of
     the products of `grad` and the result.
     """
+    if (found := recording()) is not None:
+        return found.whole(attention_part_grads, q, k, v, grad, normalizers, means, mask, scale)
     wide = _wide(q.dtype)
     of_q = torch.zeros(q.shape, dtype=wide, device=q.device)
     of_k, of_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))

@@ -86,8 +86,7 @@ def _batch(classes: Classes, inputs: Sequence[Input], owner: Slot) -> Batch:
 
 
 def _is_candidate(classes: Classes, owner: Slot, blocked: bool) -> bool:
-    is_blocked = owner in classes.factoring.blocked
-    return owner not in classes.weights and classes.work[owner] > 0 and (blocked or not is_blocked)
+    return owner not in classes.weights and classes.work[owner] > 0 and (blocked or not classes.is_whole(owner))
 
 
 def _class(classes: Classes, item: Input, dim: int) -> Slot | None:

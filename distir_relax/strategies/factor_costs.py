@@ -35,10 +35,16 @@ class Classes:
     gradient_sent: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
     weights: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
     rivals: dict[Slot, set[Slot]] = field(default_factory=lambda: defaultdict(set))
+    exchanged: set[Slot] = field(default_factory=set)
+    """The classes whose split makes devices exchange results within an op: keys of attention, the dim of a softmax."""
 
     def size(self, owner: Slot) -> int:
         """Return the number of units of a class."""
         return self.factoring.size(owner)
+
+    def is_whole(self, owner: Slot) -> bool:
+        """Return whether some op needs the class whole, or devices to exchange results where it is split."""
+        return owner in self.factoring.blocked or owner in self.exchanged
 
     def of(self, name: str, dim: int) -> Slot | None:
         """Return the class that ``S[dim]`` of a value splits; None for a dim of one element or none."""
@@ -83,13 +89,16 @@ def classes_of(module: Module) -> Classes:
             operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
             works[key] = flops(lookup(op.name, op.location), operands, op.attrs, results)
         split: set[Slot] = set()
-        is_reduced = False
+        exact, is_reduced = lookup(op.name, op.location).split.exact, False
         for atom in atoms:
             member = next(((v, p) for v, p in zip(values, atom.places, strict=True) if p is not None), None)
             if member is None or atom.kind == WINDOW:
                 continue
             owner = owners[member[0].name, *member[1]]
-            if atom.kind == BLOCKED:
+            is_exchanged = atom.name in exact
+            if is_exchanged:
+                classes.exchanged.add(owner)
+            if atom.kind == BLOCKED or is_exchanged:
                 classes.sent[owner] += member[0].tensor.bytes
                 continue
             if owner not in split:

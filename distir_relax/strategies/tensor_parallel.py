@@ -48,7 +48,7 @@ def tensor_classes(
 
 
 def _is_splittable(classes: Classes, owner: Slot) -> bool:
-    return classes.work[owner] > 0 and owner not in classes.factoring.blocked
+    return classes.work[owner] > 0 and not classes.is_whole(owner)
 
 
 def _slowest_part(classes: Classes, owner: Slot, shares: Sequence[float]) -> float:

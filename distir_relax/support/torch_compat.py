@@ -47,6 +47,7 @@ PRIVATE = {
     UNDO_TO_DEPTH: "the same",
     "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
     "torch.ops.aten._native_batch_norm_legit.default": "batch norms whose schema has the writes to their statistics",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention to some keys, with normalizers",
     "torch.ops.mkldnn._linear_pointwise": "products by oneDNN",
     "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
     "torch.ops.mkldnn.data_ptr": "the packed weight, which our own product reads",

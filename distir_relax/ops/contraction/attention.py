@@ -195,12 +195,12 @@ def _allows_all(g: Builder, mask: Value) -> bool:
 
 
 def _before_broadcast(g: Builder, mask: Value) -> Value:
-    """Return a mask before it was broadcast, as attention takes it, too: it may then have bounds."""
+    """Return a mask before its samples and heads were broadcast, as attention takes it, too: it may have bounds."""
     made = next((op for op in reversed(g.ops) if op.results[0] == mask), None)
     if made is None or made.name != "broadcast_to":
         return mask
-    before = made.operands[0]
-    return before if len(before.tensor.shape) == len(mask.tensor.shape) else mask
+    before, shape = made.operands[0], mask.tensor.shape
+    return before if len(before.tensor.shape) == len(shape) and before.tensor.shape[-2:] == shape[-2:] else mask
 
 
 def _to_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:

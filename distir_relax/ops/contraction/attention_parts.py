@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.contraction.attention import attention_products, infer_attention
-from distir_relax.ops.contraction.attention_gradient import attended_keys, gradient_products, infer_attention_gradient
-from distir_relax.ops.table import Attrs, Code, Cost, Semantics, Types, define
+from distir_relax.ops.contraction.attention_gradient import (
+    attended_keys,
+    gradient_products,
+    infer_attention_gradient,
+    mask_factors,
+)
+from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
 
 Products = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
 
@@ -31,6 +36,20 @@ def _infer_gradient(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if any(t != rows for t in types[4:6]):
         raise ValueError(f"expected normalizers and means {rows}, found {types[4]} and {types[5]}")
     return results
+
+
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    head, key_head = ("[h]", "[k]") if attrs.get("grouped") else ("h", "h")
+    operands = f"b {head} s [d], b {key_head} [t] [d], b {key_head} [t] e{mask_factors(types, 3, 's', '[t]')}"
+    shapes = [t.shape for t in types], [t.shape for t in results]
+    return parse_rule(f"{operands} -> b {head} s e, b {head} s [one]", *shapes)
+
+
+def _gradient_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    # Gradients of keys and values are sums over rows.
+    keys, rows = "b h [t] [d], b h [t] [e]", "b h s [e], b h s [one], b h s [one]"
+    text = f"b h s [d], {keys}, {rows}{mask_factors(types, 6, 's', '[t]')} -> b h s [d], {keys}"
+    return parse_rule(text, [t.shape for t in types], [t.shape for t in results], summed=("s",))
 
 
 def _code(attrs: Attrs) -> str:
@@ -69,10 +88,11 @@ def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
     return 8.0 * min(b * h * s * t, max(b * h * t, _MOST_SCORES))
 
 
-def _define(name: str, semantics: Semantics, product: Products, code: Code) -> None:
+def _define(name: str, semantics: Semantics, split: Split, product: Products, code: Code) -> None:
     define(
         name,
         semantics,
+        split,
         cost=Cost(flops=_flops(product), product=product, cpu_product=_cpu(product), workspace=_workspace),
         code=code,
     )
@@ -81,12 +101,14 @@ def _define(name: str, semantics: Semantics, product: Products, code: Code) -> N
 _define(
     "attention_part",
     Semantics(infer=_infer, torch=_code),
+    Split(_rule),
     attention_products,
     Code(relax=_code, unrepeated=(1, 2), mask=3),
 )
 _define(
     "attention_part_grad",
     Semantics(infer=_infer_gradient, torch=_gradient_code),
+    Split(_gradient_rule),
     gradient_products,
     Code(relax=_gradient_code, mask=6),
 )
