@@ -31,14 +31,22 @@ def attend_part(
     """
     if (found := recording()) is not None:
         return found.whole(attend_part, q, k, v, mask, scale, repeats)
-    batch, heads, rows, _ = q.shape
+    batch, heads = q.shape[:2]
     k, v = (_repeated(x, heads, repeats) for x in (k, v))
-    y = q.new_zeros(batch, heads, rows, v.shape[3])
-    normalizers = torch.full((batch, heads, rows, 1), NO_KEYS, dtype=_wide(q.dtype), device=q.device)
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     for block, keys, allowed in _blocks(q, k, mask):
-        attend = _fused if _is_fused(q, v) else _by_products
-        y[:, :, block], normalizers[:, :, block] = attend(q[:, :, block], k[:, :, keys], v[:, :, keys], allowed, scale)
-    return y, normalizers
+        if keys is None:
+            shape = batch, heads, block.stop - block.start
+            empty = (
+                q.new_zeros(*shape, v.shape[3]),
+                torch.full((*shape, 1), NO_KEYS, dtype=_wide(q.dtype), device=q.device),
+            )
+            parts.append(empty)
+        else:
+            attend = _fused if _is_fused(q, v) else _by_products
+            parts.append(attend(q[:, :, block], k[:, :, keys], v[:, :, keys], allowed, scale))
+    ys, normalizers = zip(*parts, strict=True)
+    return torch.cat(ys, 2), torch.cat(normalizers, 2)
 
 
 def attention_part_grads(
@@ -52,18 +60,31 @@ def attention_part_grads(
     """
     if (found := recording()) is not None:
         return found.whole(attention_part_grads, q, k, v, grad, normalizers, means, mask, scale)
+    blocks = [(block, keys, allowed) for block, keys, allowed in _blocks(q, k, mask) if keys is not None]
+    if len(blocks) == 1 and blocks[0][:2] == (slice(0, q.shape[2]), slice(0, k.shape[2])):
+        return _block_grads(q, k, v, grad, normalizers, means, blocks[0][2], scale)
     wide = _wide(q.dtype)
-    of_q = torch.zeros(q.shape, dtype=wide, device=q.device)
+    of_q = torch.zeros_like(q)
     of_k, of_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
-    for block, keys, allowed in _blocks(q, k, mask):
-        rows, part, given = q[:, :, block], k[:, :, keys], grad[:, :, block]
-        weights = _masked(_scores(rows, part, allowed, scale) - normalizers[:, :, block], allowed, -math.inf).exp_()
-        slopes = (torch.matmul(given, v[:, :, keys].mT).to(wide) - means[:, :, block]) * weights * scale
-        slopes, weights = slopes.to(q.dtype), weights.to(q.dtype)
-        of_q[:, :, block] = torch.matmul(slopes, part)
-        of_k[:, :, keys] += torch.matmul(slopes.mT, rows)
-        of_v[:, :, keys] += torch.matmul(weights.mT, given)
-    return of_q.to(q.dtype), of_k.to(q.dtype), of_v.to(q.dtype)
+    for block, keys, allowed in blocks:
+        given = grad[:, :, block], normalizers[:, :, block], means[:, :, block]
+        of_q[:, :, block], of_keys, of_values = _block_grads(
+            q[:, :, block], k[:, :, keys], v[:, :, keys], *given, allowed, scale
+        )
+        of_k[:, :, keys] += of_keys
+        of_v[:, :, keys] += of_values
+    return of_q, of_k.to(q.dtype), of_v.to(q.dtype)
+
+
+def _block_grads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, normalizers: torch.Tensor,
+    means: torch.Tensor, allowed: torch.Tensor | None, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return `attention_part_grads` of a block of rows and keys."""
+    weights = torch.exp(_masked(_scores(q, k, allowed, scale) - normalizers, allowed, -math.inf))
+    slopes = (torch.matmul(grad, v.mT).to(weights.dtype) - means) * weights * scale
+    slopes, weights = slopes.to(q.dtype), weights.to(q.dtype)
+    return torch.matmul(slopes, k), torch.matmul(slopes.mT, q), torch.matmul(weights.mT, grad)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -78,18 +99,18 @@ def _repeated(x: torch.Tensor, heads: int, repeats: Sequence[int]) -> torch.Tens
 
 def _blocks(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None
-) -> Iterator[tuple[slice, slice, torch.Tensor | None]]:
-    """Yield blocks of rows: the rows, the keys that they attend to, and the mask between them; None if it allows all.
+) -> Iterator[tuple[slice, slice | None, torch.Tensor | None]]:
+    """Yield blocks of rows: the rows, the keys that they attend to, and the mask between them.
 
-    Blocks without keys are left out.
+    The keys are None if there are none, the mask if it allows all.
     """
     (batch, heads, rows, _), tokens = q.shape, k.shape[2]
-    if 0 in (batch, heads, rows, tokens):
-        return
-    count = max(1, _MOST_SCORES // (batch * heads * tokens))
-    for start in range(0, rows, count):
+    count = max(1, _MOST_SCORES // max(1, batch * heads * tokens))
+    for start in range(0, max(rows, 1), count):
         block = slice(start, min(start + count, rows))
-        if mask is None:
+        if 0 in (batch, heads, rows, tokens):
+            yield block, None, None
+        elif mask is None:
             yield block, slice(0, tokens), None
         elif not has_bounds(mask):
             yield block, slice(0, tokens), mask if mask.shape[-2] == 1 else mask[..., block, :]
@@ -98,6 +119,7 @@ def _blocks(
             first, end = bounds[:, 0], bounds[:, 1]
             filled = first < end
             if not bool(filled.any()):
+                yield block, None, None
                 continue
             low, high = int(first[filled].min()), int(end[filled].max())
             is_full = bool((first == low).all()) and bool((end == high).all())
@@ -106,7 +128,7 @@ def _blocks(
 
 def _is_fused(q: torch.Tensor, v: torch.Tensor) -> bool:
     """Return whether torch has a kernel that gives normalizers, too."""
-    return q.is_cpu and q.dtype in _FUSED and q.shape[3] == v.shape[3] > 0
+    return type(q) is torch.Tensor and q.is_cpu and q.dtype in _FUSED and q.shape[3] == v.shape[3] > 0
 
 
 def _fused(
@@ -133,7 +155,7 @@ def _by_products(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     scores = _masked(_scores(q, k, allowed, scale), allowed, NO_KEYS)
     normalizers = torch.logsumexp(scores, -1, keepdim=True)
-    weights = _masked(scores - normalizers, allowed, -math.inf).exp_()
+    weights = torch.exp(_masked(scores - normalizers, allowed, -math.inf))
     if allowed is not None and allowed.dtype == torch.bool:
         normalizers = normalizers.masked_fill(~allowed.any(-1, keepdim=True), NO_KEYS)
     return torch.matmul(weights.to(q.dtype), v), normalizers

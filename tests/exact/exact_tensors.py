@@ -438,7 +438,9 @@ def _softmax(numbers: Numbers[Any], func: Any, x: Exact, dim: int, half: bool) -
 
 @handles("_log_softmax")
 def _log_softmax(numbers: Numbers[Any], func: Any, x: Exact, dim: int, half: bool) -> Any:
-    return x - x.exp().sum(dim, keepdim=True).log()
+    # The logarithm of a multiple is a number of its own here: the maximum is subtracted as ranks do.
+    shifted = x - x.amax(dim, keepdim=True)
+    return shifted - shifted.exp().sum(dim, keepdim=True).log()
 
 
 @handles("logsumexp")
