@@ -27,6 +27,10 @@ KINDS = (
 )  # fmt: skip
 
 
+PRESENT = 20.0
+"""Seconds to wait for a process to which something can happen: a server goes on without ranks behind a cut link."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Something that happens to a host, or to one of its ranks, `after` seconds after the one before."""
@@ -199,7 +203,8 @@ def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
     """Let it happen, once there is a process to which it can; or nothing, if the launch ends before."""
     host, numbers = failure.host, {"kill": 9, "segfault": 11, "stop": 19, "interrupt": 2}
     words = launch.rank if failure.kind in (*numbers, "held") else AGENT if failure.kind == "agent" else ""
-    while words and launch.process.poll() is None and not laboratory.pids_of(host, words):
+    until = time.monotonic() + PRESENT
+    while words and launch.process.poll() is None and not laboratory.pids_of(host, words) and time.monotonic() < until:
         time.sleep(0.05)
     ranks = laboratory.pids_of(host, launch.rank)
     one = ranks[failure.which % len(ranks) :][:1] if ranks else []
