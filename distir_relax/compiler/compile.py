@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -352,7 +352,7 @@ def compile_source(source: Source) -> Plan:
     observers: list[Observer] = [stages := Stages(), *options["observers"], *dumps, *source.checks]
     strategy = source.strategy
     # Devices that share a sequence gather keys where they need them.
-    expected = strategy.mesh.axes[2:] if strategy is not None else ()
+    expected = strategy.option_axes if strategy is not None else ()
     _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"], expected)
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
     modules = stages.modules
@@ -388,7 +388,7 @@ def program_bundle(
     return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
 
-def _warn_of_gathers(module: Module, threshold: int, expected: Sequence[str]) -> None:
+def _warn_of_gathers(module: Module, threshold: int, expected: Collection[str]) -> None:
     """Warn of large gathers along other axes than the expected ones."""
     for record in module.records:
         if isinstance(record, Gather) and record.bytes >= threshold and not set(record.axes) <= set(expected):

@@ -42,11 +42,11 @@ def attention_grads(
         _run(kernel, (q, k, v, grad), results, mask, scale, causal)
     else:
         for part in _parts(q, k):
-            _add_part((q[part], k[part], v[part], grad[part]), [x[part] for x in results], mask, part, scale, causal)
+            _write_part((q[part], k[part], v[part], grad[part]), [x[part] for x in results], mask, part, scale, causal)
     return results
 
 
-def _add_part(
+def _write_part(
     operands: tuple[torch.Tensor, ...], results: list[torch.Tensor], mask: torch.Tensor | None,
     part: tuple[slice, slice], scale: float, causal: bool,
 ) -> None:  # fmt: skip

@@ -96,11 +96,14 @@ class Strategy:
     @property
     def mesh(self) -> DeviceMesh:
         """Return the mesh of one stage: data x tensor, and the axes of options that have several devices."""
-        axes = {"data": self.data, "tensor": self.tensor}
-        for name, value in self.options:
-            if (size := OPTIONS[name].axis_size(value)) > 1:
-                axes[name] = size
+        axes = {"data": self.data, "tensor": self.tensor, **self.option_axes}
         return DeviceMesh(tuple(axes.values()), tuple(axes))
+
+    @property
+    def option_axes(self) -> dict[str, int]:
+        """Return the mesh axes of options that have several devices, with their number."""
+        sizes = {name: OPTIONS[name].axis_size(value) for name, value in self.options}
+        return {name: size for name, size in sizes.items() if size > 1}
 
     def layout(self, data: Placement = R, tensor: Placement = R, **others: Placement) -> tuple[Placement, ...]:
         """Return a layout on the mesh of one stage, from placements by axis."""

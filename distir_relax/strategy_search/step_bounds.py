@@ -97,5 +97,4 @@ class StepBounds:
 
 
 def _is_bounded(strategy: Strategy) -> bool:
-    has_own_axes = strategy.mesh.size > strategy.data * strategy.tensor
-    return strategy.microbatches > 1 and strategy.placements == "rules" and not has_own_axes
+    return strategy.microbatches > 1 and strategy.placements == "rules" and not strategy.option_axes

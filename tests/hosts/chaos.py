@@ -138,7 +138,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
 
 
 def _serves_again(laboratory: Laboratory, launch: ServingLaunch, failures: list[Failure], expected: str) -> list[str]:
-    """Put hosts and links in order, wait for an answer, and end the client; return what is wrong."""
+    """Put hosts and links in order, wait for an answer, and end the client; return the mistakes."""
     is_gone = any(f.kind == "launcher" or (f.kind == "host" and f.host == "n0") for f in failures)
     was_up, start = bool(launch.answers), time.monotonic()
     # Failures are to be seen by requests, too.
@@ -180,7 +180,7 @@ def _resume(laboratory: Laboratory, hosts: str, training: Training, folder: Path
 
 
 def _put_in_order(laboratory: Laboratory) -> None:
-    """Let go on what was stopped, and connect hosts that were cut off."""
+    """Continue stopped processes, and connect hosts that were cut off."""
     for name in laboratory.names:
         laboratory.mend(name)
     _go_on(laboratory)

@@ -69,7 +69,7 @@ def halos() -> dr.Plan:
 
 
 class Memory(nn.Module):
-    """Attention to a memory, whose positions lie on several ranks."""
+    """Attention to a memory, whose positions are sharded."""
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         return nn.functional.scaled_dot_product_attention(x, memory, memory).square()

@@ -82,7 +82,7 @@ def test_every_mask_with_other_options(strategy: str) -> None:
 
 
 class Attention(nn.Module):
-    """Attention of 5 rows to 7 keys, by torch's function or by products, and a sum over the vocabulary."""
+    """Attention of rows to a memory, by torch's function or by products."""
 
     def __init__(self, by_hand: bool) -> None:
         super().__init__()

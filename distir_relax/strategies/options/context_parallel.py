@@ -5,13 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from distir_relax.errors import DistIRError
 from distir_relax.strategies.strategy import StrategyOption
-
-if TYPE_CHECKING:
-    pass
 
 
 class ContextParallel(StrategyOption[int]):
