@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,9 +105,9 @@ def _all_reduce() -> Finding:
     try:
         program = [sys.executable, "-P", "-c", "from distir_relax.runtime.doctor import two_ranks; two_ranks()"]
         command = mpirun_command(find_mpirun(), 2, program, "1")
-        done = subprocess.run(
-            command, env=launch_environment("1"), capture_output=True, text=True, timeout=60, check=False
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            environment = launch_environment("1", folder)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     except DistIRError as wrong:
         return Finding(name, False, wrong.message, wrong.hint, essential=False)
     except subprocess.TimeoutExpired:

@@ -53,7 +53,7 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None, gracefu
     each = _threads(n, threads)
     command = mpirun_command(launcher, n, _program(arguments), each)
     print(shlex.join(command), file=sys.stderr, flush=True)
-    with _recording(n) as records, subprocess.Popen(command, env={**launch_environment(each), **records}) as process:
+    with _recording(n, each) as environment, subprocess.Popen(command, env=environment) as process:
         try:
             with _forwarding(process.send_signal) if graceful else nullcontext(()) as sent:
                 code = process.wait()
@@ -68,8 +68,7 @@ def launch_with_torchrun(n: int, arguments: Sequence[str]) -> int:
     check_connected()
     command = local_torchrun(n, _program(arguments))
     print(shlex.join(command), file=sys.stderr, flush=True)
-    environment = launch_environment(_threads(n, None))
-    with _recording(n) as records, subprocess.Popen(command, env={**environment, **records}) as process:
+    with _recording(n, _threads(n, None)) as environment, subprocess.Popen(command, env=environment) as process:
         try:
             return of_launch(process.wait())
         except BaseException:
@@ -99,10 +98,10 @@ def launch_on_hosts(
 
 
 @contextmanager
-def _recording(n: int) -> Iterator[Mapping[str, str]]:
-    """Write the post-mortem file of a launch on this machine, if ranks have left records; yield variables for them."""
-    with tempfile.TemporaryDirectory(prefix="distir-records-") as folder:
-        yield {RECORD: f"{folder}/{RANK}"}
+def _recording(n: int, threads: str) -> Iterator[Mapping[str, str]]:
+    """Write the post-mortem file of a launch on this machine, if ranks have left records; yield its environment."""
+    with tempfile.TemporaryDirectory(prefix="distir-launch-") as folder:
+        yield {**launch_environment(threads, folder), RECORD: f"{folder}/{RANK}"}
         records = {rank: record for rank in range(n) if (record := read_record(Path(folder, str(rank))))}
         if records:
             collective, missing = missing_ranks(records, range(n))
@@ -171,19 +170,20 @@ def mpirun_command(launcher: Launcher, n: int, program: Sequence[str], threads: 
 
 
 def local_launch(
-    n: int, program: Sequence[str], launcher: str | None, threads: int | None
+    n: int, program: Sequence[str], launcher: str | None, threads: int | None, folder: str
 ) -> tuple[str, list[str], dict[str, str]]:
     """Return the launcher, command and environment that start `n` ranks of a Python `program` on this machine.
 
     `launcher` is "mpirun", "torchrun", or None for mpirun if there is one. A rank has `threads` threads, by default as
-    by `launch`. Raises RunError for another launcher, and as `find_mpirun` does.
+    by `launch`; `folder` is as for `launch_environment`. Raises RunError for another launcher, and as `find_mpirun`
+    does.
     """
     if launcher not in (None, "mpirun", "torchrun"):
         raise RunError(f"expected the launcher 'mpirun' or 'torchrun', found {launcher!r}")
     each = _threads(n, threads)
     # Ranks of Open MPI that wait leave the core to others: this process is one more than there are ranks. On two busy
     # cores a token of SmolLM2-135M on two ranks took 95 ms instead of 200.
-    environment = {"OMPI_MCA_mpi_yield_when_idle": "1", **launch_environment(each)}
+    environment = {"OMPI_MCA_mpi_yield_when_idle": "1", **launch_environment(each, folder)}
     command = [sys.executable, "-P", *program]
     try:
         if launcher != "torchrun":
@@ -194,9 +194,13 @@ def local_launch(
     return "torchrun", local_torchrun(n, command), environment
 
 
-def launch_environment(threads: str) -> dict[str, str]:
-    """Return this process's environment with the number of threads per rank."""
-    return {**os.environ, "OMP_NUM_THREADS": threads}
+def launch_environment(threads: str, folder: str) -> dict[str, str]:
+    """Return this process's environment with the number of threads per rank, and a `folder` of this launch alone.
+
+    Open MPI writes files into a folder named after the process of mpirun. In /tmp one is left of each mpirun that was
+    killed, and a later mpirun of the same number fails: "The PMIx server's listener thread failed to start".
+    """
+    return {**os.environ, "OMP_NUM_THREADS": threads, "PRTE_MCA_prte_tmpdir_base": folder}
 
 
 def end_launch(launcher: subprocess.Popen[bytes]) -> None:

@@ -38,9 +38,10 @@ def environment() -> dict[str, str]:
 def start(command: list[str], limit: int = LIMIT, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `command` to its end with these environment variables too; past `limit` seconds, end it and its ranks and
     fail with what they printed."""
-    with subprocess.Popen(
-        command, env={**environment(), **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+        command, env={**environment(), "PRTE_MCA_prte_tmpdir_base": folder, **variables},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:

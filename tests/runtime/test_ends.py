@@ -159,7 +159,7 @@ def test_a_launch_with_a_killed_rank_leaves_a_post_mortem(files: Path) -> None:
     assert content["failure"] == "the launch has failed; rank 1 left no record"
     waits = [rank.get("collective", {}).get("profiling_name") for rank in content["ranks"]]
     assert waits == ["all_reduce", None, "all_reduce"]
-    assert not [*files.glob("distir-records-*")]
+    assert not [*files.glob("distir-launch-*")]
 
 
 @pytest.mark.drawn(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime import launch
 from distir_relax.runtime.hosts import interface_to, read_hosts
-from distir_relax.runtime.launch import Launcher, find_mpirun, mpirun_command
+from distir_relax.runtime.launch import Launcher, find_mpirun, launch_environment, mpirun_command
 from distir_relax.runtime.transports import torch_distributed
 from distir_relax.runtime.world import check_size
 from tests.runtime.processes import interpreter, start
@@ -59,6 +61,22 @@ def test_flags_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     command = mpirun_command(launcher, 3, ["a"], "1")
     assert "--allow-run-as-root" in command
     assert "--oversubscribe" in command
+
+
+@pytest.mark.mpirun
+def test_files_of_an_mpirun_that_was_killed_do_not_matter(tmp_path: Path) -> None:
+    """Open MPI names the folder of its files after its process, whose number a killed one may have had."""
+    command = mpirun_command(find_mpirun(), 1, ["true"], "1")
+    script = tmp_path / "again.sh"
+    script.write_text(
+        f'mkdir -p "{tmp_path}/ompi.$$"\ntouch "{tmp_path}/ompi.$$/pmix.vm.tool"\nexec {shlex.join(command)}\n'
+    )
+    codes = []
+    for folder in (tmp_path, tmp_path / "of this launch"):
+        environment = {**launch_environment("1", str(folder)), "TMPDIR": str(tmp_path)}
+        codes.append(subprocess.run(["sh", script], env=environment, capture_output=True, timeout=60).returncode)
+    assert codes[0] != 0
+    assert codes[1] == 0
 
 
 def test_flags_of_mpich() -> None:

@@ -73,6 +73,8 @@ class RankProcesses:
     launch: subprocess.Popen[bytes]
     output: Any
     """The file of the launcher's own output."""
+    folder: str = ""
+    """The folder of the launch on this machine, removed at its end."""
     connections: list[Connection] = field(default_factory=list)
     processes: list[Any] = field(default_factory=list)
     verified: list[Any] = field(default_factory=list)
@@ -95,7 +97,7 @@ class RankProcesses:
         folder = tempfile.mkdtemp(prefix="distir-")
         try:
             program = [*_PROGRAM, folder]
-            name, command, environment = local_launch(size, program, launcher, threads)
+            name, command, environment = local_launch(size, program, launcher, threads, folder)
             token = secrets.token_hex(16)
             (Path(folder) / TOKEN).write_text(token, encoding="ascii")
             with _listening(folder) as listener:
@@ -106,7 +108,7 @@ class RankProcesses:
                     # Ctrl-C in a terminal is for the driver alone.
                     start_new_session=True,
                 )  # fmt: skip
-                ranks = cls(name, size, launch, output)
+                ranks = cls(name, size, launch, output, folder)
                 _OPEN.add(ranks)
                 try:
                     ranks._await(listener, token, options)
@@ -114,8 +116,9 @@ class RankProcesses:
                     ranks.end()
                     raise
             return ranks
-        finally:
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     @classmethod
     def _start_on_hosts(
@@ -194,6 +197,8 @@ class RankProcesses:
         with suppress(subprocess.TimeoutExpired):
             self.launch.wait(_STOP)
         self.output.close()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
         _OPEN.discard(self)
 
     @property
