@@ -52,6 +52,19 @@ def test_frames_of_any_size_in_both_directions(ends: tuple[Connection, Connectio
             assert found == [({"number": n, "text": "ä" * n}, payload) for n, payload in enumerate(payloads)]
 
 
+def test_only_reading_a_frame_waits_for_it(ends: tuple[Connection, Connection]) -> None:
+    """A rank behind a cut link sends nothing and does not end, while the driver looks at all ranks."""
+    one, other = ends
+    with ThreadPoolExecutor(1) as pool:
+        filled = pool.submit(other.fill)
+        try:
+            assert filled.result(5.0)
+            assert other.take() is None
+        finally:
+            one.send({})
+    assert other.receive().header == {}
+
+
 def test_files_in_frames_and_the_end(ends: tuple[Connection, Connection]) -> None:
     one, other = ends
     segments = [Segment.create(4096), Segment.create(8192)]

@@ -17,7 +17,9 @@ from typing import Any
 # Bytes of the header, bytes of the payload, number of files.
 _PREFIX = struct.Struct("<IQI")
 _READ = 1 << 18
-_MOST_FILES = 16
+_FILE = struct.calcsize("i")
+# Bytes for the numbers of the most files in a message.
+_CONTROL = socket.CMSG_LEN(16 * _FILE)
 
 
 class Disconnected(Exception):
@@ -84,13 +86,16 @@ class Connection:
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         with self._filling:
             try:
-                data, files, _, _ = socket.recv_fds(self.socket, _READ, _MOST_FILES, flags)
+                # socket.recv_fds ignores its flags.
+                data, controls, _, _ = self.socket.recvmsg(_READ, _CONTROL, flags)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             self._buffer += data
-            self._files.extend(files)
+            for level, kind, content in controls:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self._files.extend(memoryview(content[: len(content) // _FILE * _FILE]).cast("i"))
         return bool(data)
 
     def close(self) -> None:
