@@ -73,14 +73,14 @@ class RankProcesses:
     launch: subprocess.Popen[bytes]
     output: Any
     """The file of the launcher's own output."""
-    folder: str = ""
-    """The folder of the launch on this machine, removed at its end."""
     connections: list[Connection] = field(default_factory=list)
     processes: list[Any] = field(default_factory=list)
     verified: list[Any] = field(default_factory=list)
     owner: int = field(default_factory=os.getpid)
     are_local: bool = True
     """Whether the ranks are on this machine: their processes are known, and share memory with this one."""
+    folder: str = ""
+    """The folder of the launch on this machine, removed at its end."""
 
     @classmethod
     def start(
@@ -108,7 +108,7 @@ class RankProcesses:
                     # Ctrl-C in a terminal is for the driver alone.
                     start_new_session=True,
                 )  # fmt: skip
-                ranks = cls(name, size, launch, output, folder)
+                ranks = cls(name, size, launch, output, folder=folder)
                 _OPEN.add(ranks)
                 try:
                     ranks._await(listener, token, options)
