@@ -147,7 +147,7 @@ def _serves_again(laboratory: Laboratory, launch: ServingLaunch, failures: list[
     laboratory.unlimit(*laboratory.names)
     again = (was_up or launch.ask()) and launch.wait_for_answer(200, max(start, time.monotonic()), RESUMED)
     is_up = launch.process.poll() is None
-    _signal(laboratory.pids_of("n0", "tests.hosts.clients"), 9)
+    launch.end_client()
     answers = [answer for _, answer in launch.answers if is_up or answer["status"]]
     wrong = {
         "the server has ended": was_up and not is_up and not is_gone,

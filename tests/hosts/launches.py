@@ -166,6 +166,7 @@ class ServingLaunch(Launch):
 
     def __init__(self, laboratory: Laboratory, hosts: str, bundle: Path) -> None:
         self._laboratory = laboratory
+        self._client: subprocess.Popen[bytes] | None = None
         self.answers: list[tuple[float, dict[str, Any]]] = []
         self._begin(laboratory, "serve", bundle, "--hosts", hosts, "--rsh", laboratory.shell, "--port", 0)
 
@@ -173,11 +174,17 @@ class ServingLaunch(Launch):
         """Start the client once the server listens; return whether it does."""
         address = self.wait_for("http://")
         if address:
-            client = self._laboratory.start(
+            self._client = self._laboratory.start(
                 "n0", sys.executable, "-m", "tests.hosts.clients", address, stdout=subprocess.PIPE
             )
-            threading.Thread(target=self._hear, args=(client,), daemon=True).start()
+            threading.Thread(target=self._hear, args=(self._client,), daemon=True).start()
         return bool(address)
+
+    def end_client(self) -> None:
+        """Kill the client, which may not be in the host's namespaces yet."""
+        if self._client is not None:
+            self._client.kill()
+            self._client.wait()
 
     def wait_until_it_runs(self) -> None:
         """Wait for the first answer."""
