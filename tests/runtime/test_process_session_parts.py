@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -198,6 +200,16 @@ def test_an_error_after_the_reply_is_that_of_later_requests(echo: Echo) -> None:
     time.sleep(0.2)
     with pytest.raises(RanksLost, match="no"):
         requests.result(requests.submit("echo", {}, {}, 0))
+
+
+def test_the_first_error_of_a_launch_is_that_of_its_ranks() -> None:
+    """Agents that lose the launcher, which ends, say so after it has named the loss."""
+    with tempfile.TemporaryFile() as output:
+        output.write(b"error: host b was lost\n  hint: none\nerror: the launcher cannot be reached\n")
+        launch = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
+        launch.wait()
+        ranks = RankProcesses("the launch", 2, launch, output, are_local=False)
+        assert ranks.lost([1]).message == "host b was lost"
 
 
 def test_turns_come_in_order_and_waiting_may_be_given_up() -> None:

@@ -166,7 +166,7 @@ class RankProcesses:
         """Return the error that the launch has printed, if a rank or a host was lost."""
         lines = [line.removeprefix("error: ") for line in self._printed().splitlines() if line.startswith("error: ")]
         is_lost = of_launch(self.launch.poll() or 0) == INFRASTRUCTURE
-        return LostError(lines[-1], hint=_AGAIN) if lines and is_lost else None
+        return LostError(lines[0], hint=_AGAIN) if lines and is_lost else None
 
     def stop(self) -> None:
         """Let the ranks end in good order, then end those that have not."""
