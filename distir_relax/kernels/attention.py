@@ -6,9 +6,10 @@ attend to consecutive positions. It computes each row by itself: which others th
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from distir_relax.kernels.native.load import Kernel
     from distir_relax.kernels.requests import Request
+
+MOST_SCORES = 1 << 22
+"""Scores that torch computes at a time, unless a single row has more."""
 
 
 def unless_all_true(mask: torch.Tensor) -> torch.Tensor | None:
@@ -107,6 +111,8 @@ def attend(
         return y
     if mask is not None and has_bounds(mask):
         causal = is_causal(mask, q.shape[2], k.shape[2])
+        if not causal and math.prod(q.shape[:3]) * k.shape[2] > MOST_SCORES and q.shape[2] > 1:
+            return _attend_by_blocks(q, k, v, mask, scale, repeats)
         mask = None if causal else within_bounds(mask, k.shape[2])
     if causal:
         k, v = (repeat_heads(x, repeats) if repeats else x for x in (k, v))
@@ -137,6 +143,52 @@ def attend(
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
+def row_blocks(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None
+) -> Iterator[tuple[slice, slice | None, torch.Tensor | None]]:
+    """Yield blocks of the rows of `attend`: the rows, the keys that they attend to, and the mask between them.
+
+    The keys are None if there are none, the mask if it allows all. A block has at most `MOST_SCORES` scores, unless a
+    single row has more.
+    """
+    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
+    count = max(1, MOST_SCORES // max(1, batch * heads * tokens))
+    for start in range(0, max(rows, 1), count):
+        block = slice(start, min(start + count, rows))
+        if 0 in (batch, heads, rows, tokens):
+            yield block, None, None
+        elif mask is None:
+            yield block, slice(0, tokens), None
+        elif has_bounds(mask) and not mask.is_cpu and count >= rows:
+            # To look at the bounds would wait for the device.
+            yield block, slice(0, tokens), within_bounds(mask, tokens)
+        elif not has_bounds(mask):
+            yield block, slice(0, tokens), mask if mask.shape[-2] == 1 else mask[..., block, :]
+        else:
+            bounds = (mask if len(mask) == 1 else mask[block]).clamp(0, tokens)
+            first, end = bounds[:, 0], bounds[:, 1]
+            filled = first < end
+            if not bool(filled.any()):
+                yield block, None, None
+                continue
+            low, high = int(first[filled].min()), int(end[filled].max())
+            is_full = bool((first == low).all()) and bool((end == high).all())
+            yield block, slice(low, high), None if is_full else within_bounds(bounds - low, high - low)
+
+
+def _attend_by_blocks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, scale: float, repeats: Sequence[int]
+) -> torch.Tensor:
+    """Return `attend` with bounds, without a mask of all rows by all keys."""
+    import torch
+
+    y = q.new_zeros((*q.shape[:3], v.shape[3]))
+    for block, keys, allowed in row_blocks(q, k, bounds):
+        if keys is not None:
+            y[:, :, block] = attend(q[:, :, block], k[:, :, keys], v[:, :, keys], allowed, scale, repeats)
+    return y
+
+
 _LEAST_SCORES = 1 << 15
 """Scores from which a native kernel is worth its compilation, where it is not part of a recorded step."""
 
@@ -145,10 +197,14 @@ def _attend_natively(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
     repeats: Sequence[int], causal: bool,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return the attention of all rows of a sequence to each other by the native kernel; None if it cannot be."""
-    batch, heads, rows, _ = q.shape
-    found = recording()
-    if not q.is_cpu or rows != k.shape[2] or (found is None and batch * heads * rows * rows < _LEAST_SCORES):
+    """Return the attention of all rows of a sequence to each other by the native kernel; None if it cannot be.
+
+    Also of a part of the rows to the keys between their bounds.
+    """
+    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
+    found, is_part = recording(), rows > 1 and mask is not None and has_bounds(mask)
+    is_small = found is None and batch * heads * rows * tokens < _LEAST_SCORES
+    if not q.is_cpu or is_small or not (rows == tokens or is_part):
         return None
     of_heads = tuple(repeats) or equal_repeats(heads, k.shape[1])
     kernel = _kernel_for_batch(q, k, v, of_heads)
@@ -159,7 +215,7 @@ def _attend_natively(
     elif is_causal(mask, rows, rows):
         numbers = _limits_of_all(batch, rows, True)
     elif has_bounds(mask):
-        if not are_proper_bounds(mask, rows):
+        if not are_proper_bounds(mask, tokens):
             return None
         numbers = array("q", mask.expand(batch, rows, 2).contiguous().numpy().tobytes())
     elif (limits := _limits_by_batch(mask, batch, rows, rows, causal)) is not None:
@@ -200,12 +256,12 @@ def _arguments_for_batch(
     """Return the arguments of `_kernel_for_batch`, and the arrays that they refer to, of which `limits` is one."""
     import torch
 
-    batch, rows, most = q.shape[0], q.shape[2], rows_of_block(repeats)
+    batch, rows, tokens, most = q.shape[0], q.shape[2], k.shape[2], rows_of_block(repeats)
     # Requests without earlier positions, whose caches are not used.
     caches = array("q", [n for i in range(batch) for x in (k, v) for n in (x[i].data_ptr(), *x.stride()[1:3])])
     blocks = array("q")
     for i, row in ((i, row) for i in range(batch) for row in range(0, rows, most)):
-        blocks.extend((i, i * rows + row, min(most, rows - row), i * rows, 0))
+        blocks.extend((i, i * rows + row, min(most, rows - row), i * tokens, 0))
     parts = [part for x in (q, k, v, y) if (part := _rows_of_batch(x)) is not None]
     arguments: list[float] = [
         caches.buffer_info()[0], blocks.buffer_info()[0], len(blocks) // NUMBERS_OF_BLOCK, limits.buffer_info()[0],

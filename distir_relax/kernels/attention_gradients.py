@@ -6,7 +6,8 @@ from itertools import product
 
 import torch
 
-from distir_relax.kernels.attention import has_bounds, is_causal, within_bounds
+from distir_relax.kernels import attention
+from distir_relax.kernels.attention import has_bounds, is_causal, row_blocks
 from distir_relax.kernels.native import (
     LANES,
     LEAST_SCORES,
@@ -17,9 +18,6 @@ from distir_relax.kernels.native import (
     host_target,
     stored_name,
 )
-
-MOST_SCORES = 1 << 23
-"""Scores that torch computes at a time, unless a single row has more."""
 
 
 def attention_grads(
@@ -41,30 +39,34 @@ def attention_grads(
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
         _run(kernel, (q, k, v, grad), results, mask, scale, causal)
     else:
+        if causal:
+            mask = _causal_mask(mask, q, k)
         for part in _parts(q, k):
-            _write_part((q[part], k[part], v[part], grad[part]), [x[part] for x in results], mask, part, scale, causal)
+            of_part = None if mask is None else _part_of_mask(mask, part)
+            _write_part((q[part], k[part], v[part], grad[part]), [x[part] for x in results], of_part, scale)
     return results
 
 
 def _write_part(
-    operands: tuple[torch.Tensor, ...], results: list[torch.Tensor], mask: torch.Tensor | None,
-    part: tuple[slice, slice], scale: float, causal: bool,
-) -> None:  # fmt: skip
+    operands: tuple[torch.Tensor, ...], results: list[torch.Tensor], mask: torch.Tensor | None, scale: float
+) -> None:
     """Write the gradients of a part of the batch and the heads, a block of rows at a time."""
     q, k, v, grad = operands
-    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
-    each = max(1, MOST_SCORES // (batch * heads * tokens))
-    wide = torch.promote_types(q.dtype, torch.float32)
+    blocks = [(block, keys, allowed) for block, keys, allowed in row_blocks(q, k, mask) if keys is not None]
+    if len(blocks) == 1 and blocks[0][:2] == (slice(0, q.shape[2]), slice(0, k.shape[2])):
+        for result, value in zip(results, _by_torch(q, k, v, grad, blocks[0][2], scale), strict=True):
+            result.copy_(value)
+        return
     # The gradients of keys and values are sums over the blocks.
-    sums = [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)] if each < rows else []
-    for start in range(0, rows, each):
-        block = slice(start, min(start + each, rows))
-        of_block = None if mask is None else _part_of_mask(mask, part, block, tokens)
-        values = _by_torch(q[:, :, block], k, v, grad[:, :, block], of_block, scale, start if causal else None)
-        results[0][:, :, block] = values[0]
-        for total, value in zip(sums or results[1:], values[1:], strict=True):
-            total.copy_(total + value if sums else value)
-    for result, total in zip(results[1:], sums, strict=False):
+    wide = torch.promote_types(q.dtype, torch.float32)
+    sums = [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v)]
+    results[0].zero_()
+    for block, keys, allowed in blocks:
+        of_rows, *of_keys = _by_torch(q[:, :, block], k[:, :, keys], v[:, :, keys], grad[:, :, block], allowed, scale)
+        results[0][:, :, block] = of_rows
+        for total, value in zip(sums, of_keys, strict=True):
+            total[:, :, keys] += value
+    for result, total in zip(results[1:], sums, strict=True):
         result.copy_(total)
 
 
@@ -120,6 +122,15 @@ def _bounds(mask: torch.Tensor | None, rows: int, tokens: int, causal: bool) -> 
     return bounds
 
 
+def _causal_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return a mask that lets each row attend to keys up to its own only."""
+    rows, tokens = q.shape[2], k.shape[2]
+    if mask is None or has_bounds(mask):
+        return _bounds(mask, rows, tokens, causal=True).to(q.device)
+    before = torch.ones(rows, tokens, dtype=torch.bool, device=q.device).tril()
+    return mask & before if mask.dtype == torch.bool else mask.masked_fill(~before, torch.finfo(mask.dtype).min)
+
+
 def _mask_by_lanes(mask: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
     """Return a boolean mask as float32 (b or 1, h or 1, tokens, lanes), negative where it is false."""
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
@@ -130,35 +141,29 @@ def _mask_by_lanes(mask: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
 
 
 def _parts(q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
-    """Return parts of the batch and the heads with at most `MOST_SCORES` scores, or one head."""
+    """Return parts of the batch and the heads with at most `attention.MOST_SCORES` scores, or one head."""
     (batch, heads, rows, _), tokens = q.shape, k.shape[2]
-    most_heads = max(1, min(heads, MOST_SCORES // (rows * tokens)))
-    most_batch = max(1, min(batch, MOST_SCORES // (rows * tokens * heads)))
+    most_heads = max(1, min(heads, attention.MOST_SCORES // (rows * tokens)))
+    most_batch = max(1, min(batch, attention.MOST_SCORES // (rows * tokens * heads)))
     starts = product(range(0, batch, most_batch), range(0, heads, most_heads))
     return [(slice(i, i + most_batch), slice(j, j + most_heads)) for i, j in starts]
 
 
-def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice], block: slice, tokens: int) -> torch.Tensor:
+def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice]) -> torch.Tensor:
     if has_bounds(mask):
-        return within_bounds(mask[block] if len(mask) > 1 else mask, tokens)
-    mask = mask if mask.shape[-2] == 1 else mask[..., block, :]
+        return mask
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
-    rows = (whole if size > 1 else slice(None) for whole, size in zip(part, mask.shape, strict=False))
-    return mask[tuple(rows)]
+    return mask[tuple(whole if size > 1 else slice(None) for whole, size in zip(part, mask.shape, strict=False))]
 
 
 def _by_torch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None, scale: float,
-    first_row: int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return the gradients of some rows; with the number of the first one, each attends to the keys up to its own."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of some rows; the mask is boolean, or added to the scores."""
     scores = torch.matmul(q, k.mT) * scale
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     if mask is not None and allowed is None:
         scores = scores + mask
-    if first_row is not None:
-        before = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril(first_row)
-        allowed = before if allowed is None else before & allowed
     if allowed is None:
         weights = torch.softmax(scores, -1)
     else:

@@ -7,17 +7,15 @@ with the keys between the first and the last that its bounds allow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from distir_relax.kernels.attention import has_bounds, repeat_heads, within_bounds
+from distir_relax.kernels.attention import repeat_heads, row_blocks
 from distir_relax.kernels.recording import recording
 
 NO_KEYS = -1e30
 """The logarithm of the normalizer of a row without keys; finite, so that differences are numbers."""
-_MOST_SCORES = 1 << 22
-"""Scores of a block of rows, unless a single row has more."""
 _FUSED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,7 +32,7 @@ def attend_part(
     batch, heads = q.shape[:2]
     k, v = (_repeated(x, heads, repeats) for x in (k, v))
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for block, keys, allowed in _blocks(q, k, mask):
+    for block, keys, allowed in row_blocks(q, k, mask):
         if keys is None:
             shape = batch, heads, block.stop - block.start
             empty = (
@@ -60,7 +58,7 @@ def attention_part_grads(
     """
     if (found := recording()) is not None:
         return found.whole(attention_part_grads, q, k, v, grad, normalizers, means, mask, scale)
-    blocks = [(block, keys, allowed) for block, keys, allowed in _blocks(q, k, mask) if keys is not None]
+    blocks = [(block, keys, allowed) for block, keys, allowed in row_blocks(q, k, mask) if keys is not None]
     if len(blocks) == 1 and blocks[0][:2] == (slice(0, q.shape[2]), slice(0, k.shape[2])):
         return _block_grads(q, k, v, grad, normalizers, means, blocks[0][2], scale)
     wide = _wide(q.dtype)
@@ -95,35 +93,6 @@ def _repeated(x: torch.Tensor, heads: int, repeats: Sequence[int]) -> torch.Tens
     if repeats:
         return repeat_heads(x, repeats)
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
-
-
-def _blocks(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None
-) -> Iterator[tuple[slice, slice | None, torch.Tensor | None]]:
-    """Yield blocks of rows: the rows, the keys that they attend to, and the mask between them.
-
-    The keys are None if there are none, the mask if it allows all.
-    """
-    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
-    count = max(1, _MOST_SCORES // max(1, batch * heads * tokens))
-    for start in range(0, max(rows, 1), count):
-        block = slice(start, min(start + count, rows))
-        if 0 in (batch, heads, rows, tokens):
-            yield block, None, None
-        elif mask is None:
-            yield block, slice(0, tokens), None
-        elif not has_bounds(mask):
-            yield block, slice(0, tokens), mask if mask.shape[-2] == 1 else mask[..., block, :]
-        else:
-            bounds = (mask if len(mask) == 1 else mask[block]).clamp(0, tokens)
-            first, end = bounds[:, 0], bounds[:, 1]
-            filled = first < end
-            if not bool(filled.any()):
-                yield block, None, None
-                continue
-            low, high = int(first[filled].min()), int(end[filled].max())
-            is_full = bool((first == low).all()) and bool((end == high).all())
-            yield block, slice(low, high), None if is_full else within_bounds(bounds - low, high - low)
 
 
 def _is_fused(q: torch.Tensor, v: torch.Tensor) -> bool:

@@ -119,6 +119,35 @@ def test_all_rows_of_a_batch(
     )
 
 
+@pytest.mark.parametrize("window", [0, 17], ids=["causal", "window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("heads", "groups", "repeats"), [(9, 3, ()), (5, 5, ()), (6, 3, (3, 1, 2))])
+def test_some_rows_are_those_of_all(
+    monkeypatch: pytest.MonkeyPatch, heads: int, groups: int, repeats: tuple[int, ...], dtype: torch.dtype, window: int
+) -> None:
+    """By the native kernel to the bit; in float64, by torch, in blocks of a few rows."""
+    monkeypatch.setattr(attention, "_LEAST_SCORES", 0)
+    monkeypatch.setattr(attention, "MOST_SCORES", 2000)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 101, n, width, generator=generator).to(dtype)
+        for n, width in ((heads, 7), (groups, 7), (groups, 5))
+    )
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    ends = torch.arange(1, 102)
+    bounds = torch.stack([(ends - window).clamp(0) if window else ends * 0, ends], 1)
+    whole = attend(q.transpose(1, 2), k, v, bounds, 0.3, repeats)
+    for rows in ([*range(20), *range(60, 101)], [*range(20, 60)], [0], [100], [3, 50]):
+        some = q[:, rows].transpose(1, 2)
+        y = attend(some, k, v, bounds[rows], 0.3, repeats)
+        if dtype == torch.float64:
+            torch.testing.assert_close(y, whole[:, :, rows], rtol=1e-13, atol=1e-13)
+            mask = attention.within_bounds(bounds[rows], 101)
+            torch.testing.assert_close(y, exact(some, k, v, mask, 0.3, repeats), rtol=1e-13, atol=1e-13)
+        elif len(rows) > 1:
+            assert torch.equal(y, whole[:, :, rows])
+
+
 def test_a_mask_that_is_all_true_is_none() -> None:
     mask = torch.ones(3, 5, dtype=torch.bool)
     assert unless_all_true(mask) is None

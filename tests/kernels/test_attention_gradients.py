@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from distir_relax.kernels import attention_gradients
+from distir_relax.kernels import attention
 from distir_relax.kernels.attention_gradients import attention_grads
 
 # One number of threads for all: a kernel takes seconds to compile.
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_autograd(
     shape: tuple[int, ...], dtype: torch.dtype, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of some heads at a time, or of some rows of one head."""
-    monkeypatch.setattr(attention_gradients, "MOST_SCORES", most)
+    monkeypatch.setattr(attention, "MOST_SCORES", most)
     batch, heads, rows, tokens, *_ = shape
     tensors = drawn(dtype, *shape)
     generator = torch.Generator().manual_seed(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from distir_relax.kernels import attention_parts
+from distir_relax.kernels import attention
 from distir_relax.kernels.attention import within_bounds
 from distir_relax.kernels.attention_parts import NO_KEYS, attend_part, attention_part_grads
 
@@ -56,7 +56,7 @@ def test_parts_are_joined(
     kind: str, sizes: str, width: int, values: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By torch's kernel, by products where the widths differ, and in blocks of rows."""
-    monkeypatch.setattr(attention_parts, "_MOST_SCORES", most)
+    monkeypatch.setattr(attention, "MOST_SCORES", most)
     q, k, v, grad = drawn(width, values)
     mask, starts = MASKS[kind], [sum(PARTS[sizes][:i]) for i in range(len(PARTS[sizes]))]
     places = list(zip(starts, PARTS[sizes], strict=True))
@@ -114,9 +114,9 @@ def test_heads_share_keys(repeats: tuple[int, ...]) -> None:
 
 def test_excluded_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a causal mask, in blocks of one row, each row meets the keys up to its own."""
-    monkeypatch.setattr(attention_parts, "_MOST_SCORES", 1)
+    monkeypatch.setattr(attention, "MOST_SCORES", 1)
     q, k, _, _ = drawn(6, 6)
-    found = list(attention_parts._blocks(q, k, MASKS["causal"]))
+    found = list(attention.row_blocks(q, k, MASKS["causal"]))
     assert [(keys and (keys.start, keys.stop), mask) for _, keys, mask in found] == [
         ((0, n + 1), None) for n in range(ROWS)
     ]
