@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import Function, Op, TensorType, Value
 from distir_relax.kernels.attention import bounds_of_mask
-from distir_relax.lowering.ranked.bound_attention import BoundAttention, is_mask, with_bounds
+from distir_relax.lowering.ranked.bound_attention import BoundAttention, bounds_op, density_of, is_mask, with_bounds
 from distir_relax.ops import lookup
+
+if TYPE_CHECKING:
+    import torch
 
 
 def bound_attention(imported: Imported) -> Imported:
@@ -19,7 +24,7 @@ def bound_attention(imported: Imported) -> Imported:
     import torch
 
     main, tensors = imported.module.main, dict(imported.tensors)
-    found: dict[str, Value] = {}
+    found, densities, formulas = dict[str, Value](), dict[str, float | None](), list[Op]()
     for item in main.inputs:
         name, data = item.value.name, tensors.get(item.value.name)
         # Others have a name for users.
@@ -29,14 +34,47 @@ def bound_attention(imported: Imported) -> Imported:
             if bounds is not None:
                 tensors[name] = bounds
                 found[name] = Value(name, TensorType(tuple(bounds.shape), "int64"))
-    inputs = tuple(replace(item, value=found.get(item.value.name, item.value)) for item in main.inputs)
-    changed = replace(main, inputs=inputs, ops=tuple(_with_bounds(op, found) for op in main.ops))
+                densities[name] = density_of(bounds.numpy(), data.shape[-1])
+                if (formula := _formula(bounds)) is not None:
+                    formulas.append(bounds_op(found[name], formula, item.location))
+                    del tensors[name]
+    computed = {op.results[0].name for op in formulas}
+    inputs = tuple(
+        replace(item, value=found.get(item.value.name, item.value))
+        for item in main.inputs if item.value.name not in computed
+    )  # fmt: skip
+    ops = (*formulas, *(_with_bounds(op, found, densities) for op in main.ops))
+    changed = replace(main, inputs=inputs, ops=ops)
     module = replace(imported.module, functions=(changed, *imported.module.functions[1:]))
     return replace(imported, module=BoundAttention().run(module), tensors=tensors)
 
 
-def _with_bounds(op: Op, found: dict[str, Value]) -> Op:
-    return with_bounds(op, [found.get(v.name, v) for v in op.operands]) if found else op
+def _with_bounds(op: Op, found: Mapping[str, Value], densities: Mapping[str, float | None]) -> Op:
+    return with_bounds(op, [found.get(v.name, v) for v in op.operands], densities) if found else op
+
+
+def _formula(bounds: torch.Tensor) -> str | None:
+    """Return bounds as an element of ``indexed``, if each of both is a line, up to a number that it does not cross."""
+    first, end = _line(bounds[:, 0], is_first=True), _line(bounds[:, 1], is_first=False)
+    if first is None or end is None:
+        return None
+    return f"i1 * ({end})" if first == "0" else f"(1 - i1) * ({first}) + i1 * ({end})"
+
+
+def _line(numbers: torch.Tensor, is_first: bool) -> str | None:
+    import torch
+
+    rows = torch.arange(len(numbers))
+    start, last = int(numbers[0]), int(numbers[-1])
+    if start == last:
+        return str(start) if bool((numbers == start).all()) else None
+    # Windows begin with the first key, and end with the last one.
+    offset, limit = (last - len(numbers) + 1, start) if is_first else (start, last)
+    line, function = rows + offset, "max" if is_first else "min"
+    if torch.equal(numbers, line):
+        return f"i0 + {offset}"
+    bent = line.clamp(min=limit) if is_first else line.clamp(max=limit)
+    return f"{function}(i0 + {offset}, {limit})" if torch.equal(numbers, bent) else None
 
 
 def _is_mask_alone(function: Function, value: Value) -> bool:

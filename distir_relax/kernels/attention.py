@@ -180,8 +180,6 @@ def _attend_by_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, scale: float, repeats: Sequence[int]
 ) -> torch.Tensor:
     """Return `attend` with bounds, without a mask of all rows by all keys."""
-    import torch
-
     y = q.new_zeros((*q.shape[:3], v.shape[3]))
     for block, keys, allowed in row_blocks(q, k, bounds):
         if keys is not None:

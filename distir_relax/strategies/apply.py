@@ -29,6 +29,7 @@ from distir_relax.layout.partition import balanced, proportional
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.sharding.factors import Slot, is_annotation
 from distir_relax.sharding.named_annotations import Mark, mark_inputs
+from distir_relax.strategies.balanced_rows import balanced_cut
 from distir_relax.strategies.batch_dim import Batch, find_batch, find_sequence
 from distir_relax.strategies.expert_parallel import chosen_experts
 from distir_relax.strategies.factor_costs import Classes, classes_of
@@ -96,8 +97,10 @@ class ApplyStrategy:
                 classes, strategy.tensor, experts, self.is_trained, shares.along("tensor"), divided.keys()
             )
         sequence = find_sequence(classes, samples, strategy.context) if strategy.context > 1 else None
+        parts = shares.along("context") or (1.0,) * strategy.context
+        rows = None if sequence is None else balanced_cut(classes, sequence, parts)
         split = _Split(
-            classes, strategy, shares, batch, sequence, tensor_owners, divided, experts, self.weight_memory.total
+            classes, strategy, shares, batch, sequence, rows, tensor_owners, divided, experts, self.weight_memory.total
         )
         annotations = {
             item.value.name: Mark(f"strategy {strategy}", placements, STRATEGY_ROUND)
@@ -111,6 +114,8 @@ class ApplyStrategy:
 class _Split:
     """Chosen splits: batch, sequence, the class `owners` on the tensor axis, and the classes that number experts.
 
+    The rows of the sequence are cut, if not consecutive.
+
     `divided` are the numbers of units of classes that `ReplicateHeads` has divided. A device needs `bytes_per_weight`
     bytes for each byte of its weights.
     """
@@ -120,6 +125,7 @@ class _Split:
     shares: Shares
     batch: Batch | None
     sequence: Batch | None
+    rows: Cut | None
     owners: frozenset[Slot]
     divided: Mapping[Slot, tuple[int, ...]]
     experts: frozenset[Slot]
@@ -147,7 +153,11 @@ class _Split:
             is_split = self.strategy.data > 1
             found["data"] = Shard(self.batch.dims[name], shares=self.shares.along("data")) if is_split else R
         if self.sequence is not None and name in self.sequence.dims:
-            found["context"] = Shard(self.sequence.dims[name], shares=self.shares.along("context"))
+            dim, cut = self.sequence.dims[name], self.rows
+            shares = self.shares.along("context")
+            found["context"] = (
+                Shard(dim, shares=shares) if cut is None else Shard(dim, self.classes.cut(name, dim, cut))
+            )
         return self.strategy.layout(**found) if found else None
 
     def _dim(self, i: Input) -> int | None:

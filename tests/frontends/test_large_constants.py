@@ -92,7 +92,7 @@ def test_a_mask_that_is_left_to_the_program_is_bounds_of_its_rows(most: int) -> 
     values = [*(item.value for item in main.inputs), *(v for op in main.ops for v in op.results)]
     assert not [v for v in values if v.tensor.dtype == "bool" and v.tensor.elements > 12]
     (bounds,) = [v for v in values if v.tensor == TensorType((12, 2), "int64")]
-    assert (bounds.name in {op.results[0].name for op in main.ops if op.name == "indexed"}) == (most <= 120)
+    assert bounds.name in {op.results[0].name for op in main.ops if op.name == "indexed"}
 
 
 def test_computed_infinities_block_delays(most: int) -> None:

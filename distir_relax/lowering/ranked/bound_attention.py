@@ -8,13 +8,13 @@ A causal mask, and that of a sliding window, need two numbers for each row, wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from distir_relax.ir import Attribute, Function, Module, Op, TensorType, Value, fresh_name, live_ops, value_names
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.layout import assuming, size_of, symbols_within
+from distir_relax.layout import assuming, is_symbolic, size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size, SymbolicSize
 from distir_relax.lowering.ranked.index_positions import index_elements
 from distir_relax.lowering.ranked.skip_repeats import has_effects
@@ -98,7 +98,7 @@ class _Masks:
             if (function.name, n) in self.inputs:
                 made[item.value.name] = Value(item.value.name, _kind(item.value))
                 inputs[n] = replace(item, value=made[item.value.name])
-        ops, of_rows = list[Op](), dict[Size, Value]()
+        ops, of_rows, densities = list[Op](), dict[Size, Value](), dict[str, float | None]()
         for op in function.ops:
             operands = list(op.operands)
             if self.module.stage == "global" and _is_causal(op):
@@ -106,7 +106,8 @@ class _Masks:
                 rows = op.operands[0].tensor.shape[2]
                 if rows not in of_rows:
                     of_rows[rows] = Value(fresh_name("causal.bounds", taken), TensorType((rows, 2), "int64"))
-                    ops.append(_causal_bounds(of_rows[rows], op.location))
+                    ops.append(bounds_op(of_rows[rows], "i1 * (i0 + 1)", op.location))
+                    densities[of_rows[rows].name] = _density(ops[-1], op.operands[1].tensor.shape[2])
                 operands.append(of_rows[rows])
             for n, value in enumerate(op.operands):
                 if not self._takes(op, n) or not self._has(function, value):
@@ -114,20 +115,38 @@ class _Masks:
                 if value.name not in made:
                     made[value.name] = Value(fresh_name(f"{value.name}.bounds", taken), _kind(value))
                     ops.append(replace(self.bounds[function.name][value.name], results=(made[value.name],)))
+                    densities[made[value.name].name] = _density(ops[-1], value.tensor.shape[-1])
                 operands[n] = made[value.name]
-            ops.append(with_bounds(op, operands))
+            ops.append(with_bounds(op, operands, densities))
         if not made and not of_rows:
             return function
         changed = replace(function, inputs=tuple(inputs), ops=tuple(ops))
         return replace(changed, ops=live_ops(changed, has_effects))
 
 
-def with_bounds(op: Op, operands: Sequence[Value]) -> Op:
-    """Return an op or a call with other operands: where those differ, they are the bounds of masks."""
+def with_bounds(op: Op, operands: Sequence[Value], densities: Mapping[str, float | None]) -> Op:
+    """Return an op or a call with other operands: where those differ, they are the bounds of masks.
+
+    `densities` are those of masks with these bounds, the part of all keys that rows attend to, where it is known.
+    """
     if op.callee or tuple(operands) == op.operands:
         return replace(op, operands=tuple(operands))
     attrs: dict[str, Attribute] = {**op.attrs, "causal": False, "masked": True, "boolean": False, "bounded": True}
-    return replace(op, operands=tuple(operands), attrs=attrs)
+    density = next((densities[value.name] for value in operands if value.name in densities), None)
+    return replace(op, operands=tuple(operands), attrs=attrs if density is None else {**attrs, "density": density})
+
+
+def density_of(bounds: Any, keys: int) -> float:
+    """Return the part of the keys that rows attend to, from their bounds (s, 2), an array."""
+    first, end = bounds.clip(0, keys).T
+    return round(float((end - first).clip(0).mean()) / keys, 6)
+
+
+def _density(bounds: Op, keys: Size) -> float | None:
+    array = lookup(bounds.name, bounds.location).semantics.array
+    shape = bounds.results[0].tensor.shape
+    is_known = not is_symbolic((keys, shape, bounds.attrs["sizes"])) and 0 not in (keys, *shape)
+    return density_of(array(bounds.attrs), keys) if array is not None and is_known else None
 
 
 def _is_causal(op: Op) -> bool:
@@ -137,9 +156,10 @@ def _is_causal(op: Op) -> bool:
     return bool(op.attrs.get("causal")) and not op.attrs["masked"]
 
 
-def _causal_bounds(result: Value, location: str) -> Op:
+def bounds_op(result: Value, element: str, location: str) -> Op:
+    """Return the op that computes bounds (s, 2), whose `element` is that of row ``i0``, the first for ``i1 = 0``."""
     attrs: dict[str, Attribute] = {
-        "value": "i1 * (i0 + 1)", "names": (), "sizes": (), "shape": result.tensor.shape, "dtype": "int64",
+        "value": element, "names": (), "sizes": (), "shape": result.tensor.shape, "dtype": "int64",
     }  # fmt: skip
     return Op("indexed", (), (result,), attrs, location)
 

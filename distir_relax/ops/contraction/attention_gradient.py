@@ -10,7 +10,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.native import LEAST_SCORES, STORED, gradient_scratch
-from distir_relax.ops.contraction.attention_split import split_keys_of_gradient
+from distir_relax.ops.contraction.attention_split import KEPT, split_keys_of_gradient
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
@@ -31,8 +31,8 @@ from distir_relax.ops.table import (
 
 # Score of masked keys; finite, so that a fully masked row is not NaN.
 MASKED_SCORE = -1e30
-_MOST_SCORES = 1 << 23
-"""Scores that are computed at a time, as in `distir_relax.kernels.attention_gradients`."""
+_MOST_SCORES = 1 << 22
+"""Scores that are computed at a time, as in `distir_relax.kernels.attention`."""
 
 
 def attention_gradient(b: Backward) -> tuple[Value | None, ...]:
@@ -43,8 +43,7 @@ def attention_gradient(b: Backward) -> tuple[Value | None, ...]:
     q, k, v, *masks = b.op.operands
     if 3 in b.wrt:
         return _by_ops(b)
-    names = ("scale", "causal", "masked", "boolean", "bounded")
-    attrs = {name: b.attrs[name] for name in names if name in b.attrs}
+    attrs = {name: b.attrs[name] for name in KEPT if name in b.attrs}
     grads: tuple[Value, ...] = b.emit("attention_grad", q, k, v, b.grad, *masks, **attrs)
     return (*grads, None)[: len(b.op.operands)]
 
@@ -138,7 +137,11 @@ def mask_factors(types: Types, number: int, row: str, key: str) -> str:
 
 def attended_keys(rows: int, keys: int, attrs: Attrs) -> int:
     """Return the mean number of keys for which a CPU's kernels compute a row's scores: with a causal mask, those up to
-    the row's own. A boolean mask of a sequence to itself counts as causal, as that of language models is."""
+    the row's own, and with bounds, the part of the keys that the attribute `density` has. A boolean mask of a sequence
+    to itself counts as causal, as that of language models is."""
+    density: float | None = attrs.get("density")
+    if density is not None:
+        return max(1, round(keys * density))
     is_causal = attrs["causal"] or (attrs["masked"] and not _is_added(attrs) and rows == keys)
     return (keys + 1) // 2 if is_causal else keys
 

@@ -17,7 +17,7 @@ from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Ty
 Products = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
 
 _MOST_SCORES = 1 << 22
-"""Scores that are computed at a time, as in `distir_relax.kernels.attention_parts`."""
+"""Scores that are computed at a time, as in `distir_relax.kernels.attention`."""
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 from distir_relax.ir import Value
 from distir_relax.ops.table import Expansion
 
-_KEPT = ("scale", "causal", "masked", "boolean", "bounded")
+KEPT = ("scale", "causal", "masked", "boolean", "bounded", "density")
+"""The attributes of attention that its gradient and its parts have, too."""
 
 
 def split_keys(x: Expansion) -> tuple[Value, ...]:
@@ -44,7 +45,7 @@ def split_keys_of_gradient(x: Expansion) -> tuple[Value, ...]:
 
 
 def _kept(x: Expansion) -> dict[str, Any]:
-    return {name: x.attrs[name] for name in _KEPT if name in x.attrs}
+    return {name: x.attrs[name] for name in KEPT if name in x.attrs}
 
 
 def _local_masks(x: Expansion, masks: list[Value]) -> list[Value]:

@@ -48,6 +48,18 @@ def _element(
     return compute(attrs["value"], named, lambda number: number, computed)
 
 
+def _array(attrs: Attrs) -> Any:
+    import numpy as np
+
+    shape, known = attrs["shape"], dict(zip(attrs["names"], attrs["sizes"], strict=True))
+
+    def named(name: str) -> Any:
+        return known[name] if name in known else np.indices(shape, sparse=True)[dim_of(name, len(shape))]
+
+    found = compute(attrs["value"], named, lambda number: number, lambda op, *operands: getattr(np, op)(*operands))
+    return np.broadcast_to(np.asarray(found, attrs["dtype"]), shape)
+
+
 _OPS: Mapping[str, Callable[..., Element]] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "floor_divide": operator.floordiv,
     "negative": lambda x: -1 * x, "less_equal": lambda x, y: compared(x, "<=", y, ()),
@@ -69,6 +81,7 @@ define(
             "dtype": "bool or an integer dtype",
         },
         element=_element,
+        array=_array,
     ),
     # As of other positions, every device computes all of it.
     Split(lambda types, attrs, results: Rule((), (), (((),) * len(results[0].shape),))),

@@ -187,6 +187,8 @@ class Semantics:
     element: ElementOf | None = None
     """An element of its result where those of its operands are functions of their indices; None if it is none, but for
     a pointwise op that computes `sizes`."""
+    array: Callable[[Attrs], Any] | None = None
+    """The result of an op without operands, whose attributes have no symbolic sizes, as a numpy array."""
     collective_semantics: CollectiveSemantics | None = None
     """Collective semantics, for an op of the communicator: from the operand of each device along the axis (none for an
     op without operands) and the attributes, the result on each."""
