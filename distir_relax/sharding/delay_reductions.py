@@ -7,7 +7,8 @@ optimization). Where an `add` takes two partial sums, one reduction remains.
 A reduction that also splits its result, ``redistribute(I -> S)``, only moves after a sum whose terms are all reduced
 and split alike, in functions of the program: the gradients of activations between blocks, with sequence parallelism.
 The entry adds up gradients of microbatches, which are split one by one so that none is stored whole. It also moves
-after a cast that counts as linear (`autodiff.LinearCasts`), so that the sum has the dtype of that.
+after a cast that counts as linear (`autodiff.LinearCasts`), so that the sum has the dtype of that, and up to a result
+that has fewer elements: gradients of keys are added up over the queries' heads that they serve before they are sent.
 
 Ops that an ``I[sum]`` operand may pass through, along its mesh axis:
 
@@ -22,8 +23,8 @@ times infinity or NaN, by zero              must be reduced first if known at co
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -40,7 +41,7 @@ from distir_relax.ir import (
     producers,
     value_names,
 )
-from distir_relax.layout import DTYPES, Partial, Placement, Replicate, Shard
+from distir_relax.layout import DTYPES, Partial, Placement, Replicate, Shard, is_always
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
 
@@ -124,12 +125,14 @@ def _stages(function: Function) -> dict[str, frozenset[object]]:
 def _delay(
     function: Function, hazards: NonfiniteValues, stages: Mapping[str, frozenset[object]], with_scatters: bool
 ) -> Function:
-    uses = count_uses(function)
+    uses, shrinking = count_uses(function), _shrinking(function)
     ops: dict[str, Op] = {}
     reductions: dict[str, Op] = {}
     """Maps values to the `redistribute` ops that define them and only reduce, or reduce and split."""
     for op in function.ops:
-        rewrite = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages, with_scatters)
+        rewrite = (
+            None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages, with_scatters, shrinking)
+        )
         if rewrite is None:
             ops[op.results[0].name] = op
             if _is_redistribution(op) and (_reduced_axes(op) or _scatters(op)):
@@ -150,6 +153,7 @@ def _move(
     hazards: NonfiniteValues,
     stages: Mapping[str, frozenset[object]],
     with_scatters: bool,
+    shrinking: Set[str],
 ) -> tuple[list[Op], Op, Op] | None:
     """Return the reductions to remove, the op on partial operands, and the reduction after it; or None."""
     if len(op.results) != 1:
@@ -161,7 +165,7 @@ def _move(
         if hazards.stop(op, group) or len({stages.get(op.operands[i].name) for i in group}) > 1:
             continue
         removed = [r for r in candidates if r is not None]
-        partial_placements = _before(op, group, removed, with_scatters)
+        partial_placements = _before(op, group, removed, with_scatters, op.operands[0].name in shrinking)
         result = op.results[0]
         if not partial_placements or _elements(result) > sum(_elements(r.results[0]) for r in removed):
             continue
@@ -176,7 +180,34 @@ def _move(
     return None
 
 
-def _before(op: Op, group: frozenset[int], removed: Sequence[Op], with_scatters: bool) -> tuple[Placement, ...]:
+def _shrinking(function: Function) -> set[str]:
+    """Return the values that linear ops of one operand, used nowhere else, make smaller in the end."""
+    users: dict[str, list[Op]] = defaultdict(list)
+    for op in function.ops:
+        for value in op.operands:
+            users[value.name].append(op)
+    outputs = {output.value.name for output in function.outputs}
+    found: set[str] = set()
+    for op in reversed(function.ops):
+        for value in op.results:
+            user = users[value.name][0] if len(users[value.name]) == 1 and value.name not in outputs else None
+            if (
+                user is None
+                or user.callee
+                or len(user.operands) != 1
+                or len(user.results) != 1
+                or _is_redistribution(user)
+            ):
+                continue
+            result, is_linear = user.results[0], bool(lookup(user.name, user.location).linear_sets(1, user.attrs))
+            if is_linear and (result.name in found or is_always(_elements(result), "<", _elements(value))):
+                found.add(value.name)
+    return found
+
+
+def _before(
+    op: Op, group: frozenset[int], removed: Sequence[Op], with_scatters: bool, is_shrunk: bool
+) -> tuple[Placement, ...]:
     """Return the placements of an op's result before it is reduced, if the reductions of the operands of `group` are
     removed; empty if they cannot be."""
     axes = _reduced_axes(removed[0])
@@ -184,6 +215,9 @@ def _before(op: Op, group: frozenset[int], removed: Sequence[Op], with_scatters:
         if any(_reduced_axes(r) != axes for r in removed) or not _others_replicated(op, group, axes):
             return ()
         return tuple(Partial("sum") if i in axes else p for i, p in enumerate(op.results[0].dtensor.placements))
+    if is_shrunk:
+        changed = _changed_axes(removed[0])
+        return tuple(Partial("sum") if i in changed else p for i, p in enumerate(op.results[0].dtensor.placements))
     if Trait.POINTWISE not in lookup(op.name, op.location).traits or len(group) != len(op.operands):
         return ()
     # Each device would add whole tensors rather than parts: of several reductions one remains for that.
@@ -199,8 +233,14 @@ def _is_cast(op: Op) -> bool:
 def _scatters(op: Op) -> bool:
     """Return whether a `redistribute` reduces a sum and splits it, and does nothing else."""
     source, target = op.operands[0].dtensor.placements, op.results[0].dtensor.placements
-    changed = [(a, b) for a, b in zip(source, target, strict=True) if a != b]
+    changed = [(source[i], target[i]) for i in _changed_axes(op)]
     return all(a == Partial("sum") for a, _ in changed) and any(isinstance(b, Shard) for _, b in changed)
+
+
+def _changed_axes(op: Op) -> list[int]:
+    """Return the mesh axes along which a `redistribute` changes the placement."""
+    placements = zip(op.operands[0].dtensor.placements, op.results[0].dtensor.placements, strict=True)
+    return [i for i, (a, b) in enumerate(placements) if a != b]
 
 
 def _reduced_axes(op: Op) -> tuple[int, ...]:

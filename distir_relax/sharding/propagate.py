@@ -36,7 +36,7 @@ from distir_relax.ir import (
     remove_unused_outputs,
     value_names,
 )
-from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, is_always, print_placements
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.annotation_propagation import propagate_annotations
 from distir_relax.sharding.expert_routing import grouped_operands
@@ -378,6 +378,10 @@ class _Layout:
             return value
         cache = self.reshards[value.name]
         if target not in cache:
+            user = name.rsplit(".", 1)[-1]
+            if implicit and (repeated := self._repeated(value, target, user, where)) is not None:
+                cache[target] = repeated
+                return repeated
             kind = value.dtensor
             result = Value(fresh_name(name, self.names) if implicit else name, replace(kind, placements=target))
             cache[target] = result
@@ -388,9 +392,41 @@ class _Layout:
                 self.inputs.append(Input(result, role))
                 return result
             if implicit:
-                self._record_gather(value, result, name.rsplit(".", 1)[-1], where)
+                self._record_gather(value, result, user, where)
             self.ops.append(Op("redistribute", (value,), (result,), {PLACEMENTS: target}, where))
         return cache[target]
+
+    def _repeated(self, value: Value, target: Placed, user: str, where: str) -> Value | None:
+        """Return a value that is gathered for a `user`, moved again from a gathered operand that is smaller.
+
+        None if there is none. Keys that serve several heads of queries are gathered before they are repeated.
+        """
+        axes = [i for i, (a, b) in enumerate(zip(value.dtensor.placements, target, strict=True)) if a != b]
+        made = {result.name: op for op in self.ops for result in op.results}
+        chain: list[Op] = []
+        best, moved = value, 0
+        source = value
+        while all(isinstance(source.dtensor.placements[i], Shard) and target[i] == R for i in axes):
+            if is_always(source.dtensor.tensor.bytes, "<", best.dtensor.tensor.bytes):
+                best, moved = source, len(chain)
+            op = made.get(source.name)
+            if op is None or op.callee or len(op.operands) != 1 or Trait.MOVES not in lookup(op.name).traits:
+                break
+            chain.append(op)
+            source = op.operands[0]
+        if not moved:
+            return None
+        whole = tuple(R if i in axes else p for i, p in enumerate(best.dtensor.placements))
+        value = self._convert(best, whole, f"{best.name}.{user}", where, implicit=True)
+        for op in reversed(chain[:moved]):
+            kind = op.results[0].dtensor
+            placements = tuple(R if i in axes else p for i, p in enumerate(kind.placements))
+            name = fresh_name(f"{op.results[0].name}.{user}", self.names)
+            self.ops.append(
+                replace(op, operands=(value,), results=(Value(name, replace(kind, placements=placements)),))
+            )
+            value = self.ops[-1].results[0]
+        return value
 
     def _record_gather(self, value: Value, result: Value, user: str, where: str) -> None:
         source, target, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor
