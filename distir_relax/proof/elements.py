@@ -12,7 +12,7 @@ from distir_relax.ir import Attribute, Op, PlacedType, Value
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.ops.table.positions import PADDING, Positions, Vector
 from distir_relax.ops.table.spmd_inference import local_attrs
-from distir_relax.proof.pieces import Mismatch, Piece
+from distir_relax.proof.pieces import Layout, Mismatch, Piece
 from distir_relax.proof.terms import Terms, stride_of
 
 
@@ -25,9 +25,29 @@ class Elements:
         self._vectors: dict[tuple[int, int, int, int | None], Vector] = {}
         self._origins: dict[int, tuple[int, int, int, int | None]] = {}
         """The row, distance, size and equality that each of these vectors, by its identity, is made of."""
+        self._moved: dict[object, list[tuple[int, Layout]]] = {}
 
     def moved(self, op: Op, entry: OpDef, pieces: Sequence[Piece]) -> list[Piece]:
         """Return the pieces of the results of an op on each device that moves elements."""
+        (first, *others) = pieces
+        if first.term is None or any(piece.term != first.term for piece in others):
+            return self._moved_pieces(op, entry, pieces)
+        # Layers move tensors of the same shape alike.
+        terms = [first.term, *self.terms.shapes.get(first.term, ())]
+        key = (
+            op.name, repr(op.attrs), tuple(piece.layout for piece in pieces),
+            *(value.placed for value in (*op.operands, *op.results)),
+            *((self.terms.types[term].shape, self.terms.equalities[term]) for term in terms),
+        )  # fmt: skip
+        if key not in self._moved:
+            results = self._moved_pieces(op, entry, pieces)
+            found = [(terms.index(piece.term), piece.layout) for piece in results if piece.term in terms]
+            if len(found) < len(results):
+                return results
+            self._moved[key] = found
+        return [layout.of(terms[number]) for number, layout in self._moved[key]]
+
+    def _moved_pieces(self, op: Op, entry: OpDef, pieces: Sequence[Piece]) -> list[Piece]:
         devices = op.results[0].placed.devices
         if len({piece.pending for piece in pieces}) > 1:
             raise Mismatch("only some of its operands are terms of a pending reduction")

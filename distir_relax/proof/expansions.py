@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Attribute, DTensorType, Op, Size, Value, per_rank
 from distir_relax.layout import Shard, local_length, maximum
 from distir_relax.ops import Expansion, Trait, lookup
-from distir_relax.ops.table.positions import PADDING
 from distir_relax.ops.table.rule import Rule
 from distir_relax.ops.table.spmd_inference import infer_placed
 from distir_relax.proof.layouts import Layouts
@@ -138,10 +135,8 @@ class Expansions:
         tables = self.layouts.tables
         dims = []
         for table in layout.dims:
-            vectors = [tables.rows[row] for row in tables.tables[table]]
-            most = max(map(len, vectors))
-            rows = (np.concatenate([vector, np.full(most - len(vector), PADDING)]) for vector in vectors)
-            dims.append(tables.table(map(tables.row, rows)))
+            most = max(len(tables.rows[row]) for row in tables.tables[table])
+            dims.append(tables.table(tables.padded(row, most) for row in tables.tables[table]))
         return replace(layout, dims=tuple(dims))
 
     def _parts(

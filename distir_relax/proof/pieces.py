@@ -91,6 +91,7 @@ class Tables:
     _ranges: dict[tuple[int, int], int] = field(default_factory=dict)
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
     _equal: dict[int, int] = field(default_factory=dict)
+    _padded: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def row(self, vector: Vector) -> int:
         """Return the number of a row."""
@@ -142,6 +143,15 @@ class Tables:
         if equality is None or equality == other:
             return True
         return other is not None and self.first(equality, other) == other
+
+    def padded(self, row: int, size: int) -> int:
+        """Return a row with padding after its elements, up to a size."""
+        vector = self.rows[row]
+        if len(vector) == size:
+            return row
+        if (row, size) not in self._padded:
+            self._padded[row, size] = self.row(np.concatenate([vector, np.full(size - len(vector), PADDING)]))
+        return self._padded[row, size]
 
     def both(self, equality: int | None, other: int | None) -> int | None:
         """Return the equality of elements that are equal by both of two."""
