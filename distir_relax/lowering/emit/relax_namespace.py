@@ -346,7 +346,7 @@ def _within_bounds(bounds: Any, key: Any) -> Any:
 
     columns = _bound(relax.op.arange(0, key.ty.shape[2], 1, "int64"))
     first, end = (_bound(relax.op.strided_slice(bounds, [1], [n], [n + 1])) for n in (0, 1))
-    return relax.op.logical_and(relax.op.greater_equal(columns, first), relax.op.less(columns, end))
+    return _bound(relax.op.logical_and(relax.op.greater_equal(columns, first), relax.op.less(columns, end)))
 
 
 def _attention_of_states(attend: Callable[..., Any], new: Sequence[Any], past: Sequence[Any], views: Any) -> Any:
