@@ -209,7 +209,9 @@ class ServingLaunch(Launch):
 def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
     """Let it happen, once there is a process to which it can; or nothing, if the launch ends before."""
     host, numbers = failure.host, {"kill": 9, "segfault": 11, "stop": 19, "interrupt": 2}
-    words = launch.rank if failure.kind in (*numbers, "held") else AGENT if failure.kind == "agent" else ""
+    # A host without processes has nothing to lose.
+    of_agent = ("agent", "host", "stop host")
+    words = launch.rank if failure.kind in (*numbers, "held") else AGENT if failure.kind in of_agent else ""
     until = time.monotonic() + PRESENT
     while words and launch.process.poll() is None and not laboratory.pids_of(host, words) and time.monotonic() < until:
         time.sleep(0.05)
