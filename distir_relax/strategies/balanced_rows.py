@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TURNS = (1, 2, 4, 8, 16)
 _BALANCED = 1.05
-"""The work of the slowest device, relative to the mean, up to which rows stay together: each turn costs copies."""
+"""The work of the slowest device, relative to the least, up to which there are no more turns: each costs copies."""
 
 
 def balanced_cut(classes: Classes, sequence: Batch, shares: Sequence[float]) -> Cut | None:
@@ -38,21 +38,20 @@ def balanced_cut(classes: Classes, sequence: Batch, shares: Sequence[float]) -> 
     work = _work_by_row(classes, sequence)
     if work is None:
         return None
-    until, least, best = np.concatenate([[0.0], np.cumsum(work)]), np.inf, list[tuple[int, int]]()
+    until, found = np.concatenate([[0.0], np.cumsum(work)]), list[tuple[float, list[tuple[int, int]]]]()
     for turns in _TURNS:
         order = [rank for turn in range(turns) for rank in range(len(shares))[:: (1, -1)[turn % 2]]]
-        parts = np.array([shares[rank] for rank in order])
-        ends = np.rint(np.cumsum(parts) / parts.sum() * len(work)).astype(int)
-        if min(np.diff(ends, prepend=0)) < 1:
+        fractions = np.cumsum([shares[rank] for rank in order])
+        ends = np.rint(fractions / fractions[-1] * len(work)).astype(int)
+        sizes = np.diff(ends, prepend=0)
+        if min(sizes) < 1:
             break
         loads = np.zeros(len(shares))
         np.add.at(loads, order, np.diff(until[ends], prepend=0.0))
-        slowest = float((loads / np.array(shares)).max() / until[-1] * sum(shares))
-        if slowest < least:
-            least, best = slowest, list(zip(order, np.diff(ends, prepend=0).tolist(), strict=True))
-        if slowest <= _BALANCED:
-            break
-    return _cut(best, len(shares)) if len(best) > len(shares) else None
+        found.append((float((loads / np.array(shares)).max()), list(zip(order, sizes.tolist(), strict=True))))
+    least = min((slowest for slowest, _ in found), default=0.0)
+    parts = next((parts for slowest, parts in found if slowest <= _BALANCED * least), [])
+    return _cut(parts, len(shares)) if len(parts) > len(shares) else None
 
 
 def _work_by_row(classes: Classes, sequence: Batch) -> Numbers | None:

@@ -15,7 +15,7 @@ import distir_relax as dr
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
 from distir_relax.simulation.simulator import simulate_module
-from distir_relax.strategies import Strategy
+from distir_relax.strategies import Strategy, balanced_rows
 from distir_relax.strategy_search.search_space import Space
 from tests.strategies.test_unequal import unlike
 from tests.training.test_attention_training import trained
@@ -60,14 +60,17 @@ def losses(kind: str, **options: Any) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("balanced", [1.05, 1.0], ids=["", "in turns"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_language_models_learn_as_on_one_device(kind: str) -> None:
+def test_language_models_learn_as_on_one_device(kind: str, balanced: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The losses of these models are float32, whatever the dtype of the model."""
+    monkeypatch.setattr(balanced_rows, "_BALANCED", balanced)
     others = {"learned positions": "2/1/1/1,context=3", "rotary, grouped heads": "1/2/1/1,context=2,sequence_parallel"}
     strategy = others.get(kind, "1/1/1/1,context=3")
     assert losses(kind, strategy=strategy) == pytest.approx(losses(kind), abs=3e-6)
 
 
+@pytest.mark.parametrize("balanced", [1.05, 1.0], ids=["", "in turns"])
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -75,9 +78,10 @@ def test_language_models_learn_as_on_one_device(kind: str) -> None:
         "2/1/1/2,context=2,zero=2,checkpoint=block", "1/1/2/2,context=2", "1/1/1/1,context=3,checkpoint=selective",
     ],
 )  # fmt: skip
-def test_every_mask_with_other_options(strategy: str) -> None:
+def test_every_mask_with_other_options(strategy: str, balanced: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention that is plain, causal, in groups, with a mask of each sample, and with a bias that learns: in float64
     losses and parameters are those of torch within 1e-12."""
+    monkeypatch.setattr(balanced_rows, "_BALANCED", balanced)
     trained(torch.float64, strategy=strategy)
 
 
