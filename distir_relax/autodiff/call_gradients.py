@@ -14,7 +14,7 @@ with Sublinear Memory Cost, 2016). With ``selective``, backwards recompute the r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from distir_relax.autodiff.backward import BackwardStep, depends_on, gradients, is_differentiable
@@ -32,7 +32,7 @@ from distir_relax.ir import (
     fresh_name,
     required_ops,
 )
-from distir_relax.ops import Builder, filled, lookup
+from distir_relax.ops import Builder, Trait, filled, lookup
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ class Functions:
         roots = self._roots(function, ops, wrt)
         grads = gradients(g, ops, seed_of, [*wrt.values(), *roots], self.step(g))
         backward = tuple(g.ops[len(ops) :])
-        should_recompute = _has_few_flops if self._checkpoint == "selective" else _is_free
+        repeats = _repeating_ops(ops)
+        should_recompute = _has_few_flops if self._checkpoint == "selective" else lambda op: _is_free(op, repeats)
         backward = (*_recomputed_ops(ops, _names_used(backward), should_recompute), *backward)
         recomputed = {v.name for op in backward for v in op.results}
         grad_names = {i: grads[name].name for i, name in wrt.items() if name in grads}
@@ -262,8 +263,23 @@ def _recomputed_ops(ops: Sequence[Op], names: Iterable[str], should_recompute: C
     return tuple(op for op in ops if id(op) in recomputed)
 
 
-def _is_free(op: Op) -> bool:
-    return not op.operands
+def _is_free(op: Op, repeats: Set[str]) -> bool:
+    return not op.operands or op.results[0].name in repeats
+
+
+def _repeating_ops(ops: Sequence[Op]) -> set[str]:
+    """Return the results of ops that only move elements, from fewer: keys that are repeated for heads of queries."""
+    least: dict[str, int] = {}
+    found: set[str] = set()
+    for op in ops:
+        if op.callee or len(op.operands) != 1 or Trait.MOVES not in lookup(op.name, op.location).traits:
+            continue
+        source, result = op.operands[0], op.results[0]
+        elements = result.tensor.typical.elements
+        least[result.name] = min(elements, least.get(source.name, source.tensor.typical.elements))
+        if least[result.name] < elements:
+            found.add(result.name)
+    return found
 
 
 def _has_few_flops(op: Op) -> bool:
