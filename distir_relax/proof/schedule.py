@@ -292,10 +292,13 @@ class _Schedule:
 
         def order(candidate: tuple[Instance, tuple[int, ...]]) -> int:
             value, number = op.results[0], candidate[1][0]
-            if self.terms.numbers.get(value.name) == number:
-                return 0
+            # Another stage has copies of positions, by their names and a number.
+            copied, _, digits = value.name.rpartition("_")
+            for rank, name in enumerate((value.name, copied if digits.isdigit() else "")):
+                if self.terms.numbers.get(name) == number:
+                    return rank
             layouts = (self.layouts.layout(kind, value.placed.devices, number) for kind in self.terms.layouts[number])
-            return 1 if any(self.layouts.fits(layout, value.placed) for layout in layouts) else 2
+            return 2 if any(self.layouts.fits(layout, value.placed) for layout in layouts) else 3
 
         return sorted(candidates, key=order)
 
