@@ -83,14 +83,25 @@ class LanguageProgram:
 
     @classmethod
     def for_requests(cls, manifest: Manifest) -> LanguageProgram:
-        """Return that of a bundle whose steps are of several requests. Raises RunError for an encoder-decoder."""
+        """Return that of a bundle whose steps are of several requests.
+
+        Raises RunError for an encoder-decoder, and for sequences that are split: a step has the rows of all requests.
+        """
         if manifest.encoder is not None:
             raise RunError(
                 "expected a decoder-only model for steps of several requests, found an encoder-decoder",
                 manifest.name,
                 "generate one batch at a time: generate of the model, dr.load or dr.launch, or distir generate",
             )
-        return cls.of(manifest)
+        found = cls.of(manifest)
+        if any(shard.dim == 1 for shard in manifest.inputs[0].shards):
+            raise RunError(
+                f"expected whole sequences on each device for steps of several requests, found {found.tokens!r} as "
+                f"{manifest.inputs[0].placement}",
+                manifest.name,
+                "use a strategy without context, or generate one batch at a time",
+            )
+        return found
 
     def prompt(
         self, given: Any, tokenizer: Callable[[], Tokenizer], stop: Collection[int] | None = None,
