@@ -12,6 +12,7 @@ from distir_relax.cost.profile import SHAPE_OP, Profile
 from distir_relax.cost.roofline import host_seconds, op_work, work_seconds
 from distir_relax.ir import PACKED, Op, PlacedType, TensorType, Value
 from distir_relax.ops import OpDef, Trait, lookup
+from distir_relax.ops.table.entry import typical_costs
 from distir_relax.ops.table.spmd_inference import local_attrs
 from distir_relax.simulation.copies import NO_COPIES, Copies
 from distir_relax.simulation.device_classes import Array, DeviceClasses, Devices
@@ -373,7 +374,7 @@ class OpTimer:
                 # The operand of a send is on other devices than the result.
                 operands = [v.placed.local(min(i, len(v.placed.devices) - 1)) for v in op.operands]
                 results = [v.placed.local(i) for v in op.results]
-                size = int(workspace(operands, attrs, results)) if workspace else 0
+                size = int(workspace(*typical_costs(operands, attrs, results))) if workspace else 0
                 size += sum(operands[number].bytes for number in copied)
             result.append((c, size))
         return tuple(result)
