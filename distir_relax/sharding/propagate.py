@@ -240,7 +240,11 @@ class _Layout:
         self._body()
         results = [self.values[o.value.name] for o in self.instance.function.outputs]
         distinct = list(dict.fromkeys(v for v in results if v.name not in self.parameters))
-        extra = [(i, target, w) for i, v in enumerate(distinct) for target, w in self.reshards.get(v.name, {}).items()]
+        extra = [
+            (i, target, w)
+            for i, v in enumerate(distinct)
+            for target, w in self.reshards.get(v.name, {}).items() if not _is_gathered(v, target)
+        ]  # fmt: skip
         outputs = [*distinct, *(w for _, _, w in extra)]
         used_names = {v.name for op in self.ops for v in op.operands} | {v.name for v in results}
         inputs = [item for item in self.inputs if item.value.name in used_names]
@@ -457,6 +461,12 @@ class _Layout:
 def _with_layout(value: Value, placements: Placed) -> Value:
     kind = value.tensor
     return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
+
+
+def _is_gathered(value: Value, target: Placed) -> bool:
+    """Return whether a conversion makes numbers whole along some mesh axis that splits them; indices are few bytes."""
+    is_whole = any(isinstance(a, Shard) and b == R for a, b in zip(value.dtensor.placements, target, strict=True))
+    return is_whole and "float" in value.dtensor.dtype
 
 
 def _updates(op: Op, value: Value) -> bool:

@@ -42,9 +42,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def language_model(kind: str) -> nn.Module:
+def language_model(kind: str, **more: Any) -> nn.Module:
     torch.manual_seed(0)
     name, options = MODELS[kind]
+    options = {**options, **more}
     head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options))
     model.config.use_cache = False
@@ -177,6 +178,42 @@ def test_generation_splits_the_prompt() -> None:
     expected = dr.compile_generation(model, max_length=32).generate(ids, 9)
     found = dr.compile_generation(model, max_length=32, strategy="1/1/1/1,context=2").generate(ids, 9)
     assert torch.equal(found, expected)
+
+
+def long_training(devices: int, layers: int = 2) -> dr.Plan:
+    """Of a Llama in float32, whose three heads of keys serve two heads of queries each."""
+    ids = torch.zeros(1, 1009, dtype=torch.int64)
+    model = language_model("rotary, grouped heads", num_hidden_layers=layers).float()
+    batch = {"input_ids": ids, "labels": ids}
+    optimizer = dr.optim.SGD(lr=0.3)
+    return dr.compile_training(
+        model, optimizer=optimizer, example_batch=batch, strategy=f"1/1/1/1,context={devices}"
+    ).plan
+
+
+def test_keys_are_sent_once_for_all_queries_they_serve() -> None:
+    """Gathered before they are repeated, and their gradients added up before they are scattered."""
+    functions = long_training(3).modules["distributed"].functions
+    sent = Counter(
+        (op.name, op.operands[0].placed.local(0).shape[1])
+        for function in functions for op in function.ops
+        if op.name in ("all_gather", "reduce_scatter") and len(op.operands[0].placed.local(0).shape) > 3
+    )  # fmt: skip
+    assert {name for name, _ in sent} == {"all_gather", "reduce_scatter"}
+    assert {heads for _, heads in sent} == {3}
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+def test_activations_are_divided(devices: int) -> None:
+    """At the peak each device has its part, and 5 % more at most: the keys of one of 24 layers. Scratch memory of
+    kernels is not among them."""
+
+    def activations(count: int) -> float:
+        distributed = long_training(count, 24).modules["distributed"]
+        peaks = simulate_module(distributed, load_profile("cpu-local").with_devices(count)).peaks
+        return max(peak.split[1] for peak in peaks)
+
+    assert activations(devices) <= activations(1) / devices * 1.05
 
 
 def test_a_million_tokens_on_64_devices() -> None:
