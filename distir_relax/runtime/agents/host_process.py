@@ -7,6 +7,7 @@ It connects to the launcher and to the other agents, starts the ranks of its hos
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import selectors
 import signal
@@ -30,7 +31,7 @@ from distir_relax.support.file_slices import COPIES
 
 # Seconds between two looks at the ranks' states.
 _LOOK = 0.1
-_CONNECTING = 30.0
+_CONNECTING, _UNREACHABLE = 30.0, 4.0
 _DEATH_SIGNAL = 1
 _ENDS = {"end": signal.SIGTERM, "kill": signal.SIGKILL}
 _LINE = 1 << 16
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     token = bytes.fromhex(sys.stdin.readline().strip())
     os.environ[SESSION] = session_token(token).hex()
     try:
-        sock = socket.create_connection((address, port), _CONNECTING)
+        sock = _connected(address, port)
         listener = Listener(sock.getsockname()[0], token, "server")
         here = {"is": "here", "host": host, "port": _free_port(), "address": listener.address}
         connection = Connection(sock, token, "agent", here)
@@ -51,6 +52,18 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: the launcher at {address}:{port} cannot be reached: {error}\n")
         return INFRASTRUCTURE
     return _Host(host, connection, listener, start).watch()
+
+
+def _connected(address: str, port: int) -> socket.socket:
+    """Connect to the launcher. A host that could not be reached before may count as such for a second more."""
+    until = time.monotonic() + _UNREACHABLE
+    while True:
+        try:
+            return socket.create_connection((address, port), _CONNECTING)
+        except OSError as error:
+            if error.errno not in (errno.EHOSTUNREACH, errno.ENETUNREACH) or time.monotonic() > until:
+                raise
+        time.sleep(_LOOK)
 
 
 class _Copies:
