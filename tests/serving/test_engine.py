@@ -87,8 +87,11 @@ def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: 
     assert compared > 10
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("mixtral", "1/3/1/1"), ("gpt2", "1/1/2/1")])
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("mixtral", "2/1/1/1,experts=data"), ("llama", "1/1/1/1"), ("mixtral", "1/3/1/1"), ("gpt2", "1/1/2/1")],
+)
 def test_requests_that_join_and_leave_get_the_tokens_they_would_get_alone(name: str, strategy: str) -> None:
     options = EngineOptions(max_requests=4, step_tokens=20, chunk_tokens=7)
     counts = [5, 1, 17, 3, 9, 12, 2]
