@@ -15,6 +15,7 @@ from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op, RepeatedMicrobatches, TaskOrder
+from distir_relax.ir.symbols import at_sizes
 from distir_relax.layout import Collective
 from distir_relax.lowering.gradient_accumulation import accumulate_in_calls, is_microbatch_order
 from distir_relax.lowering.schedule_order import order_tasks, task_sequence
@@ -86,7 +87,7 @@ class Pipeline:
         profiles = {place: profile.without(place * size) for place in set(place_of)}
         for kinds in {tuple(machine.device_specs(size)) for machine in profiles.values()}:
             places = [place for place, machine in profiles.items() if tuple(machine.device_specs(size)) == kinds]
-            run = simulate_module(replace(module, records=()), profiles[places[0]])
+            run = simulate_module(at_sizes(replace(module, records=()), {}), profiles[places[0]])
             # Equal tasks get equal times, to the last bit: rounding errors would break ties between equal orders.
             times.update(
                 (_key(t.op), round(t.end - t.start, 13)) for t in task_times(run) if place_of[_key(t.op)[0]] in places
