@@ -44,12 +44,11 @@ class RecordedCommunicator:
         found = self._comm.sum_recorded(self._recording, x, axis, step) if is_sum else None
         return self._recording.whole(self._comm.all_reduce, x, axis, op, step, out) if found is None else found
 
-    def rows_to_groups(self, *args: Any, alone: bool = False, **options: Any) -> torch.Tensor:
+    def rows_to_groups(self, *args: Any, alone: bool = False, **options: Any) -> Any:
         """See `Communicator.rows_to_groups`; how many rows a rank has `alone` depends on data."""
         if alone:
             self._recording.fail("the number of rows of a rank's groups depends on data")
-        found: torch.Tensor = self._recording.whole(self._comm.rows_to_groups, *args, alone=alone, **options)
-        return found
+        return self.__getattr__("rows_to_groups")(*args, alone=alone, **options)
 
     def start_send(self, x: torch.Tensor, peer: int, copy: bool, step: int) -> None:
         """See `Communicator.start_send`; `x` is copied, since a step's memory is used again soon."""
