@@ -13,7 +13,7 @@ PROGRAMS ?= 10000
 
 # make docs   builds the site in build/site
 
-.PHONY: demo chat finetune train train-lm adapters test quick every-case lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes hosts chaos paper regret browser coverage clean
+.PHONY: demo chat finetune train train-lm adapters test quick every-case lint docs fuzz validate exact proof schedules kernels chunks shapes bench peers real-sizes hosts chaos composition paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -113,7 +113,10 @@ coverage: $(READY)
 bench: $(READY) $(SMOLLM)
 	$(BIN)/python benchmarks/bench.py
 
-# A Llama of 8B parameters on sequences of up to 131,072 tokens: seconds and memory of import, simulation and search.
+# All pairs of features beside one device, as in docs/composition.md, which it writes; 15 minutes.
+composition: $(READY)
+	$(BIN)/python -m tests.composition.cells
+
 # Hosts that are namespaces of this machine: their links, and launches to which something happens. As root; five minutes.
 hosts: $(READY)
 	unshare --mount --net --pid --fork --kill-child --mount-proc $(BIN)/python -m tests.hosts.laboratory
@@ -123,6 +126,7 @@ hosts: $(READY)
 chaos: hosts
 	$(PYTEST) -q tests/hosts/test_agents.py tests/hosts/test_chaos.py --every-case
 
+# A Llama of 8B parameters on sequences of up to 131,072 tokens: seconds and memory of import, simulation and search.
 real-sizes: $(READY)
 	$(BIN)/python benchmarks/real_sizes.py
 

@@ -14,7 +14,7 @@ import torch
 
 import distir_relax as dr
 
-LENGTHS = (8192,)
+LENGTHS = (8192, 32768)
 STRATEGIES = ("1/1/1/1", "1/1/1/1,context=2")
 
 
