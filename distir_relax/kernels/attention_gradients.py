@@ -18,6 +18,7 @@ from distir_relax.kernels.native import (
     host_target,
     stored_name,
 )
+from distir_relax.kernels.recording import recording
 
 
 def attention_grads(
@@ -38,6 +39,8 @@ def attention_grads(
             result.zero_()
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
         _run(kernel, (q, k, v, grad), results, mask, scale, causal)
+    elif (found := recording()) is not None:
+        return found.whole(attention_grads, q, k, v, grad, mask, scale, causal)
     else:
         if causal:
             mask = _causal_mask(mask, q, k)
