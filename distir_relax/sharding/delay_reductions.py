@@ -246,7 +246,7 @@ def _changed_axes(op: Op) -> list[int]:
 def _reduced_axes(op: Op) -> tuple[int, ...]:
     """Return the axes along which a `redistribute` converts ``I[sum]`` to ``R``; empty if it does anything else."""
     source, target = op.operands[0].dtensor, op.results[0].dtensor
-    changed = [i for i, (a, b) in enumerate(zip(source.placements, target.placements, strict=True)) if a != b]
+    changed = _changed_axes(op)
     sums = [
         i for i in changed if source.placements[i] == Partial("sum") and isinstance(target.placements[i], Replicate)
     ]

@@ -243,7 +243,9 @@ class _Layout:
         extra = [
             (i, target, w)
             for i, v in enumerate(distinct)
-            for target, w in self.reshards.get(v.name, {}).items() if not _is_gathered(v, target)
+            for target, w in self.reshards.get(v.name, {}).items()
+            # Gathered activations of all calls would be kept until the backward; indices are few bytes.
+            if "float" not in v.dtensor.dtype or not _gathered_axes(v, target)
         ]  # fmt: skip
         outputs = [*distinct, *(w for _, _, w in extra)]
         used_names = {v.name for op in self.ops for v in op.operands} | {v.name for v in results}
@@ -405,15 +407,16 @@ class _Layout:
 
         None if there is none. Keys that serve several heads of queries are gathered before they are repeated.
         """
-        axes = [i for i, (a, b) in enumerate(zip(value.dtensor.placements, target, strict=True)) if a != b]
-        made = {result.name: op for op in self.ops for result in op.results}
+        axes = _gathered_axes(value, target)
+        if len(axes) < sum(a != b for a, b in zip(value.dtensor.placements, target, strict=True)):
+            return None
         chain: list[Op] = []
         best, moved = value, 0
         source = value
-        while all(isinstance(source.dtensor.placements[i], Shard) and target[i] == R for i in axes):
+        while all(isinstance(source.dtensor.placements[i], Shard) for i in axes):
             if is_always(source.dtensor.tensor.bytes, "<", best.dtensor.tensor.bytes):
                 best, moved = source, len(chain)
-            op = made.get(source.name)
+            op = next((op for op in reversed(self.ops) if source in op.results), None)
             if op is None or op.callee or len(op.operands) != 1 or Trait.MOVES not in lookup(op.name).traits:
                 break
             chain.append(op)
@@ -433,14 +436,12 @@ class _Layout:
         return value
 
     def _record_gather(self, value: Value, result: Value, user: str, where: str) -> None:
-        source, target, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor
-        mesh = self.program.selector.mesh
-        axes = zip(mesh.axes, source, target, strict=True)
-        if gathered := tuple(axis for axis, h, t in axes if isinstance(h, Shard) and t == R):
+        if axes := _gathered_axes(value, result.dtensor.placements):
             location = absolute_location(self.instance.place, where)
-            layout = print_placements(source)
+            layout, size = print_placements(value.dtensor.placements), value.dtensor.tensor.bytes
+            gathered = tuple(self.program.selector.mesh.axes[i] for i in axes)
             self.program.gathers.append(
-                Gather(result.name, value.name, layout, kind.bytes, user, location, self.name, gathered)
+                Gather(result.name, value.name, layout, size, user, location, self.name, gathered)
             )
 
     def _record_reasons(self) -> None:
@@ -463,10 +464,10 @@ def _with_layout(value: Value, placements: Placed) -> Value:
     return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
 
 
-def _is_gathered(value: Value, target: Placed) -> bool:
-    """Return whether a conversion makes numbers whole along some mesh axis that splits them; indices are few bytes."""
-    is_whole = any(isinstance(a, Shard) and b == R for a, b in zip(value.dtensor.placements, target, strict=True))
-    return is_whole and "float" in value.dtensor.dtype
+def _gathered_axes(value: Value, target: Placed) -> list[int]:
+    """Return the mesh axes that split a value, and along which a conversion makes it whole."""
+    placements = zip(value.dtensor.placements, target, strict=True)
+    return [i for i, (before, after) in enumerate(placements) if isinstance(before, Shard) and after == R]
 
 
 def _updates(op: Op, value: Value) -> bool:
