@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TURNS = (1, 2, 4, 8, 16)
 _BALANCED = 1.05
-"""The work of the slowest device, relative to the least, up to which there are no more turns: each costs copies."""
+"""The work of the slowest device, relative to the least, that is not worth another turn: each costs copies."""
 
 
 def balanced_cut(classes: Classes, sequence: Batch, shares: Sequence[float]) -> Cut | None:

@@ -69,7 +69,7 @@ def tried(one: Feature, other: Feature) -> Cell:
 
 
 def _expected(setup: Setup) -> Any:
-    """What one device gives: with the same precision and lengths, without all that only distributes."""
+    """The result of one device: with the same precision and lengths, without all that only distributes."""
     kept = {name: value for name, value in setup.arguments.items() if name in ("precision", "averaging")}
     others = {name: value for name, value in setup.others.items() if name != "elastic"}
     return _on_one_device(setup.run, tuple(kept.items()), tuple(others.items()))
@@ -251,7 +251,7 @@ def shown(cell: Cell) -> str:
     if cell.result == "wrong":
         raise ValueError(f"{cell.one} x {cell.other}: {cell.text}")
     if cell.result == "refused":
-        # Without the strategy, of which each pair has another one.
+        # Without the strategy: each pair has another one.
         return re.sub(r"[0-9]+(/[0-9]+){3}[^ ]*", "D/T/P/K", cell.text.removeprefix("llamaforcausallm: "))
     return {"runs": "+", "one of": "=", "apart": "-"}[cell.result]
 

@@ -1,4 +1,4 @@
-"""Pairs of features give what one device gives, or are refused, as docs/composition.md says (`make composition`)."""
+"""Pairs of features equal one device, or are refused, as docs/composition.md says (`make composition`)."""
 
 from __future__ import annotations
 
