@@ -181,6 +181,15 @@ class Communicator(Messages):
             return self.reduce_scatter(x, axis, dim, sizes, op, step, out)
         return self._start_in_thread("reduce_scatter", x, axis, dim, sizes, op, step=step)
 
+    def start_resplit(
+        self, x: Array, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: Step = None,
+        out: Array | None = None,
+    ) -> Any:  # fmt: skip
+        """Start a `resplit`; see `start_all_reduce`."""
+        if out is not None:
+            return self.resplit(x, axis, dim, pieces, step, out)
+        return self._start_in_thread("resplit", x, axis, dim, pieces, step=step)
+
     def finish_collective(self, x: Any, step: Step = None, out: Array | None = None) -> Any:
         """Return the result of a collective once it is complete; `x` is what its start returned.
 

@@ -176,6 +176,14 @@ class Communicator:
         kind = ("reduce_scatter", dim, tuple(sizes), op, step)
         return self._start(kind, axis, x, lambda parts: _combined(parts, op).split(list(sizes), dim)[me].contiguous())
 
+    def start_resplit(self, x: Any, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: int) -> Any:
+        rows, me = tuple(map(tuple, pieces)), self.index(axis)
+
+        def received(parts: list[Any]) -> Any:
+            return torch.cat([y.split(list(row), dim)[me] for y, row in zip(parts, rows, strict=True)], dim)
+
+        return self._start(("resplit", dim, rows, step), axis, x, received)
+
     def _start(self, kind: tuple[Any, ...], axis: str, x: Any, result: Callable[[list[Any]], Any]) -> Any:
         """Return a tensor of the result's shape, without its numbers, which are not there before it is finished."""
         key, group = self._post(kind, axis, x)
@@ -185,6 +193,8 @@ class Communicator:
             shape[rest[0]] = sum(rest[1])
         elif name == "reduce_scatter":
             shape[rest[0]] = rest[1][self.index(axis)]
+        elif name == "resplit":
+            shape[rest[0]] = sum(row[self.index(axis)] for row in rest[1])
         pending = x.new_zeros(shape)
         self._started[id(pending)] = (key, group, (pending, result))
         return pending

@@ -202,6 +202,11 @@ def _started(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> 
         part = x.split(sizes, dim)[me]
         starts.append(comm.start_all_gather(part, axis, dim, sizes))
         expected.append(comm.all_gather(part, axis, dim, sizes))
+        # Each sends all that it has to the one before it.
+        count = len(sizes)
+        pieces = [[sizes[i] if j == (i - 1) % count else 0 for j in range(count)] for i in range(count)]
+        starts.append(comm.start_resplit(part, axis, dim, pieces))
+        expected.append(comm.resplit(part, axis, dim, pieces))
     for start, value in reversed(list(zip(starts, expected, strict=True))):
         found = comm.finish_collective(start)
         assert found.shape == value.shape

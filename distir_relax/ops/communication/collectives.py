@@ -1,8 +1,8 @@
 """Collectives: communication among all devices along a mesh axis.
 
 In a rank's program a collective blocks until it is complete. One on a stream is asynchronous: ``start_all_reduce``,
-``start_all_gather`` and ``start_reduce_scatter`` return at once, and ``finish_collective`` waits for the result right
-before its first use. Ranks execute what they start in the order of the starts.
+``start_all_gather``, ``start_reduce_scatter`` and ``start_resplit`` return at once, and ``finish_collective`` waits for
+the result right before its first use. Ranks execute what they start in the order of the starts.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ define(
     ),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
-define(
+_define_startable(
     "resplit",
     Semantics(
         infer=lambda types, attrs: (resized(types[0], attrs["dim"], attrs["size"]),),
@@ -227,13 +227,12 @@ define(
         per_device_attrs=frozenset({"size"}),
         serialized=serialized.resplit,
     ),
-    cost=Cost(
+    Cost(
         flops=no_flops,
         workspace=_exchange_workspace,
         collective=Collective.ALL_TO_ALL,
         pieces=lambda attrs, i: attrs["pieces"][i],
     ),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 
 
