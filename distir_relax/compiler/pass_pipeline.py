@@ -184,7 +184,7 @@ def compile_passes(
         )
     passes += _strategy_passes(strategy, training, evaluation, cut, parts, profile)
     # A simulation needs no explanations.
-    propagate = Propagate(mesh, reasons=not repeated)
+    propagate = Propagate(mesh, reasons=not repeated, ring="auto" if strategy is None else strategy.ring)
     placement_passes: tuple[Pass, ...] = (propagate, DelayReductions(hazards))
     if pieces is not None:
         # Sums over ranks are delayed up to those over microbatches, and without microbatches not at all.

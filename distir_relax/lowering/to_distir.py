@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import (
@@ -33,14 +34,23 @@ from distir_relax.ir import (
     local_size,
     mesh_classes,
 )
-from distir_relax.layout import DeviceMesh, Partial, Shard, UndecidedSize, is_symbolic, local_length
+from distir_relax.ir.symbols import op_symbols
+from distir_relax.layout import (
+    DeviceMesh,
+    Partial,
+    Shard,
+    UndecidedSize,
+    is_symbolic,
+    local_intervals,
+    local_length,
+)
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
 from distir_relax.lowering.expert_dispatch import can_pack, group_axes, lower_dispatch
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.output_assembly import assemble_outputs
 from distir_relax.lowering.padding import MODES, NEUTRAL, Padding, is_padded, is_partial
 from distir_relax.lowering.redistribute import lower_redistribute
-from distir_relax.ops import PARALLEL, Expansion, Trait, lookup
+from distir_relax.ops import PARALLEL, Expansion, Held, Ring, RingExpansion, Trait, lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +121,15 @@ class _Program:
         types = [v.type for values in (op.operands, op.results, local) for v in values]
         return (op.name, tuple(op.attrs.items()), *map(self.type_id, types))
 
-    def callee(self, name: str, operands: list[Value], operand_padding: list[PadValues]) -> _Callee:
-        """Return the function lowered for these operands."""
-        key = (name, tuple([self.type_id(v.type) for v in operands]), tuple(operand_padding))
+    def callee(
+        self, name: str, operands: list[Value], operand_padding: list[PadValues], made: Sequence[Op | None]
+    ) -> _Callee:
+        """Return the function lowered for these operands; `made` are the ops whose elements are known, if any."""
+        known = tuple([None if op is None else (op.name, tuple(op.attrs.items())) for op in made])
+        key = (name, tuple([self.type_id(v.type) for v in operands]), tuple(operand_padding), known)
         if key not in self.callees:
             lowering = _Lowering(self, self.module.function(name), fresh_name(name, self.names))
-            self.callees[key] = lowering.callee(operands, operand_padding)
+            self.callees[key] = lowering.callee(operands, operand_padding, made)
         return self.callees[key]
 
 
@@ -138,6 +151,8 @@ class _Lowering:
     padding: Padding = field(init=False)
     builder: SpmdBuilder = field(init=False)
     values: dict[str, Value] = field(default_factory=dict)
+    made: dict[str, Op] = field(default_factory=dict)
+    """The ops of values whose elements are known when compiling (`Semantics.array`)."""
 
     def __post_init__(self) -> None:
         self.mesh, self.padding = self.program.module.meshes[0], Padding(self.program.tail)
@@ -149,12 +164,14 @@ class _Lowering:
         outputs = tuple(replace(o, value=self._output(o), layout=None) for o in self.function.outputs)
         return Function(self.name, tuple(inputs), tuple(self.builder.ops), outputs)
 
-    def callee(self, operands: list[Value], operand_padding: list[PadValues]) -> _Callee:
+    def callee(self, operands: list[Value], operand_padding: list[PadValues], made: Sequence[Op | None]) -> _Callee:
         """Lower the function for operands with this padding; its results may be padded too."""
         inputs = []
-        for item, operand, pad_values in zip(self.function.inputs, operands, operand_padding, strict=True):
+        for item, operand, pad_values, op in zip(self.function.inputs, operands, operand_padding, made, strict=True):
             value = self.values[item.value.name] = Value(item.value.name, operand.type)
             self._set_pad_values(value, pad_values)
+            if op is not None:
+                self.made[item.value.name] = op
             inputs.append(Input(value, item.role, item.location, item.layout))
         self._body()
         results = [self.values[o.value.name] for o in self.function.outputs]
@@ -168,7 +185,11 @@ class _Lowering:
             if op.callee:
                 results = self._call(op)
             else:
-                is_reshard = Trait.REDISTRIBUTION in lookup(op.name).traits
+                entry = lookup(op.name)
+                is_reshard = Trait.REDISTRIBUTION in entry.traits
+                is_known = entry.semantics.array is not None and not op_symbols(op)
+                if made := self.made.get(op.operands[0].name) if is_reshard else op if is_known else None:
+                    self.made[op.results[0].name] = made
                 if is_reshard:
                     with _refusing(op):
                         results = self._redistribute(op)
@@ -180,7 +201,8 @@ class _Lowering:
 
     def _call(self, op: Op) -> list[Value]:
         operands = [self.values[v.name] for v in op.operands]
-        callee = self.program.callee(op.callee, operands, [self._pad_values(v) for v in operands])
+        made = [self.made.get(v.name) for v in op.operands]
+        callee = self.program.callee(op.callee, operands, [self._pad_values(v) for v in operands], made)
         outputs = callee.function.outputs
         results = [Value(self.builder.fresh(v.name), o.value.type) for v, o in zip(op.results, outputs, strict=True)]
         for value, pad_values in zip(results, callee.result_pad_values, strict=True):
@@ -254,10 +276,12 @@ class _Lowering:
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
         entry = lookup(op.name, op.location)
-        reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
-        factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
+        rings = {axis: ring for axis in axes if (ring := self._ring(op, axis))}
+        others = [axis for axis in axes if axis not in rings]
+        reduced = {axis: factor for axis in others if (factor := self._reduced_factor(op, axis))}
+        factors = {axis: f for axis in others if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
         exact = (axis for axis, factor in factors.items() if factor.name in entry.split.exact)
-        ragged = _partly_padded_axes(op).union(group_axes(op), exact)
+        ragged = _partly_padded_axes(op).union(group_axes(op), exact, rings)
         operands = [self._trim(v, ragged) for v in op.operands]
         if not self.program.in_time and (rows := lower_dispatch(self.builder, op, operands, self.program.packed)):
             return self._pad(op, [rows], ragged)
@@ -266,6 +290,9 @@ class _Lowering:
         for axis in set(axes) - ragged:
             operands = self._pad_valid(op, operands, axis)
         self.builder.hint = op.results[0].name
+        for axis, (entry_of_ring, first, second) in rings.items():
+            expansion = self._ring_expansion(op, operands, axis, first, second)
+            return self._pad(op, list(entry_of_ring.expand(expansion)), ragged)
         for factor in factors.values():
             if expand := entry.split.expand.get(factor.name) or entry.split.expand.get("*"):
                 split = [axis for axis, other in factors.items() if other == factor]
@@ -354,6 +381,46 @@ class _Lowering:
                     if rule.factors[index].name in expand:
                         return _Factor(rule.factors[index].name, number, placement.dim)
         return None
+
+    def _ring(self, op: Op, axis: int) -> tuple[Ring, _Factor, _Factor] | None:
+        """Return the two factors that are split along `axis`, if the op's entry has ops for that."""
+        for name, ring in lookup(op.name).split.ring.items():
+            first, second = self._factor_along(op, name, axis), self._factor_along(op, ring.factor, axis)
+            if first is not None and second is not None:
+                return ring, first, second
+        return None
+
+    def _factor_along(self, op: Op, name: str, axis: int) -> _Factor | None:
+        """Return a factor with the first operand that is split along it on `axis`; None if none is."""
+        rule = lookup(op.name).rule_for(
+            [v.dtensor.tensor for v in op.operands], op.attrs, [v.dtensor.tensor for v in op.results]
+        )
+        for number, (value, dims) in enumerate(zip(op.operands, rule.operands, strict=True)):
+            placement = value.dtensor.placements[axis]
+            if isinstance(placement, Shard) and any(rule.factors[i].name == name for i in dims[placement.dim]):
+                return _Factor(name, number, placement.dim)
+        return None
+
+    def _ring_expansion(
+        self, op: Op, operands: list[Value], axis: int, first: _Factor, second: _Factor
+    ) -> RingExpansion:
+        def held(factor: _Factor) -> Held:
+            kind = op.operands[factor.tensor].dtensor
+            along = [kind.placements[axis]]
+            intervals = (
+                local_intervals(along, factor.dim, kind.shape[factor.dim], [i]) for i in range(self.mesh.shape[axis])
+            )
+            return tuple(map(tuple, intervals))
+
+        def elements(value: Value) -> Any:
+            made = self.made.get(value.name)
+            array = None if made is None else lookup(made.name).semantics.array
+            return None if made is None or array is None else array(made.attrs)
+
+        arrays = tuple(map(elements, op.operands))
+        plain = self._expansion(op, operands, [axis], second, {axis})
+        by_index = partial(self.builder.expand_by_index, axis)
+        return RingExpansion(**vars(plain), first=held(first), second=held(second), arrays=arrays, by_index=by_index)
 
     def _expansion(
         self, op: Op, operands: list[Value], axes: list[int], factor: _Factor, ragged: Container[int]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Attribute, DTensorType, Op, Size, Value, per_rank
 from distir_relax.layout import Shard, local_length, maximum
-from distir_relax.ops import Expansion, Trait, lookup
-from distir_relax.ops.table.rule import Rule
+from distir_relax.ops import Expansion, RingExpansion, Trait, lookup
 from distir_relax.ops.table.spmd_inference import infer_placed
+from distir_relax.proof.exchanged_parts import held_by_index, layouts_after_turns
 from distir_relax.proof.layouts import Layouts
 from distir_relax.proof.local_ops import expanded_layouts
 from distir_relax.proof.pieces import Groups, Layout, Mismatch, Piece
 from distir_relax.proof.terms import Expandable
+
+Parts = tuple[tuple[str, tuple[Size, ...]], ...]
+"""How a dim is cut, axis by axis: see `Expansion.parts`."""
+_Variant = tuple[Callable[[Any], tuple[Value, ...]], Expansion, list[list[Layout]]]
+"""The ops of an entry, what they are given, and the layouts that the results may have then."""
 
 
 class Expansions:
@@ -48,14 +54,27 @@ class Expansions:
         entry = lookup(op.name, op.location)
         is_collective = entry.semantics.collective_semantics is not None
         is_opaque = op.operands and Trait.ON_COMMUNICATOR in entry.traits and not is_collective
-        attributes = -1 if is_opaque else self.layouts.terms.attributes.of(op)
+        numbers = self.layouts.terms.attributes
+        if Trait.WAIT in entry.traits:
+            self.numbers[op.results[0].name] = self._number_of(op.operands[0])
+            return
+        is_started = "stream" in op.attrs
+        plain = numbers.number({k: v for k, v in op.attrs.items() if k != "stream"}) if is_started else numbers.of(op)
+        attributes = -1 if is_opaque else plain
         self.number(op.name, op.operands, attributes, op.results)
 
     def know(self, value: Value, forms: Sequence[Piece]) -> None:
         """Note that a value is a piece of a tensor, in each of these forms."""
         for piece in forms:
-            if piece.term in self.terms and piece.routed is None:
+            if piece.term in self.terms and piece.routed is None and self._is_placed(piece, value.placed.devices):
                 self.values[piece.term].append((value, piece))
+
+    def _is_placed(self, piece: Piece, devices: tuple[int, ...]) -> bool:
+        """Whether devices have parts of a tensor that the sharded program places there, and not some on their way."""
+        assert piece.term is not None
+        placed = self.layouts
+        layouts = (placed.layout(kind, devices, piece.term) for kind in placed.terms.layouts[piece.term])
+        return any(all(placed.has_parts(piece, *dim) for dim in enumerate(layout.dims)) for layout in layouts)
 
     def results(self, op: Op) -> Sequence[Piece] | None:
         """Return the pieces of an op's results, if it is the end of an expansion."""
@@ -103,32 +122,75 @@ class Expansions:
                     self._expand_one(item, chosen, devices)
 
     def _expand_one(self, item: Expandable, operands: Sequence[tuple[Value, Piece]], devices: tuple[int, ...]) -> None:
-        placed, instance = self.layouts, item.instance
+        placed = self.layouts
         groups = placed.groups_of(devices)
-        layouts = [piece.layout for _, piece in operands]
-        values = tuple(self.originals[value.name] for value, _ in operands)
+        emitter = _Emitter(self, devices, item.instance.op.location)
         for kinds in product(*(placed.terms.layouts[number].items() for number in item.results)):
             exact = [placed.layout(kind, devices, n) for (kind, _), n in zip(kinds, item.results, strict=True)]
-            found = []
-            padded = [self._padded(layout) for layout in exact]
-            for claimed in [exact] if padded == exact else [exact, padded]:
-                with suppress(Mismatch):
-                    layouts_found = expanded_layouts(placed.tables, instance, layouts, groups, claimed)
-                    found += [layouts_found] if layouts_found not in found else []
-            if not found:
-                continue
-            types = [tuple(v.dtensor.tensor for v in side) for side in (item.original.operands, item.original.results)]
-            emitter = _Emitter(self, devices, instance.op.location)
-            parts = list(self._parts(instance.rule, item, operands, values, [kind for _, kind in kinds], groups))
-            for (name, expand), (factor, cut, size) in product(instance.entry.split.expand.items(), parts):
-                if name in ("*", factor):
-                    try:
-                        made = expand(Expansion(emitter, values, item.original.attrs, cut, size, *types))
-                    except (DistIRError, ValueError):
-                        continue
-                    for position, (value, number) in enumerate(zip(made, item.results, strict=True)):
-                        options = self.expected[self.numbers[value.name]]
-                        options += [layouts_found[position].of(number) for layouts_found in found]
+            given = _Given(item, emitter, operands, [kind for _, kind in kinds], exact, groups)
+            for expand, expansion, found in (*self._plain(given), *self._in_turns(given)):
+                try:
+                    made = expand(expansion)
+                except (DistIRError, ValueError):
+                    continue
+                for position, (value, number) in enumerate(zip(made, item.results, strict=True)):
+                    options = self.expected[self.numbers[value.name]]
+                    options += [layouts[position].of(number) for layouts in found]
+
+    def _plain(self, given: _Given) -> Iterator[_Variant]:
+        """Iterate over the expansions along one factor, with the layouts that their results may have."""
+        instance, exact = given.item.instance, given.results
+        layouts = [piece.layout for _, piece in given.operands]
+        found = []
+        padded = [self._padded(layout) for layout in exact]
+        for claimed in [exact] if padded == exact else [exact, padded]:
+            with suppress(Mismatch):
+                layouts_found = expanded_layouts(self.layouts.tables, instance, layouts, given.groups, claimed)
+                found += [layouts_found] if layouts_found not in found else []
+        parts = list(self._parts(given)) if found else []
+        for (name, expand), (factor, cut, size) in product(instance.entry.split.expand.items(), parts):
+            if name in ("*", factor):
+                yield expand, self._expansion(given, cut, size), found
+
+    def _in_turns(self, given: _Given) -> Iterator[_Variant]:
+        """Iterate over the expansions in which devices exchange parts of a second factor (`Split.ring`)."""
+        tables, instance, groups = self.layouts.tables, given.item.instance, given.groups
+        layouts = [piece.layout for _, piece in given.operands]
+        indices = [set(column) for column in zip(*groups.coordinates, strict=True)]
+        axes = [axis for axis, size in enumerate(groups.mesh.shape) if len(indices[axis]) == size > 1]
+        for (name, ring), axis in product(instance.entry.split.ring.items(), axes):
+            given_layouts = instance, layouts, given.results, ring.factor, groups, axis
+            key = ("turns", id(instance), *map(tuple, given_layouts[1:3]), ring.factor, groups.key, axis)
+            with suppress(Mismatch):
+                found = self.layouts.cached(key, partial(layouts_after_turns, tables, *given_layouts))
+                first, second = (
+                    held_by_index(tables, instance.rule, layouts, factor, groups, axis)
+                    for factor in (name, ring.factor)
+                )
+                known = tuple(self._array(number) for number in given.item.operands)
+                plain = self._expansion(given, ((groups.mesh.axes[axis], ()),), 0)
+
+                def by_index(numbers: tuple[int, ...], axis: int = axis) -> Size:
+                    return per_rank([numbers[place[axis]] for place in groups.coordinates])
+
+                for arrays in (known, (None,) * len(known)):
+                    yield (
+                        ring.expand,
+                        RingExpansion(**vars(plain), first=first, second=second, arrays=arrays, by_index=by_index),
+                        [found],
+                    )
+
+    def _expansion(self, given: _Given, cut: Parts, size: Size) -> Expansion:
+        values = tuple(self.originals[value.name] for value, _ in given.operands)
+        original = given.item.original
+        types = (tuple(v.dtensor.tensor for v in side) for side in (original.operands, original.results))
+        return Expansion(given.emitter, values, original.attrs, cut, size, *types)
+
+    def _array(self, number: int) -> Any:
+        """Return the elements of a tensor, None if they are not known when compiling."""
+        op = self.layouts.terms.sources.get(number)
+        array = None if op is None else lookup(op.name, op.location).semantics.array
+        return None if op is None or array is None else array(op.attrs)
 
     def _padded(self, layout: Layout) -> Layout:
         """Return a layout in which devices have as many elements of each dim as the one with most, or padding."""
@@ -139,31 +201,24 @@ class Expansions:
             dims.append(tables.table(tables.padded(row, most) for row in tables.tables[table]))
         return replace(layout, dims=tuple(dims))
 
-    def _parts(
-        self,
-        rule: Rule,
-        item: Expandable,
-        operands: Sequence[tuple[Value, Piece]],
-        values: Sequence[Value],
-        results: Sequence[DTensorType],
-        groups: Groups,
-    ) -> Iterator[tuple[str, tuple[tuple[str, tuple[Size, ...]], ...], Size]]:
+    def _parts(self, given: _Given) -> Iterator[tuple[str, Parts, Size]]:
         """Iterate over the factors that may be cut: name, how the dim is cut, and its local sizes."""
-        placed = self.layouts
-        for (_, piece), original, dims, number in zip(operands, values, rule.operands, item.operands, strict=True):
+        placed, groups, rule, numbers = self.layouts, given.groups, given.item.instance.rule, given.item.operands
+        for (value, piece), dims, number in zip(given.operands, rule.operands, numbers, strict=True):
+            size_of_dims = self.originals[value.name].placed.shape
             for dim, factors in enumerate(dims):
                 for kind, symbolic in placed.terms.layouts[number].items() if factors else ():
                     if placed.has_parts(piece, dim, placed.layout(kind, groups.devices, number).dims[dim]):
                         for parts in self._cut(symbolic, dim, groups):
-                            yield from ((rule.factors[i].name, parts, original.placed.shape[dim]) for i in factors)
-        for symbolic, dims in zip(results, rule.results, strict=True):
+                            yield from ((rule.factors[i].name, parts, size_of_dims[dim]) for i in factors)
+        for symbolic, dims in zip(given.kinds, rule.results, strict=True):
             for dim, factors in enumerate(dims):
                 for parts in self._cut(symbolic, dim, groups) if factors else ():
                     sizes = self._sizes(symbolic, dim, groups)
                     for local_size in (per_rank(sizes), maximum(*sizes)):
                         yield from ((rule.factors[i].name, parts, local_size) for i in factors)
 
-    def _cut(self, kind: DTensorType, dim: int, groups: Groups) -> Iterator[tuple[tuple[str, tuple[Size, ...]], ...]]:
+    def _cut(self, kind: DTensorType, dim: int, groups: Groups) -> Iterator[Parts]:
         """Iterate over how a type cuts a dim, axis by axis; over nothing if it does not."""
         mesh, axes = groups.mesh, self.layouts.axes
         split = [i for i, p in enumerate(kind.placements) if isinstance(p, Shard) and p.dim == dim]
@@ -192,6 +247,18 @@ class Expansions:
             self.count += 1
             self.numbers[value.name] = self.count - 1
         return self.numbers[value.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """An op to expand: its operands in the schedule, and types and layouts that its results may have."""
+
+    item: Expandable
+    emitter: _Emitter
+    operands: Sequence[tuple[Value, Piece]]
+    kinds: Sequence[DTensorType]
+    results: Sequence[Layout]
+    groups: Groups
 
 
 @dataclass(frozen=True, slots=True)

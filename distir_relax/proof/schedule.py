@@ -177,9 +177,11 @@ class _Schedule:
         """Return the pieces of an op's results at the end of an expansion, which explains the ops before it, too."""
         found = self.expansions.results(op)
         worklist = [] if found is None else list(op.operands)
+        explained = set()
         while worklist:
             name = worklist.pop().name
-            if self.pieces[name] is None:
+            if self.pieces[name] is None and name not in explained:
+                explained.add(name)
                 before = self.producers[name]
                 self.open.pop(before.results[0].name, None)
                 worklist += before.operands

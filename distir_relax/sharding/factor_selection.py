@@ -8,7 +8,7 @@ annotations are propagated.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Instance, Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, is_symbolic
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, is_always, is_symbolic
 from distir_relax.layout.partition import balanced, cut_in_elements, is_nested
-from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Routing, lookup
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Ring, Routing, Trait, lookup
 from distir_relax.sharding.annotation_propagation import Split, TargetSplits
 from distir_relax.sharding.components import IntArray
 from distir_relax.sharding.expert_routing import is_exchanged, routed_placements
@@ -27,6 +27,8 @@ from distir_relax.sharding.factors import Atom, Factoring, Slot
 from distir_relax.sharding.reshard_plan import cost
 
 Placed = tuple[Placement, ...]
+_TURN = 1 << 18
+"""The bytes that could be sent in the time of the additional ops of a turn (`Split.ring`)."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,11 @@ class FactorSelector:
     mesh: DeviceMesh
     grouped: frozenset[str] = frozenset()
     """Operands of grouped products (`expert_routing.grouped_operands`); rows of other values are never sent."""
+    ring: str = "auto"
+    """Whether an op may be split along two factors on one axis (`Split.ring`): ``off``, ``on`` wherever it is possible,
+    or ``auto``, where it costs less."""
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    """The bytes of the smallest values that values are repetitions of: these are gathered instead."""
     _shards: dict[tuple[str, int, Split], Placement] = field(default_factory=dict)
     """Cache of `shard`."""
     _choices: dict[object, tuple[list[Placed], list[Placed]]] = field(default_factory=dict)
@@ -93,6 +100,7 @@ class FactorSelector:
             self._atoms_id(self.factoring.atoms[number]),
             tuple([(v.type, requests[numbers[v.name]]) for v in (*op.operands, *op.results)]),
             tuple([v.dtensor.placements for v in operands]), tuple(map(tuple, available)),
+            tuple([self.repeated.get(v.name) for v in op.operands]),
         )  # fmt: skip
         choice = self._choices.get(key)
         if choice is None:
@@ -256,7 +264,8 @@ class FactorSelector:
         device_work = work * min(shares, default=1.0)
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
         targets = [*have, *(target_layout[axis] for target_layout in wishes)]
-        for atom in [*candidates, None]:
+        rings = list(self._rings(self.factoring.atoms[number], split.ring, tensors, (*needs, *gives)))
+        for atom, ring in [*((a, None) for a in candidates), *rings, (None, None)]:
             if atom and not self._is_useful(atom, axis, tensors, targets):
                 continue
             placed = self._placed(atom, axis, tensors, count)
@@ -288,11 +297,35 @@ class FactorSelector:
                 )
             misaligned = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
             again = split.work.get(atom.name, 1.0) if atom else 1.0
-            rank = (misaligned, moves + again * device_work / (self.mesh.shape[axis] if atom else 1))
+            own_work = again * device_work / (self.mesh.shape[axis] if atom else 1)
+            rank = (misaligned, moves + own_work)
+            if ring is not None:
+                ranks, sent = self.mesh.shape[axis], zip(ring.times(count), shares, tensors, strict=True)
+                parts = sum(n * share * cost(Shard(0), R, ranks, v.tensor.bytes) for n, share, v in sent)
+                turns = _TURN * (ranks - 1)
+                rank = (self.ring == "auto", moves + max(parts, ring.ring.work * own_work) + turns)
             if best is None or rank < best[0]:
                 best = (rank, placed[:count], placed[count:])
         assert best is not None
         return best[1], best[2]
+
+    def _rings(
+        self, atoms: Sequence[Atom], rings: Mapping[str, Ring], tensors: Sequence[Value],
+        earlier_axes: Sequence[Sequence[Placement]],
+    ) -> Iterator[tuple[Atom, _Turns]]:  # fmt: skip
+        """Iterate over pairs of atoms that may be split together, each as one that has the places of both."""
+        for name, ring in rings.items() if self.ring != "off" else ():
+            first, second = ([a for a in atoms if a.name == n and a.kind != BLOCKED] for n in (name, ring.factor))
+            if len(first) != 1 or len(second) != 1 or is_symbolic(tuple(v.tensor.shape for v in tensors)):
+                continue
+            places = list(zip(first[0].places, second[0].places, strict=True))
+            is_split = any(
+                isinstance(p, Shard) and place is not None and p.dim == place[0]
+                for (_, place), placements in zip(places, earlier_axes, strict=True) for p in placements
+            )  # fmt: skip
+            if not is_split and not any(one and other for one, other in places):
+                joined = tuple(one or other for one, other in places)
+                yield Atom(f"{name}, {ring.factor}", PARALLEL, first[0].size, joined), _Turns(ring, second[0])
 
     def _placed(self, atom: Atom | None, axis: int, tensors: Sequence[Value], count: int) -> list[Placement]:
         """Return the placements of an op's tensors, the first `count` of them operands, if it is split along `atom`."""
@@ -335,7 +368,32 @@ class FactorSelector:
     def _cost(self, value: Value, source: Placement, target: Placement, axis: int) -> float:
         if source == target:
             return 0.0
-        return cost(source, target, self.mesh.shape[axis], value.tensor.bytes)
+        size = value.tensor.bytes if target != R else self.repeated.get(value.name, value.tensor.bytes)
+        return cost(source, target, self.mesh.shape[axis], size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Devices that exchange parts of a second factor."""
+
+    ring: Ring
+    second: Atom
+
+    def times(self, operands: int) -> list[int]:
+        """Return how often parts of each tensor are sent, of which the first `operands` are not results."""
+        sends = (self.ring.sends if number < operands else 1 for number in range(len(self.second.places)))
+        return [0 if place is None else count for place, count in zip(self.second.places, sends, strict=True)]
+
+
+def bytes_before_repeats(ops: Iterable[Op]) -> dict[str, int]:
+    """Return the bytes of the smallest value that each value is moved from, where these are fewer than its own."""
+    found: dict[str, int] = {}
+    for op in ops:
+        if not op.callee and len(op.operands) == 1 and Trait.MOVES in lookup(op.name, op.location).traits:
+            source = op.operands[0]
+            size = found.get(source.name, source.tensor.bytes)
+            found.update((v.name, size) for v in op.results if is_always(size, "<", v.tensor.bytes))
+    return found
 
 
 def is_compatible(placement: Placement, earlier_axes: Sequence[Placement]) -> bool:

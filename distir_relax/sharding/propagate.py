@@ -40,7 +40,7 @@ from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, is_alw
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.annotation_propagation import propagate_annotations
 from distir_relax.sharding.expert_routing import grouped_operands
-from distir_relax.sharding.factor_selection import FactorSelector, Placed, is_compatible
+from distir_relax.sharding.factor_selection import FactorSelector, Placed, bytes_before_repeats, is_compatible
 from distir_relax.sharding.factors import Factoring, factoring_of, is_annotation
 from distir_relax.sharding.replicated import is_fully_replicated, replicate_all
 
@@ -55,13 +55,14 @@ class Propagate:
     """Pass: global stage in, sharded stage out. `mesh` is the default if the module has none.
 
     Records a `Gather` for each implicit gather and, with `reasons`, a `Reason` for each split that annotations request;
-    for a function, those of the first call that it is specialized for.
+    for a function, those of the first call that it is specialized for. `ring` is as in `FactorSelector`.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "sharded"
     mesh: DeviceMesh | None = None
     reasons: bool = True
+    ring: str = "auto"
 
     def run(self, module: Module, factoring: Factoring | None = None) -> Module:
         """Compute the layouts of all values of the module.
@@ -82,9 +83,10 @@ class Propagate:
         inlined = inlined_main(module)
         factoring = factoring or factoring_of(module)
         targets = propagate_annotations(inlined.function, factoring, mesh)
+        grouped, repeated = grouped_operands(inlined.function), bytes_before_repeats(inlined.function.ops)
         program = _Program(
             inlined.function,
-            FactorSelector(factoring, targets, mesh, grouped_operands(inlined.function)),
+            FactorSelector(factoring, targets, mesh, grouped, self.ring, repeated),
             inlined.instance,
             names={module.main.name},
             records_reasons=self.reasons,

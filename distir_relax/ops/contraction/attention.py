@@ -19,7 +19,7 @@ from distir_relax.ops.contraction.attention_gradient import (
     mask_factors,
     rows_and_keys,
 )
-from distir_relax.ops.contraction.attention_split import split_keys
+from distir_relax.ops.contraction.attention_split import attend_in_turns, split_keys
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -29,6 +29,7 @@ from distir_relax.ops.table import (
     IncrementalForm,
     IncrementalStep,
     OnnxOperands,
+    Ring,
     Rule,
     Semantics,
     Split,
@@ -132,7 +133,14 @@ def _continue_causal(step: IncrementalStep) -> Value:
 define(
     "nn.scaled_dot_product_attention",
     Semantics(infer=infer_attention, torch=_torch, linear=(operands(2),)),
-    Split(_rule, expand={"t": split_keys}, positional=frozenset({"t"}), exact=frozenset({"t"})),
+    Split(
+        _rule,
+        expand={"t": split_keys},
+        # Joining parts costs a tenth more.
+        ring={"s": Ring("t", attend_in_turns, work=1.1)},
+        positional=frozenset({"t"}),
+        exact=frozenset({"t"}),
+    ),
     cost=Cost(
         flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
         product=attention_products,

@@ -10,7 +10,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.native import LEAST_SCORES, STORED, gradient_scratch
-from distir_relax.ops.contraction.attention_split import KEPT, split_keys_of_gradient
+from distir_relax.ops.contraction.attention_split import KEPT, attention_gradient_in_turns, split_keys_of_gradient
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
@@ -19,6 +19,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     Gradient,
+    Ring,
     Rule,
     Semantics,
     Split,
@@ -232,6 +233,7 @@ define(
     Split(
         _rule,
         expand={"t": split_keys_of_gradient},
+        ring={"s": Ring("t", attention_gradient_in_turns, work=1.5, sends=2)},
         # To five products it adds those of scores and of values, for the normalizers of rows.
         work={"t": 7 / 5},
         positional=frozenset({"t"}),

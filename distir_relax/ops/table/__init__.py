@@ -106,6 +106,7 @@ from distir_relax.ops.table.positions import (
     widened,
 )
 from distir_relax.ops.table.quantized import QuantizedForm
+from distir_relax.ops.table.ring import Held, Ring, RingExpansion
 from distir_relax.ops.table.rule import (
     BLOCKED,
     PARALLEL,
@@ -179,6 +180,7 @@ __all__ = [
     "Factor",
     "ForRequests",
     "Gradient",
+    "Held",
     "InPlace",
     "IncrementalForm",
     "IncrementalStep",
@@ -193,6 +195,8 @@ __all__ = [
     "Positions",
     "QuantizedForm",
     "RepeatWindow",
+    "Ring",
+    "RingExpansion",
     "Routing",
     "Rule",
     "SampledWindow",

@@ -30,6 +30,7 @@ from distir_relax.ops.table.index_expression import ElementOf
 from distir_relax.ops.table.kernel import AnyKernel, Appending, Attrs, Expression, ForRequests, InPlace, K, Types
 from distir_relax.ops.table.positions import Moved
 from distir_relax.ops.table.quantized import QuantizedForm
+from distir_relax.ops.table.ring import Ring
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 from distir_relax.ops.table.size_array import Sizes
 from distir_relax.ops.table.windows import SampledWindow
@@ -219,6 +220,8 @@ class Split:
     """The attributes of an op with windows on operands with halos, from `Window.part` by the window's index."""
     expand: Mapping[str, Expand] = field(default_factory=dict)
     """For a factor whose split needs other ops, the ops that devices run instead; ``"*"`` is any reduced factor."""
+    ring: Mapping[str, Ring] = field(default_factory=dict)
+    """For a factor, another one that may be split along the same axis."""
     positional: frozenset[str] = frozenset()
     """The factors of which a device must hold one contiguous block, because the op identifies elements by position."""
     work: Mapping[str, float] = field(default_factory=dict)

@@ -1,12 +1,17 @@
-"""The option ``context``: split sequences over the devices of a mesh axis of their own.
+"""The options ``context``, which splits sequences over the devices of a mesh axis of their own, and ``ring``.
 
-`strategies.apply` annotates the inputs; the layouts of all other values follow.
+`strategies.apply` annotates the inputs; the layouts of all other values follow, by `Propagate`.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from distir_relax.errors import DistIRError
 from distir_relax.strategies.strategy import StrategyOption
+
+if TYPE_CHECKING:
+    from distir_relax.strategies.strategy import Strategy
 
 
 class ContextParallel(StrategyOption[int]):
@@ -34,3 +39,18 @@ class ContextParallel(StrategyOption[int]):
     def search_rank(self, value: int, values: object) -> int:
         """Return the degree: samples are split first, which needs no communication in the forward."""
         return value
+
+
+class Ring(StrategyOption[str]):
+    """Whether devices that share sequences exchange keys and values one after the other, while they compute."""
+
+    name = "ring"
+    default = "auto"
+    help = "Exchange keys of a split sequence in turns: where it costs less, wherever it is possible, or never."
+    metavar = "auto,on,off"
+    choices = ("auto", "on", "off")
+    with_autosharding = False
+
+    def makes_difference(self, strategy: Strategy, is_trained: bool) -> bool:
+        """Return whether sequences are split."""
+        return bool(strategy["context"] > 1)
