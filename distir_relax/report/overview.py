@@ -18,6 +18,7 @@ from distir_relax.layout import DTYPES, R, evaluate_size
 from distir_relax.ops import Trait, lookup
 from distir_relax.report.layout_text import by_pattern, pattern, short_layout, summarize_names
 from distir_relax.report.sensitivity import bound_text
+from distir_relax.report.split_algorithms import AlgorithmRow, algorithm_cells, algorithm_rows
 from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
 from distir_relax.simulation.communication_matrix import Traffic, traffic_by_kind
@@ -108,6 +109,7 @@ class Overview:
     programs: tuple[ProgramRow, ...]
     weights: tuple[WeightClass, ...]
     causes: tuple[Cause, ...]
+    algorithms: tuple[AlgorithmRow, ...]
     traffic: tuple[Traffic, ...]
     gathers: tuple[GatherRow, ...]
     replicated: Mapping[str, int]
@@ -116,15 +118,15 @@ class Overview:
     prediction: Prediction | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        parts = [self._head(), self._programs(), self._weights(), self._causes(), self._replicated()]
-        parts += [self._traffic(), self._gathers(), self._prediction()]
+        parts = [self._head(), self._programs(), self._weights(), self._causes(), self._algorithms()]
+        parts += [self._replicated(), self._traffic(), self._gathers(), self._prediction()]
         return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
 
     def as_json(self) -> dict[str, Any]:
         """Return the overview as plain values."""
         plain = {name: getattr(self, name) for name in _SCALARS}
         plain |= {"mesh": dict(self.mesh), "sizes": dict(self.sizes), "replicated": dict(self.replicated)}
-        for name in ("programs", "weights", "causes", "traffic", "gathers"):
+        for name in ("programs", "weights", "causes", "algorithms", "traffic", "gathers"):
             plain[name] = [asdict(row) for row in getattr(self, name)]
         plain["rank_bytes"] = list(self.rank_bytes)
         if self.prediction is not None:
@@ -192,6 +194,12 @@ class Overview:
             yield from _wrapped(text + listed(names, _MOST_NAMES))
         if rest := self.causes[_MOST_GROUPS:]:
             yield f"  and {count(len(rest), 'more cause')}: --json has all"
+
+    def _algorithms(self) -> Iterator[str]:
+        if self.algorithms:
+            yield from align_columns([*algorithm_cells(self.algorithms[:_MOST_ROWS])], left=(0, 1, 3, 4, 5))
+        if rest := self.algorithms[_MOST_ROWS:]:
+            yield f"and {count(len(rest), 'more row')}: --json has all"
 
     def _replicated(self) -> Iterator[str]:
         weights = [row for row in self.weights if row.is_replicated]
@@ -286,6 +294,7 @@ def overview(bundle: Bundle, profile: Profile | None = None, dims: Mapping[str, 
         programs=_program_rows(distributed, ranked),
         weights=_weight_classes(bundle, sharded, reasons),
         causes=_causes(sharded, reasons),
+        algorithms=() if sharded is None else algorithm_rows(sharded),
         traffic=tuple(traffic_by_kind(distributed)),
         gathers=tuple(_gather_row(record, at) for record in records if isinstance(record, Gather)),
         replicated=replicated,

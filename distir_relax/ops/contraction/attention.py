@@ -19,7 +19,7 @@ from distir_relax.ops.contraction.attention_gradient import (
     mask_factors,
     rows_and_keys,
 )
-from distir_relax.ops.contraction.attention_split import attend_in_turns, split_keys
+from distir_relax.ops.contraction.attention_split import ALGORITHMS, attend_in_turns, split_keys
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -140,6 +140,7 @@ define(
         ring={"s": Ring("t", attend_in_turns, work=1.1)},
         positional=frozenset({"t"}),
         exact=frozenset({"t"}),
+        algorithms=ALGORITHMS,
     ),
     cost=Cost(
         flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],

@@ -19,6 +19,12 @@ from distir_relax.ops.table import Expansion, RingExpansion
 
 KEPT = ("scale", "causal", "masked", "boolean", "bounded", "density")
 """The attributes of attention that its gradient and its parts have, too."""
+ALGORITHMS = {
+    "h": "all-to-all to heads",
+    "s": "keys are gathered",
+    "t": "keys stay split, parts joined by log-sum-exp",
+}
+"""`Split.algorithms` of attention and its gradient, by heads, rows and keys."""
 
 
 def split_keys(x: Expansion) -> tuple[Value, ...]:

@@ -228,6 +228,9 @@ class Split:
     """For factors whose split computes something again, the work of all devices relative to that of the op."""
     exact: frozenset[str] = frozenset()
     """The factors whose split takes short shards as they are, without padding."""
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+    """For an op whose splits are different distributed algorithms, the name of each for reports, by the factors that
+    are split along one mesh axis, in the order of the rule: ``"s"``, ``"s t"``."""
     indices: Container[int] = ()
     """The operands that contain indices: the padding of their short shards must be valid indices."""
     routing: Routing | None = None
