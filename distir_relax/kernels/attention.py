@@ -61,11 +61,12 @@ def has_bounds(mask: torch.Tensor) -> bool:
 
 
 def within_bounds(bounds: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return the mask (s or 1, t) of bounds as of `attend`."""
+    """Return the mask (s or 1, t) of bounds as of `attend`, or (b, 1, s, t) of those of each sample."""
     import torch
 
     keys = torch.arange(tokens, device=bounds.device)
-    return (keys >= bounds[:, :1]) & (keys < bounds[:, 1:])
+    bounds = bounds if bounds.dim() == 2 else bounds[:, None]
+    return (keys >= bounds[..., :1]) & (keys < bounds[..., 1:])
 
 
 @lru_cache(maxsize=16)
@@ -97,7 +98,8 @@ def attend(
 
     Heads in a row share keys and values: `repeats[i]` of them head `i`, by default equal numbers. `mask` is boolean, or
     added to the scores, and broadcasts to (b, h, s, t); or it has bounds (s or 1, 2), int64: the first key that each
-    row attends to, and the one after the last. If `causal`, which takes no mask, row `i` attends to the keys up to `i`.
+    row attends to, and the one after the last; (b, s, 2) are those of each sample. If `causal`, which takes no mask,
+    row `i` attends to the keys up to `i`.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -165,8 +167,8 @@ def row_blocks(
         elif not has_bounds(mask):
             yield block, slice(0, tokens), mask if mask.shape[-2] == 1 else mask[..., block, :]
         else:
-            bounds = (mask if len(mask) == 1 else mask[block]).clamp(0, tokens)
-            first, end = bounds[:, 0], bounds[:, 1]
+            bounds = (mask if mask.shape[-2] == 1 else mask[..., block, :]).clamp(0, tokens)
+            first, end = bounds[..., 0], bounds[..., 1]
             filled = first < end
             if not bool(filled.any()):
                 yield block, None, None
@@ -230,7 +232,7 @@ def _attend_natively(
 
 def are_proper_bounds(bounds: torch.Tensor, tokens: int) -> bool:
     """Return whether bounds, as of `attend`, let each row attend to a key, and to none that there is not."""
-    first, end = bounds[:, 0], bounds[:, 1]
+    first, end = bounds[..., 0], bounds[..., 1]
     return bool(((first >= 0) & (first < end) & (end <= tokens)).all())
 
 

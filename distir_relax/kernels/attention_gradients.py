@@ -31,6 +31,8 @@ def attention_grads(
     (b, h, s, t), or has bounds, as for `attention.attend`. If `causal`, row `i` attends to the keys up to `i`. The
     gradients have the shapes and dtypes of queries, keys and values, and their order of dims in memory.
     """
+    if (found := recording()) is not None and mask is not None and has_bounds(mask) and found.computes(mask):
+        return found.whole(attention_grads, q, k, v, grad, mask, scale, causal)
     results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if mask is not None and is_causal(mask, q.shape[2], k.shape[2]):
         mask, causal = None, True
@@ -38,15 +40,17 @@ def attention_grads(
         for result in results:
             result.zero_()
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
-        _run(kernel, (q, k, v, grad), results, mask, scale, causal)
-    elif (found := recording()) is not None:
+        for part, of_part in _samples(mask, len(q)):
+            operands = tuple(x[part] for x in (q, k, v, grad))
+            _run(kernel, operands, tuple(x[part] for x in results), of_part, scale, causal)
+    elif found is not None:
         return found.whole(attention_grads, q, k, v, grad, mask, scale, causal)
     else:
         if causal:
             mask = _causal_mask(mask, q, k)
-        for part in _parts(q, k):
-            of_part = None if mask is None else _part_of_mask(mask, part)
-            _write_part((q[part], k[part], v[part], grad[part]), [x[part] for x in results], of_part, scale)
+        for block in _parts(q, k):
+            of_block = None if mask is None else _part_of_mask(mask, block)
+            _write_part((q[block], k[block], v[block], grad[block]), [x[block] for x in results], of_block, scale)
     return results
 
 
@@ -152,9 +156,17 @@ def _parts(q: torch.Tensor, k: torch.Tensor) -> list[tuple[slice, slice]]:
     return [(slice(i, i + most_batch), slice(j, j + most_heads)) for i, j in starts]
 
 
+def _samples(mask: torch.Tensor | None, batch: int) -> list[tuple[slice, torch.Tensor | None]]:
+    """Return the parts of the batch that have the same bounds, and these (s, 2); all of it with another mask."""
+    if mask is None or not has_bounds(mask) or mask.dim() == 2:
+        return [(slice(0, batch), mask)]
+    parts = [slice(n, n + 1) for n in range(batch)] if len(mask) > 1 else [slice(0, batch)]
+    return list(zip(parts, mask, strict=True))
+
+
 def _part_of_mask(mask: torch.Tensor, part: tuple[slice, slice]) -> torch.Tensor:
     if has_bounds(mask):
-        return mask
+        return mask[part[0]] if mask.dim() == 3 and len(mask) > 1 else mask
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     return mask[tuple(whole if size > 1 else slice(None) for whole, size in zip(part, mask.shape, strict=False))]
 

@@ -20,8 +20,8 @@ P = 52 * Q + 1
 OMEGA = pow(2, 52, P)
 """An element of order `Q`."""
 
-LARGEST = 3e38
-"""Greater constants are infinities: among them the largest numbers of float32 and float64."""
+LARGEST = 1e30
+"""Constants from here on are infinities: the largest numbers of float32 and float64, scores that masks exclude."""
 
 E = TypeVar("E", bound=Hashable)
 

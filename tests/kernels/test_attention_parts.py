@@ -21,6 +21,7 @@ MASKS: dict[str, torch.Tensor | None] = {
     "causal": torch.stack([torch.zeros(ROWS, dtype=torch.int64), torch.arange(1, ROWS + 1)], 1),
     "windows": BOUNDS,
     "one for all rows": torch.tensor([[3, 21]]),
+    "of each sample": torch.stack([BOUNDS, (BOUNDS + 5).clamp(max=KEYS)]),
     "boolean": torch.rand(2, 1, ROWS, KEYS, generator=torch.Generator().manual_seed(1)) > 0.5,
     "added": torch.randn(4, ROWS, KEYS, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
 }

@@ -140,12 +140,13 @@ def test_functions_take_bounds_if_all_their_calls_have_them() -> None:
     assert BoundAttention().run(other) == other
 
 
-BOUNDS = {
+BOUNDS: dict[str, Callable[[int, int], Any]] = {
     "causal": lambda rows, tokens: [(0, row + 1) for row in range(rows)],
     "window": lambda rows, tokens: [(max(0, row - 6), min(tokens, row + 2)) for row in range(rows)],
     "one for all": lambda rows, tokens: [(2, tokens - 1)],
     "one key": lambda rows, tokens: [(row * 7 % tokens, row * 7 % tokens + 1) for row in range(rows)],
     "all": lambda rows, tokens: [(0, tokens)],
+    "of each sample": lambda rows, tokens: [[(n * (row // 2), row + 1) for row in range(rows)] for n in range(2)],
 }
 
 

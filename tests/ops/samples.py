@@ -293,11 +293,19 @@ SAMPLES: dict[str, list[Sample]] = {
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "i64[5,2] = 0 3 1 4 2 7 0 7 6 7"),
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
         ),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "i64[2,5,2] = 0 3 1 4 2 7 0 7 6 7 0 1 0 2 2 3 2 4 4 5"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
+        ),
     ],
     "attention_part": [
         of("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", scale=0.5, causal=False, masked=False, boolean=False),
         of(
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,6]", "i64[5,2] = 0 3 1 4 2 2 0 7 6 7"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
+        ),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,6]", "i64[2,5,2] = 0 3 1 4 2 7 0 7 6 7 0 1 0 2 2 3 2 4 4 5"),
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False, "bounded": True},
         ),
     ],

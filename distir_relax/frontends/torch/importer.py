@@ -40,6 +40,7 @@ from distir_relax.frontends.torch.module_state import (
     state_buffers,
 )
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
+from distir_relax.frontends.torch.packed_documents import documents_by_distance
 from distir_relax.frontends.torch.packed_sequences import padded_sequences
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.frontends.torch.recurrent_shapes import open_recurrence_lengths
@@ -264,6 +265,7 @@ def _export(
                 captured_scans(model),
                 captured_gradients(),
                 traceable_functions(),
+                documents_by_distance(),
                 preserve_attributes(model),
                 placeholder_data(model, (args, kwargs)),
                 reject_drawn_numbers(model, args, kwargs),

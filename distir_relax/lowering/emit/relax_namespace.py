@@ -341,11 +341,13 @@ def _causal_mask(query: Any, key: Any) -> Any:
 
 
 def _within_bounds(bounds: Any, key: Any) -> Any:
-    """A boolean (s, t) mask: row i attends to the columns from its first on, before its end."""
+    """A boolean mask (s, t), or (b, 1, s, t): row i attends to the columns from its first on, before its end."""
     from tvm import relax
 
     columns = _bound(relax.op.arange(0, key.ty.shape[2], 1, "int64"))
-    first, end = (_bound(relax.op.strided_slice(bounds, [1], [n], [n + 1])) for n in (0, 1))
+    bounds = _bound(relax.op.expand_dims(bounds, 1)) if len(bounds.ty.shape) == 3 else bounds
+    axes = [len(bounds.ty.shape) - 1]
+    first, end = (_bound(relax.op.strided_slice(bounds, axes, [n], [n + 1])) for n in (0, 1))
     return _bound(relax.op.logical_and(relax.op.greater_equal(columns, first), relax.op.less(columns, end)))
 
 

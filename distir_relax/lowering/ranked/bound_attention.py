@@ -4,6 +4,9 @@ A causal mask, and that of a sliding window, need two numbers for each row, wher
 
     %mask: bool[new, new + past] = indexed() {value="i1 <= i0 + past", ...}
     %mask.bounds: i64[new, 2] = indexed() {value="i1 * (i0 + past + 1)", ...}
+
+Of packed documents, whose numbers are a running sum of their first positions, the first key of a row is that of its
+document, in each sample: the last nonzero term up to the row.
 """
 
 from __future__ import annotations
@@ -12,15 +15,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from distir_relax.ir import Attribute, Function, Module, Op, TensorType, Value, fresh_name, live_ops, value_names
+import numpy as np
+
+from distir_relax.ir import (
+    Attribute,
+    Function,
+    Module,
+    Op,
+    TensorType,
+    Value,
+    fresh_name,
+    live_ops,
+    producers,
+    value_names,
+)
 from distir_relax.ir.symbols import module_symbols
-from distir_relax.layout import assuming, is_symbolic, size_of, symbols_within
+from distir_relax.layout import Symbol, assuming, is_symbolic, size_of, symbols_within
 from distir_relax.layout.symbolic_size import Size, SymbolicSize
 from distir_relax.lowering.ranked.index_positions import index_elements
 from distir_relax.lowering.ranked.skip_repeats import has_effects
 from distir_relax.ops import lookup
 from distir_relax.ops.table import Element, is_index
-from distir_relax.ops.table.index_expression import Condition, compared, index_of, reindexed_number
+from distir_relax.ops.table.builder import infer
+from distir_relax.ops.table.index_expression import Condition, all_of, compared, index_of, reindexed, reindexed_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +52,16 @@ class BoundAttention:
 
         In the global stage a causal mask that is no operand becomes bounds, too.
         """
-        if any(is_index(symbol) for symbol in module_symbols(module).values()):
-            return module
-        with assuming(module.guards):
-            masks = _Masks(module)
-            return replace(module, functions=tuple(map(masks.bounded, module.functions)))
+        return bounded_module(module, {})
+
+
+def bounded_module(module: Module, known: Mapping[str, Element]) -> Module:
+    """Return `BoundAttention` of a module, with elements of inputs of its entry function that are `known`."""
+    if any(is_index(symbol) for symbol in module_symbols(module).values()):
+        return module
+    with assuming(module.guards):
+        masks = _Masks(module, known)
+        return replace(module, functions=tuple(map(masks.bounded, module.functions)))
 
 
 @dataclass(slots=True)
@@ -47,13 +69,15 @@ class _Masks:
     """The masks of a module that have bounds: values of a function, and inputs of functions that all calls give one."""
 
     module: Module
-    bounds: dict[str, dict[str, Op]] = field(init=False)
-    """The ops that compute the bounds of masks: by function, and by mask."""
+    known: Mapping[str, Element]
+    bounds: dict[str, dict[str, _Bounds]] = field(init=False)
+    """The bounds of masks: by function, and by mask."""
     inputs: set[tuple[str, int]] = field(init=False)
     """Inputs that have bounds instead of a mask: the names of functions, and numbers."""
 
     def __post_init__(self) -> None:
-        self.bounds = {f.name: _all_bounds(f) for f in self.module.functions}
+        main = self.module.main
+        self.bounds = {f.name: _all_bounds(f, self.known if f is main else {}) for f in self.module.functions}
         self.inputs = set()
         called = {op.callee for f in self.module.functions for op in f.ops if op.callee}
         for function in self.module.functions:
@@ -76,7 +100,22 @@ class _Masks:
                         wrong.add((function.name, numbers[value.name]))
                     if takes and op.callee and not self._has(function, value):
                         wrong.add((op.callee, n))
+        wrong |= {place for place, kinds in self._kinds().items() if len(kinds) > 1}
         return wrong & self.inputs
+
+    def _kinds(self) -> dict[tuple[str, int], set[TensorType]]:
+        """Return the types of the bounds that calls give inputs."""
+        found: dict[tuple[str, int], set[TensorType]] = {place: set() for place in self.inputs}
+        # Calls are nested in at most as many functions.
+        for function in self.module.functions * len(self.module.functions):
+            numbers = {item.value.name: n for n, item in enumerate(function.inputs)}
+            for op in function.ops:
+                for n, value in enumerate(op.operands if op.callee else ()):
+                    if (op.callee, n) in found and value.name in self.bounds[function.name]:
+                        found[op.callee, n].add(self.bounds[function.name][value.name].kind)
+                    elif (op.callee, n) in found and value.name in numbers:
+                        found[op.callee, n] |= found.get((function.name, numbers[value.name]), set())
+        return found
 
     def _takes(self, op: Op, number: int) -> bool:
         """Return whether an operand may have bounds."""
@@ -93,10 +132,11 @@ class _Masks:
     def bounded(self, function: Function) -> Function:
         """Return a function whose attention, and calls, take bounds."""
         taken, made = value_names(function), dict[str, Value]()
-        inputs = list(function.inputs)
+        inputs, kinds = list(function.inputs), self._kinds()
         for n, item in enumerate(inputs):
             if (function.name, n) in self.inputs:
-                made[item.value.name] = Value(item.value.name, _kind(item.value))
+                (kind,) = kinds[function.name, n]
+                made[item.value.name] = Value(item.value.name, kind)
                 inputs[n] = replace(item, value=made[item.value.name])
         ops, of_rows, densities = list[Op](), dict[Size, Value](), dict[str, float | None]()
         for op in function.ops:
@@ -113,9 +153,11 @@ class _Masks:
                 if not self._takes(op, n) or not self._has(function, value):
                     continue
                 if value.name not in made:
-                    made[value.name] = Value(fresh_name(f"{value.name}.bounds", taken), _kind(value))
-                    ops.append(replace(self.bounds[function.name][value.name], results=(made[value.name],)))
-                    densities[made[value.name].name] = _density(ops[-1], value.tensor.shape[-1])
+                    bounds = self.bounds[function.name][value.name]
+                    made[value.name] = Value(fresh_name(f"{value.name}.bounds", taken), bounds.kind)
+                    ops += bounds.ops(made[value.name], taken)
+                    if bounds.starts is None:
+                        densities[made[value.name].name] = _density(ops[-1], value.tensor.shape[-1])
                 operands[n] = made[value.name]
             ops.append(with_bounds(op, operands, densities))
         if not made and not of_rows:
@@ -169,47 +211,149 @@ def is_mask(value: Value) -> bool:
     return value.tensor.dtype == "bool" and len(value.tensor.shape) >= 2
 
 
-def _kind(mask: Value) -> TensorType:
-    """Return the type of the bounds of a mask."""
-    return TensorType((mask.tensor.shape[-2], 2), "int64")
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """The bounds of a mask: those of an `indexed` op, and if the mask has `starts`, of its documents."""
+
+    indexed: Op
+    starts: Value | None = None
+    """Numbers (s,) or (b, s), of which the nonzero ones are at the first position of a document."""
+
+    @property
+    def kind(self) -> TensorType:
+        """The type of the bounds."""
+        found = self.indexed.results[0].tensor
+        return found if self.starts is None else TensorType((*self.starts.tensor.shape, 2), found.dtype)
+
+    def ops(self, result: Value, taken: set[str]) -> list[Op]:
+        """Return the ops that compute the bounds, with names that are not `taken`."""
+        if self.starts is None:
+            return [replace(self.indexed, results=(result,))]
+        ops, starts = list[Op](), self.starts
+        location, kind = self.indexed.location, starts.tensor
+
+        def emit(name: str, *operands: Value, **attrs: Attribute) -> Value:
+            types = infer(name, [v.tensor for v in operands], attrs, location)
+            results = tuple(Value(fresh_name(f"{result.name}.{name}", taken), each) for each in types)
+            ops.append(Op(name, operands, results, attrs, location))
+            return results[0]
+
+        zero = emit("constant", value=0, dtype="int64")
+        is_start = emit("not_equal", starts, emit("constant", value=0, dtype=kind.dtype))
+        position = emit("arange", start=0, end=kind.shape[-1], stride=1, dtype="int64")
+        first = emit("cummax", emit("where", is_start, position, zero), axis=len(kind.shape) - 1)
+        of_indices = Value(fresh_name(f"{result.name}.indexed", taken), self.indexed.results[0].type)
+        ops.append(replace(self.indexed, results=(of_indices,)))
+        # Without an end after the first key, a row has none before and now.
+        emit("maximum", emit("reshape", first, shape=(*kind.shape, 1)), of_indices)
+        return [*ops[:-1], replace(ops[-1], results=(result,))]
 
 
-def _all_bounds(function: Function) -> dict[str, Op]:
-    """Return the ops that compute bounds, by mask, of a function's masks that have them."""
-    elements, found = index_elements(function), dict[str, Op]()
+def _all_bounds(function: Function, inputs: Mapping[str, Element]) -> dict[str, _Bounds]:
+    """Return the bounds, by mask, of a function's masks that have them, given elements of some of its inputs."""
+    terms = _running_sums(function)
+    values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
+    data = {value.name for value in values[: len(function.inputs)] if value.tensor.dtype == "int64"} | terms.keys()
+    known = {v.name: _unknown(n, len(v.tensor.shape)) for n, v in enumerate(values) if v.name in data}
+    elements, sums = (
+        index_elements(function, {**known, **inputs}),
+        {known[name]: value for name, value in terms.items()},
+    )
+    found = dict[str, _Bounds]()
     for op in function.ops:
         for value in op.results:
             if value.name in elements and is_mask(value):
-                of_mask = _bounds(value, elements[value.name])
+                of_mask = _bounds(value, elements[value.name], sums)
                 if of_mask is not None:
-                    found[value.name] = replace(of_mask, location=op.location)
+                    found[value.name] = replace(of_mask, indexed=replace(of_mask.indexed, location=op.location))
     return found
 
 
-def _bounds(mask: Value, element: Element) -> Op | None:
-    """Return the op that computes the bounds of a mask; None if they do not describe it."""
+def _running_sums(function: Function) -> dict[str, Value]:
+    """Return the terms of each running sum of truth values along the last of one or two dims, by name."""
+    found, made = dict[str, Value](), producers(function)
+    for op in function.ops:
+        along = "" if op.callee else lookup(op.name, op.location).semantics.running_sum
+        source = made.get(op.operands[0].name) if along else None
+        is_last = bool(along) and op.attrs[along] == len(op.results[0].tensor.shape) - 1 <= 1
+        if is_last and source is not None and _is_cast_truth(source):
+            found[op.results[0].name] = op.operands[0]
+    return found
+
+
+def _unknown(number: int, rank: int) -> Size:
+    """Return an integer that is some function of its indices, another for each `number`.
+
+    Its sizes are not known. So nothing is proved of it but that it is equal for equal indices.
+    """
+    *slopes, base, divisor, least = (size_of(Symbol(f"_unknown_{number}_{n}", low=1)) for n in range(rank + 3))
+    return sum((slope * index_of(dim) for dim, slope in enumerate(slopes)), base) // divisor - least
+
+
+def _is_unknown(symbol: Symbol) -> bool:
+    return symbol.name.startswith("_unknown_")
+
+
+def _is_cast_truth(op: Op) -> bool:
+    """Return whether an op changes truth values to 0 and a positive number."""
+    sizes = None if op.callee else lookup(op.name, op.location).semantics.sizes
+    if sizes is None or [v.tensor.dtype for v in op.operands] != ["bool"] or "int" not in op.results[0].tensor.dtype:
+        return False
+    no, yes = (int(sizes([np.array(x, object)], op.attrs)) for x in (False, True))
+    return no == 0 < yes
+
+
+def _starts(part: Condition, mask: Value, sums: Mapping[Size, Value]) -> Value | None:
+    """Return the terms of the running sum whose elements a condition compares: that of a row, and that of a key."""
     shape = mask.tensor.shape
+    index = [index_of(dim) if n != 1 else 0 for dim, n in enumerate(shape)]
+    for element, terms in sums.items():
+        # Samples are the first of four dims.
+        batch = index[:1] if len(terms.tensor.shape) == 2 else []
+        is_whole = terms.tensor.shape == (*shape[: len(batch)], shape[-2]) and shape[-2] == shape[-1]
+        if is_whole and len(shape) == (4 if batch else 2):
+            of_row, of_key = (reindexed_number(element, [*batch, number]) for number in index[-2:])
+            if compared(of_row, "==", of_key, ()) == part:
+                return terms
+    return None
+
+
+def _bounds(mask: Value, element: Element, sums: Mapping[Size, Value]) -> _Bounds | None:
+    """Return the bounds of a mask; None if they do not describe it."""
+    shape = mask.tensor.shape
+    element, starts = reindexed(element, [index_of(dim) if n != 1 else 0 for dim, n in enumerate(shape)]), None
+    parts = element.parts if isinstance(element, Condition) and element.kind == "and" else (element,)
+    if equal := [part for part in parts if isinstance(part, Condition) and part.kind == "=="]:
+        starts = _starts(equal[0], mask, sums)
+        if starts is None or len(equal) > 1:
+            return None
+        element = all_of(part for part in parts if part is not equal[0])
     found = _first_and_end(element, shape)
     if found is None:
         return None
     # The rows are dim 0 of the bounds; of the dims before them, all elements are alike.
     indices = (*[0] * (len(shape) - 2), index_of(0))
-    used = {symbol for numbers in found for size in numbers for symbol in symbols_within(size) if is_index(symbol)}
-    if not used <= symbols_within(index_of(len(shape) - 2)):
+    used = {symbol for numbers in found for size in numbers for symbol in symbols_within(size)}
+    if not {s for s in used if is_index(s) or _is_unknown(s)} <= symbols_within(index_of(len(shape) - 2)):
         return None
     rows = shape[-2]
+    if starts is not None and not any(
+        compared(end, "<=", index_of(len(shape) - 2) + 1, shape) is True for end in found[1]
+    ):
+        # A row would attend to later keys, and its document end before them.
+        return None
     firsts, ends = ([reindexed_number(size, indices) for size in numbers] for numbers in found)
     firsts, ends = _extremes(">=", [0, *firsts], rows), _extremes("<=", [shape[-1], *ends], rows)
-    first, end = _joined("max", firsts), _joined("min", ends)
+    first, end = joined("max", firsts), joined("min", ends)
     value = f"i1 * ({end})" if firsts == [0] else f"(1 - i1) * ({first}) + i1 * ({end})"
     symbols = frozenset().union(*map(symbols_within, (*firsts, *ends)))
     names = sorted((symbol for symbol in symbols if not is_index(symbol)), key=str)
-    kind = _kind(mask)
+    kind = TensorType((rows, 2), "int64")
     attrs: dict[str, Attribute] = {
         "value": value, "names": tuple(map(str, names)), "sizes": tuple(map(size_of, names)), "shape": kind.shape,
         "dtype": kind.dtype,
     }  # fmt: skip
-    return Op("indexed", (), (replace(mask, type=kind),), attrs)
+    return _Bounds(Op("indexed", (), (replace(mask, type=kind),), attrs), starts)
 
 
 def _first_and_end(element: Element, shape: Sequence[Size]) -> tuple[list[Size], list[Size]] | None:
@@ -247,5 +391,6 @@ def _extremes(relation: str, numbers: Sequence[Size], rows: Size) -> list[Size]:
     return left
 
 
-def _joined(function: str, numbers: Sequence[Size]) -> str:
+def joined(function: str, numbers: Sequence[Size]) -> str:
+    """Return the text of a function of numbers, ``max`` or ``min``; of one, the number."""
     return str(numbers[0]) if len(numbers) == 1 else f"{function}({', '.join(map(str, numbers))})"

@@ -39,9 +39,12 @@ class IndexPositions:
             return replace(module, functions=tuple(map(_with_indexed, module.functions)))
 
 
-def index_elements(function: Function) -> dict[str, Element]:
-    """Return an element of each value that is a function of its indices, by name; guards are assumed by the caller."""
-    elements: dict[str, Element] = {}
+def index_elements(function: Function, known: Mapping[str, Element] | None = None) -> dict[str, Element]:
+    """Return an element of each value that is a function of its indices, by name, and of those that are `known`.
+
+    Guards are assumed by the caller.
+    """
+    elements: dict[str, Element] = dict(known or {})
     for op in function.ops:
         if (found := _element(op, elements)) is not None:
             elements[op.results[0].name] = found

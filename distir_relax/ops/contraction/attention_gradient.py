@@ -28,6 +28,7 @@ from distir_relax.ops.table import (
     define,
     operands,
     parse_rule,
+    reshape_to,
 )
 
 # Score of masked keys; finite, so that a fully masked row is not NaN.
@@ -78,9 +79,12 @@ def attention_weights(g: Builder, q: Value, k: Value, mask: Value | None, causal
 
 
 def _within_bounds(g: Builder, bounds: Value, keys: Any) -> Any:
-    """Return the mask (s, t) of bounds of each row (`lowering.BoundAttention`)."""
+    """Return the mask (s, t), or (b, 1, s, t), of bounds of each row (`lowering.BoundAttention`)."""
     column = g.emit("arange", start=0, end=keys, stride=1, dtype="int64")
-    first, end = (g.emit("strided_slice", bounds, axes=(1,), begin=(n,), end=(n + 1,), strides=(1,)) for n in (0, 1))
+    if len(bounds.tensor.shape) == 3:
+        bounds = reshape_to(g, bounds, (bounds.tensor.shape[0], 1, *bounds.tensor.shape[1:]))
+    axes = (len(bounds.tensor.shape) - 1,)
+    first, end = (g.emit("strided_slice", bounds, axes=axes, begin=(n,), end=(n + 1,), strides=(1,)) for n in (0, 1))
     return g.emit("logical_and", g.emit("greater_equal", column, first), g.emit("less", column, end))
 
 
@@ -132,7 +136,8 @@ def mask_factors(types: Types, number: int, row: str, key: str) -> str:
         return ""
     shape = types[number].shape
     if types[number].dtype == "int64":
-        return f", {row if shape[0] == types[0].shape[2] else '[one]'} [two]"
+        of_sample = "b " if len(shape) == 3 else ""
+        return f", {of_sample}{row if shape[-2] == types[0].shape[2] else '[one]'} [two]"
     return ", " + " ".join(["b", "h", row, key][4 - len(shape) :])
 
 

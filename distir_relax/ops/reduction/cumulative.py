@@ -117,6 +117,7 @@ define(
         torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)",
         linear=(operands(0),),
         element=_sum_of_equal,
+        running_sum="axis",
     ),
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),

@@ -188,6 +188,8 @@ class Semantics:
     element: ElementOf | None = None
     """An element of its result where those of its operands are functions of their indices; None if it is none, but for
     a pointwise op that computes `sizes`."""
+    running_sum: str = ""
+    """For a running sum of its operand along a dim, the attribute that has the dim."""
     array: Callable[[Attrs], Any] | None = None
     """The result of an op without operands, whose attributes have no symbolic sizes, as a numpy array."""
     collective_semantics: CollectiveSemantics | None = None
