@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -99,6 +100,38 @@ class Attention(nn.Module):
         q, k, v = (layer(t).view(2, -1, 3, 4).transpose(1, 2) for layer, t in parts)
         y = (q @ k.mT / 2).softmax(-1) @ v if self.by_hand else F.scaled_dot_product_attention(q, k, v)
         return y.transpose(1, 2).flatten(2)
+
+
+class Biased(nn.Module):
+    """Causal attention with a bias by the distance of rows and keys, of another slope in each head (ALiBi)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.up(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+        positions = torch.arange(x.shape[1])
+        distance = positions - positions[:, None]
+        bias = torch.tensor([0.5, 0.25, 0.125], dtype=x.dtype)[:, None, None] * distance
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(distance > 0, float("-inf")))
+        return (self.down(z.transpose(1, 2).flatten(2)) * y).mean()
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_bias_by_distance(devices: int) -> None:
+    torch.manual_seed(0)
+    model = Biased().double()
+    own, batch = deepcopy(model), tuple(torch.randn(2, LENGTH, 12, dtype=torch.float64) for _ in range(2))
+    optimizer, strategy = dr.optim.SGD(lr=1.0), f"1/1/1/1,context={devices}"
+    step = dr.compile_training(model, optimizer=optimizer, example_batch=batch, strategy=strategy)
+    loss = own(*batch)
+    loss.backward()
+    torch.testing.assert_close(step(batch), loss.item(), rtol=1e-12, atol=1e-12)
+    for name, parameter in own.named_parameters():
+        assert parameter.grad is not None
+        expected = parameter.detach() - parameter.grad
+        torch.testing.assert_close(step.parameters()[name], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
