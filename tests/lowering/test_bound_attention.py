@@ -140,6 +140,43 @@ def test_functions_take_bounds_if_all_their_calls_have_them() -> None:
     assert BoundAttention().run(other) == other
 
 
+@pytest.mark.parametrize("second", ["packed", "mask"])
+def test_calls_give_bounds_of_one_type(second: str) -> None:
+    """Those of packed documents have a sample, which those of positions do not."""
+    text = """module @global {
+  mesh[0] = device_mesh((1,), ("x",))
+  func @main(input %q: f32[1,2,3,4], input %numbers: i64[1,3]) {
+    %one: i64[] = constant() {value=1, dtype="int64"}
+    %start: bool[1,3] = not_equal(%numbers, %one)
+    %number: i64[1,3] = astype(%start) {dtype="int64"}
+    %sum: i64[1,3] = cumsum(%number) {axis=1}
+    %row: i64[1,1,3,1] = reshape(%sum) {shape=(1, 1, 3, 1)}
+    %key: i64[1,1,1,3] = reshape(%sum) {shape=(1, 1, 1, 3)}
+    %same: bool[1,1,3,3] = equal(%row, %key)
+    %mask: bool[1,1,3,3] = indexed() {value="i3 <= i2", names=(), sizes=(), shape=(1, 1, 3, 3), dtype="bool"}
+    %packed: bool[1,1,3,3] = logical_and(%same, %mask)
+    %a: f32[1,2,3,4] = call @layer(%q, %packed)
+    %b: f32[1,2,3,4] = call @layer(%a, %SECOND)
+    return "b": %b
+  }
+  func @layer(input %x: f32[1,2,3,4], input %mask: bool[1,1,3,3]) {
+    %y: f32[1,2,3,4] = nn.scaled_dot_product_attention(%x, %x, %x, %mask) {scale=0.5, causal=False, masked=True, boolean=True, dtype="float32"}
+    return "y": %y
+  }
+}
+"""  # noqa: E501 - a program
+    module = parse(text.replace("SECOND", second))
+    changed = BoundAttention().run(module)
+    verify(changed, check)
+    if second == "mask":
+        assert changed == module
+        return
+    assert changed.functions[1].inputs[1].value.tensor.shape == (1, 3, 2)
+    for numbers in ([1, 1, 1], [0, 1, 5], [1, 0, 0], [0, 0, 1]):
+        inputs = {"q": drawn(1, 2, 3, 4), "numbers": torch.tensor([numbers])}
+        torch.testing.assert_close(interpret(changed, inputs)["b"], interpret(module, inputs)["b"])
+
+
 BOUNDS: dict[str, Callable[[int, int], Any]] = {
     "causal": lambda rows, tokens: [(0, row + 1) for row in range(rows)],
     "window": lambda rows, tokens: [(max(0, row - 6), min(tokens, row + 2)) for row in range(rows)],

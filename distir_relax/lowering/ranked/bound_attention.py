@@ -39,6 +39,9 @@ from distir_relax.ops.table import Element, is_index
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.index_expression import Condition, all_of, compared, index_of, reindexed, reindexed_number
 
+_UNKNOWN = "_unknown_"
+"""The names of the sizes of `_unknown` functions begin so."""
+
 
 @dataclass(frozen=True, slots=True)
 class BoundAttention:
@@ -74,6 +77,8 @@ class _Masks:
     """The bounds of masks: by function, and by mask."""
     inputs: set[tuple[str, int]] = field(init=False)
     """Inputs that have bounds instead of a mask: the names of functions, and numbers."""
+    kinds: dict[tuple[str, int], set[TensorType]] = field(init=False)
+    """The type of the bounds of each of these inputs."""
 
     def __post_init__(self) -> None:
         main = self.module.main
@@ -87,6 +92,7 @@ class _Masks:
                     self.inputs.add((function.name, n))
         while wrong := self._wrong():
             self.inputs -= wrong
+        self.kinds = self._kinds()
 
     def _wrong(self) -> set[tuple[str, int]]:
         """Return the inputs that a call gives another value, or that are used otherwise."""
@@ -106,15 +112,16 @@ class _Masks:
     def _kinds(self) -> dict[tuple[str, int], set[TensorType]]:
         """Return the types of the bounds that calls give inputs."""
         found: dict[tuple[str, int], set[TensorType]] = {place: set() for place in self.inputs}
-        # Calls are nested in at most as many functions.
-        for function in self.module.functions * len(self.module.functions):
-            numbers = {item.value.name: n for n, item in enumerate(function.inputs)}
-            for op in function.ops:
-                for n, value in enumerate(op.operands if op.callee else ()):
+        calls = [(f, op) for f in self.module.functions for op in f.ops if op.callee] if found else []
+        before = -1
+        while before < (before := sum(map(len, found.values()))):
+            for function, op in calls:
+                for n, value in enumerate(op.operands):
                     if (op.callee, n) in found and value.name in self.bounds[function.name]:
                         found[op.callee, n].add(self.bounds[function.name][value.name].kind)
-                    elif (op.callee, n) in found and value.name in numbers:
-                        found[op.callee, n] |= found.get((function.name, numbers[value.name]), set())
+                    elif (op.callee, n) in found:
+                        numbers = (m for m, item in enumerate(function.inputs) if item.value.name == value.name)
+                        found[op.callee, n] |= set().union(*(found.get((function.name, m), set()) for m in numbers))
         return found
 
     def _takes(self, op: Op, number: int) -> bool:
@@ -132,10 +139,10 @@ class _Masks:
     def bounded(self, function: Function) -> Function:
         """Return a function whose attention, and calls, take bounds."""
         taken, made = value_names(function), dict[str, Value]()
-        inputs, kinds = list(function.inputs), self._kinds()
+        inputs = list(function.inputs)
         for n, item in enumerate(inputs):
             if (function.name, n) in self.inputs:
-                (kind,) = kinds[function.name, n]
+                (kind,) = self.kinds[function.name, n]
                 made[item.value.name] = Value(item.value.name, kind)
                 inputs[n] = replace(item, value=made[item.value.name])
         ops, of_rows, densities = list[Op](), dict[Size, Value](), dict[str, float | None]()
@@ -255,11 +262,8 @@ def _all_bounds(function: Function, inputs: Mapping[str, Element]) -> dict[str, 
     values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
     data = {value.name for value in values[: len(function.inputs)] if value.tensor.dtype == "int64"} | terms.keys()
     known = {v.name: _unknown(n, len(v.tensor.shape)) for n, v in enumerate(values) if v.name in data}
-    elements, sums = (
-        index_elements(function, {**known, **inputs}),
-        {known[name]: value for name, value in terms.items()},
-    )
-    found = dict[str, _Bounds]()
+    sums, found = {known[name]: value for name, value in terms.items()}, dict[str, _Bounds]()
+    elements = index_elements(function, {**known, **inputs})
     for op in function.ops:
         for value in op.results:
             if value.name in elements and is_mask(value):
@@ -286,12 +290,8 @@ def _unknown(number: int, rank: int) -> Size:
 
     Its sizes are not known. So nothing is proved of it but that it is equal for equal indices.
     """
-    *slopes, base, divisor, least = (size_of(Symbol(f"_unknown_{number}_{n}", low=1)) for n in range(rank + 3))
+    *slopes, base, divisor, least = (size_of(Symbol(f"{_UNKNOWN}{number}_{n}", low=1)) for n in range(rank + 3))
     return sum((slope * index_of(dim) for dim, slope in enumerate(slopes)), base) // divisor - least
-
-
-def _is_unknown(symbol: Symbol) -> bool:
-    return symbol.name.startswith("_unknown_")
 
 
 def _is_cast_truth(op: Op) -> bool:
@@ -334,13 +334,11 @@ def _bounds(mask: Value, element: Element, sums: Mapping[Size, Value]) -> _Bound
     # The rows are dim 0 of the bounds; of the dims before them, all elements are alike.
     indices = (*[0] * (len(shape) - 2), index_of(0))
     used = {symbol for numbers in found for size in numbers for symbol in symbols_within(size)}
-    if not {s for s in used if is_index(s) or _is_unknown(s)} <= symbols_within(index_of(len(shape) - 2)):
+    rows, row = shape[-2], index_of(len(shape) - 2)
+    if not {s for s in used if is_index(s) or s.name.startswith(_UNKNOWN)} <= symbols_within(row):
         return None
-    rows = shape[-2]
-    if starts is not None and not any(
-        compared(end, "<=", index_of(len(shape) - 2) + 1, shape) is True for end in found[1]
-    ):
-        # A row would attend to later keys, and its document end before them.
+    if starts is not None and not any(compared(end, "<=", row + 1, shape) is True for end in found[1]):
+        # A row attends to later keys, and to the end of its document.
         return None
     firsts, ends = ([reindexed_number(size, indices) for size in numbers] for numbers in found)
     firsts, ends = _extremes(">=", [0, *firsts], rows), _extremes("<=", [shape[-1], *ends], rows)
