@@ -249,8 +249,10 @@ def test_activations_are_divided(devices: int) -> None:
     assert activations(devices) <= activations(1) / devices * 1.05
 
 
-def test_a_million_tokens_on_64_devices() -> None:
-    """A Llama of 8 billion parameters without data: the plan is proved, no device has a matrix of rows by keys."""
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_a_million_tokens_on_64_devices(packed: bool) -> None:
+    """A Llama of 8 billion parameters without data: the plan is proved, no device has a matrix of rows by keys, also
+    where positions restart with each document."""
     config = transformers.LlamaConfig(
         num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096,
         intermediate_size=14336, vocab_size=128256, max_position_embeddings=1 << 20, use_cache=False,
@@ -260,7 +262,8 @@ def test_a_million_tokens_on_64_devices() -> None:
             transformers.LlamaForCausalLM(config).to(torch.bfloat16),
             torch.zeros(1, 1_000_000, dtype=torch.int64),
         )
-    plan = dr.compile(model, (ids,), strategy="1/8/1/1,context=8", check=True)
+    batch = {"input_ids": ids, "position_ids": ids} if packed else {"input_ids": ids}
+    plan = dr.compile(model, (), batch, strategy="1/8/1/1,context=8", check=True)
     distributed = plan.modules["distributed"]
     largest = max(v.placed.local(0).elements for f in distributed.functions for op in f.ops for v in op.results)
     assert largest == 1_000_000 // 8 * 128256 // 8
