@@ -18,7 +18,7 @@ from distir_relax.layout import DTYPES, R, evaluate_size
 from distir_relax.ops import Trait, lookup
 from distir_relax.report.layout_text import by_pattern, pattern, short_layout, summarize_names
 from distir_relax.report.sensitivity import bound_text
-from distir_relax.report.split_algorithms import AlgorithmRow, algorithm_cells, algorithm_rows
+from distir_relax.report.split_algorithms import AlgorithmRow, algorithm_rows
 from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
 from distir_relax.simulation.communication_matrix import Traffic, traffic_by_kind
@@ -196,8 +196,12 @@ class Overview:
             yield f"  and {count(len(rest), 'more cause')}: --json has all"
 
     def _algorithms(self) -> Iterator[str]:
+        rows = [("split op", "in", "number", "along", "algorithm", "sent by each, for one op")]
+        for row in self.algorithms[:_MOST_ROWS]:
+            sent = ", ".join(f"{name} {size(n)}" for name, n in row.collectives.items())
+            rows.append((row.op, pattern(row.places[0]), str(len(row.places)), row.axis, row.algorithm, sent))
         if self.algorithms:
-            yield from align_columns([*algorithm_cells(self.algorithms[:_MOST_ROWS])], left=(0, 1, 3, 4, 5))
+            yield from align_columns(rows, left=(0, 1, 3, 4, 5))
         if rest := self.algorithms[_MOST_ROWS:]:
             yield f"and {count(len(rest), 'more row')}: --json has all"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from distir_relax.ir import Function, Input, Module, Op, Output, Value, inlined_main, producers
@@ -13,7 +13,6 @@ from distir_relax.ops import Trait, lookup
 from distir_relax.report.layout_text import pattern
 from distir_relax.sharding.reshard_cost import list_reshards
 from distir_relax.simulation.communication_matrix import traffic_by_kind
-from distir_relax.support.units import size
 
 
 @dataclass(frozen=True)
@@ -121,11 +120,3 @@ class _Walk:
 
 def _is_partial(value: Value, axis: int) -> bool:
     return isinstance(value.dtensor.placements[axis], Partial)
-
-
-def algorithm_cells(rows: Iterable[AlgorithmRow]) -> Iterator[Sequence[str]]:
-    """Yield the rows of a table, with its head."""
-    yield "split op", "in", "number", "along", "algorithm", "sent by each, for one op"
-    for row in rows:
-        sent = ", ".join(f"{name} {size(n)}" for name, n in row.collectives.items())
-        yield row.op, pattern(row.places[0]), str(len(row.places)), row.axis, row.algorithm, sent
