@@ -189,6 +189,8 @@ def _attend_by_blocks(
     return y
 
 
+NO_NORMALIZERS = 0, 0
+"""The arguments of the kernel for normalizers that are not wanted."""
 _LEAST_SCORES = 1 << 15
 """Scores from which a native kernel is worth its compilation, where it is not part of a recorded step."""
 
@@ -230,6 +232,38 @@ def _attend_natively(
     return y
 
 
+def attend_with_normalizers(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor | None, scale: float,
+    repeats: Sequence[int] = (),
+) -> tuple[torch.Tensor, torch.Tensor] | None:  # fmt: skip
+    """Return `attention_parts.attend_part` by the native kernel; None if it cannot be."""
+    (batch, heads, rows, _), tokens = q.shape, k.shape[2]
+    if not q.is_cpu or batch * heads * rows * tokens < _LEAST_SCORES or 0 in (q.shape[3], v.shape[3]):
+        return None
+    import torch
+
+    if batch > 1 and any(_rows_of_batch(x) is None for x in (q, k, v)):
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for one in (slice(i, i + 1) for i in range(batch)):
+            of_one = bounds if bounds is None or bounds.dim() < 3 or len(bounds) < batch else bounds[one]
+            part = attend_with_normalizers(q[one], k[one], v[one], of_one, scale, repeats)
+            if part is None:
+                return None
+            parts.append(part)
+        ys, of_ys = zip(*parts, strict=True)
+        return torch.cat(ys), torch.cat(of_ys)
+    of_heads = tuple(repeats) or equal_repeats(heads, k.shape[1])
+    if (bounds is not None and not has_bounds(bounds)) or not (kernel := _kernel_for_batch(q, k, v, of_heads)):
+        return None
+    limits = torch.tensor([0, tokens]) if bounds is None else bounds.clamp(0, tokens)
+    numbers = array("q", limits.expand(batch, rows, 2).contiguous().numpy().tobytes())
+    y = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
+    of_rows = torch.empty(heads, batch, rows, dtype=torch.float32)
+    arguments, _kept = _arguments_for_batch(q, k, v, y, of_heads, numbers, scale, of_rows)
+    kernel(*arguments)
+    return y, of_rows.transpose(0, 1).unsqueeze(3)
+
+
 def are_proper_bounds(bounds: torch.Tensor, tokens: int) -> bool:
     """Return whether bounds, as of `attend`, let each row attend to a key, and to none that there is not."""
     first, end = bounds[..., 0], bounds[..., 1]
@@ -251,9 +285,12 @@ def _kernel_for_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, repeats
 
 def _arguments_for_batch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, y: torch.Tensor, repeats: tuple[int, ...],
-    limits: array[int], scale: float,
+    limits: array[int], scale: float, normalizers: torch.Tensor | None = None,
 ) -> tuple[list[float], tuple[array[int], ...]]:  # fmt: skip
-    """Return the arguments of `_kernel_for_batch`, and the arrays that they refer to, of which `limits` is one."""
+    """Return the arguments of `_kernel_for_batch`, and the arrays that they refer to, of which `limits` is one.
+
+    The logarithms of normalizers are written to `normalizers`, (heads, batch, rows).
+    """
     import torch
 
     batch, rows, tokens, most = q.shape[0], q.shape[2], k.shape[2], rows_of_block(repeats)
@@ -263,9 +300,10 @@ def _arguments_for_batch(
     for i, row in ((i, row) for i in range(batch) for row in range(0, rows, most)):
         blocks.extend((i, i * rows + row, min(most, rows - row), i * tokens, 0))
     parts = [part for x in (q, k, v, y) if (part := _rows_of_batch(x)) is not None]
+    wanted = NO_NORMALIZERS if normalizers is None else (normalizers.data_ptr(), batch * rows)
     arguments: list[float] = [
         caches.buffer_info()[0], blocks.buffer_info()[0], len(blocks) // NUMBERS_OF_BLOCK, limits.buffer_info()[0],
-        *kernel_places(*parts), scale, torch.get_num_threads(),
+        *kernel_places(*parts), *wanted, scale, torch.get_num_threads(),
     ]  # fmt: skip
     return arguments, (caches, blocks, limits)
 
@@ -409,7 +447,8 @@ class RequestsAttention:
             places = array("b", b"".join([cache.place(r) for r in plan.requests for cache in (keys, values)]))
             plan.kernel(
                 places.buffer_info()[0], plan.blocks.buffer_info()[0], len(plan.blocks) // NUMBERS_OF_BLOCK,
-                plan.limits.buffer_info()[0], *kernel_places(q, new_k, new_v, y), scale, torch.get_num_threads(),
+                plan.limits.buffer_info()[0], *kernel_places(q, new_k, new_v, y), *NO_NORMALIZERS, scale,
+                torch.get_num_threads(),
             )  # fmt: skip
         for number, row in plan.others:
             request = self._requests[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -54,6 +55,22 @@ def attention_grads(
     return results
 
 
+def grads_natively(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    of_rows: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:  # fmt: skip
+    """Return `attention_parts.attention_part_grads` by the native kernel, `of_rows` its normalizers and means.
+
+    None if it cannot be.
+    """
+    is_of_samples = mask is not None and (not has_bounds(mask) or mask.dim() > 2)
+    if is_of_samples or 0 in (*q.shape[:3], k.shape[2]) or (kernel := _kernel(q, k, v, grad, mask)) is None:
+        return None
+    results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    _run(kernel, (q, k, v, grad), results, mask, scale, False, [x.float().contiguous() for x in of_rows])
+    return results
+
+
 def _write_part(
     operands: tuple[torch.Tensor, ...], results: list[torch.Tensor], mask: torch.Tensor | None, scale: float
 ) -> None:
@@ -98,7 +115,7 @@ def _has_tiles(dtype: str) -> bool:
 
 def _run(
     kernel: Kernel, operands: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...],
-    mask: torch.Tensor | None, scale: float, causal: bool,
+    mask: torch.Tensor | None, scale: float, causal: bool, of_rows: Sequence[torch.Tensor] = (),
 ) -> None:  # fmt: skip
     (batch, heads, rows, width), (tokens, value_width) = operands[0].shape, operands[2].shape[2:]
     operands = tuple(x if x.stride(3) == 1 else x.contiguous() for x in operands)
@@ -113,7 +130,7 @@ def _run(
         places += [by_lanes.data_ptr(), *(0 if by_lanes.shape[d] == 1 else by_lanes.stride(d) for d in (0, 1))]
     threads = min(torch.get_num_threads(), batch * heads)
     scratch = torch.empty(threads, gradient_scratch(rows, tokens, width, value_width), dtype=torch.float32)
-    places += [bounds.data_ptr(), scratch.data_ptr()]
+    places += [bounds.data_ptr(), scratch.data_ptr(), *([x.data_ptr() for x in of_rows] or [0, 0])]
     kernel(*places, batch * heads, heads, rows, tokens, scale, threads)
     for result, value in zip(results, written, strict=True):
         if result is not value:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from distir_relax.kernels.attention import repeat_heads, row_blocks
+from distir_relax.kernels.attention import attend_with_normalizers, repeat_heads, row_blocks
+from distir_relax.kernels.attention_gradients import grads_natively
 from distir_relax.kernels.recording import recording
 
 NO_KEYS = -1e30
@@ -29,6 +30,8 @@ def attend_part(
     """
     if (found := recording()) is not None:
         return found.whole(attend_part, q, k, v, mask, scale, repeats)
+    if (natively := attend_with_normalizers(q, k, v, mask, scale, repeats)) is not None:
+        return natively
     batch, heads = q.shape[:2]
     k, v = (_repeated(x, heads, repeats) for x in (k, v))
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -58,6 +61,8 @@ def attention_part_grads(
     """
     if (found := recording()) is not None:
         return found.whole(attention_part_grads, q, k, v, grad, normalizers, means, mask, scale)
+    if (natively := grads_natively(q, k, v, grad, mask, scale, (normalizers, means))) is not None:
+        return natively
     blocks = [(block, keys, allowed) for block, keys, allowed in row_blocks(q, k, mask) if keys is not None]
     if len(blocks) == 1 and blocks[0][:2] == (slice(0, q.shape[2]), slice(0, k.shape[2])):
         return _block_grads(q, k, v, grad, normalizers, means, blocks[0][2], scale)

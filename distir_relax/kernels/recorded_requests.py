@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distir_relax.kernels.attention import (
+    NO_NORMALIZERS,
     Cache,
     CacheArguments,
     equal_repeats,
@@ -95,7 +96,7 @@ class RecordedRequests(Sequence["_Recorded"]):
         y = q.new_empty(1, len(self), q.shape[1], new_v.shape[3]).transpose(1, 2)
         kernel(
             places.buffer_info()[0], self._blocks.buffer_info()[0], len(self), self._limits[masks].buffer_info()[0],
-            *kernel_places(q, new_k, new_v, y), scale, torch.get_num_threads(),
+            *kernel_places(q, new_k, new_v, y), *NO_NORMALIZERS, scale, torch.get_num_threads(),
         )  # fmt: skip
         return y
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from distir_relax.kernels import attention
-from distir_relax.kernels.attention import within_bounds
+from distir_relax.kernels.attention import attend_with_normalizers, within_bounds
 from distir_relax.kernels.attention_parts import NO_KEYS, attend_part, attention_part_grads
 
 ROWS, KEYS = 13, 29
@@ -121,3 +121,40 @@ def test_excluded_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(keys and (keys.start, keys.stop), mask) for _, keys, mask in found] == [
         ((0, n + 1), None) for n in range(ROWS)
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["all", "causal", "windows", "of each sample"])
+def test_parts_by_native_kernels(kind: str, dtype: torch.dtype) -> None:
+    """Of 211 rows and 190 keys of half as many heads, in parts of 90 and of 100; some rows have no keys in a part."""
+    rows, keys, cut = 211, 190, 90
+    row, generator = torch.arange(rows), torch.Generator().manual_seed(0)
+    causal, windows = (
+        torch.stack([first, end], 1).clamp(0, keys) for first, end in ((row * 0, row + 1), (row - 7, row - 7 + row % 4))
+    )
+    found = {"all": None, "causal": causal, "windows": windows, "of each sample": torch.stack([causal, windows])}
+    bounds = found[kind]
+    shapes = (2, 4, rows, 24), (2, 4, keys, 24), (2, 4, keys, 20), (2, 4, rows, 20)
+    q, k, v, grad = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    places = [(0, cut), (cut, keys - cut)]
+    masks = [None if bounds is None else bounds - start for start, _ in places]
+    parts = [
+        attend_with_normalizers(q, k[:, :, a : a + n], v[:, :, a : a + n], mask, 0.3)
+        for (a, n), mask in zip(places, masks, strict=True)
+    ]
+    y, normalizers = joined([part for part in parts if part is not None])
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    allowed = None if bounds is None else within_bounds(bounds, keys)
+    whole = scaled_dot_product_attention(*leaves, attn_mask=allowed, scale=0.3)
+    whole = whole if allowed is None else torch.where(allowed.any(-1, keepdim=True), whole, 0.0)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(y.double(), whole, rtol=tolerance, atol=tolerance)
+    expected = torch.autograd.grad(whole, leaves, grad.double())
+    means = (whole * grad).sum(-1, keepdim=True).float()
+    grads = [
+        attention_part_grads(q, k[:, :, a : a + n], v[:, :, a : a + n], grad, normalizers, means, mask, 0.3)
+        for (a, n), mask in zip(places, masks, strict=True)
+    ]
+    of_q, of_k, of_v = zip(*grads, strict=True)
+    for value, other in zip((sum(of_q), torch.cat(of_k, 2), torch.cat(of_v, 2)), expected, strict=True):
+        torch.testing.assert_close(value.double(), other, rtol=10 * tolerance, atol=10 * tolerance)

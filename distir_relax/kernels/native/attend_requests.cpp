@@ -44,6 +44,8 @@ constexpr int FEW = PARTS > 1 && GROUP <= ROWS ? GROUP : 0;
 // The score of a key that a row does not attend to, and the greatest score of a row until its first: so far above that
 // the weight of such a key is zero.
 constexpr float LEAST = -3.4e38f, LEAST_TOP = -1.7e38f;
+// The logarithm of the normalizer of a row without keys, whose result is zero.
+constexpr float NO_KEYS = -1e30f;
 
 // A number, or a pair of them.
 #if DOTS
@@ -375,7 +377,7 @@ static INLINE void compute_few_weights(Scratch& s, const Caches& cache, int head
 
 static void attend(Scratch& s, const Block& block, int head, const Caches& cache, const Limits* limits,
                    const Rows<const DTYPE>& q, const Rows<const DTYPE>& new_k, const Rows<const DTYPE>& new_v,
-                   const Rows<DTYPE>& y, float to_power) {
+                   const Rows<DTYPE>& y, float* normalizers, int64_t rows, float to_power) {
     if (APPENDS) {
         append(block, head, cache.k, new_k, WIDTH);
         append(block, head, cache.v, new_v, VALUE_WIDTH);
@@ -397,9 +399,12 @@ static void attend(Scratch& s, const Block& block, int head, const Caches& cache
     }
     for (int r = 0; r < block.rows; r++)
         for (int g = 0; g < GROUP; g++) {
-            int lane = r * GROUP + g;
-            float share = 1.0f / s.total[lane];
-            DTYPE* to = y.at(query_head(head, g), block.row + r);
+            int lane = r * GROUP + g, of_query = query_head(head, g);
+            float share = s.total[lane] > 0.0f ? 1.0f / s.total[lane] : 0.0f;
+            DTYPE* to = y.at(of_query, block.row + r);
+            if (normalizers)
+                normalizers[of_query * rows + block.row + r] =
+                    share > 0.0f ? (s.top[lane] + __builtin_log2f(s.total[lane])) / LOG2_E : NO_KEYS;
             each_vector(
                 VALUE_WIDTH,
                 BODY(int64_t j, auto count) { store(to + j, load(s.sums + lane * COLUMNS + j) * share, count); });
@@ -411,13 +416,16 @@ static void attend(Scratch& s, const Block& block, int head, const Caches& cache
 //   number of its earlier positions; and how many blocks there are;
 // - for each row the first position that it attends to, and the one after the last;
 // - addresses of queries, new keys, new values and results, each with their strides by head and by row;
+// - the address of the logarithms of normalizers (head, row), float32, 0 if they are not wanted, and how many rows there
+//   are;
 // - the scale of the scores, and the number of threads.
 //
 // All strides are in elements, that of the last dim is 1.
 static void attend_requests(const Caches* caches, const Block* blocks, int64_t count, const Limits* limits,
                             const DTYPE* q, int64_t q_head, int64_t q_row, const DTYPE* new_k, int64_t new_k_head,
                             int64_t new_k_row, const DTYPE* new_v, int64_t new_v_head, int64_t new_v_row, DTYPE* y,
-                            int64_t y_head, int64_t y_row, float scale, int64_t threads) {
+                            int64_t y_head, int64_t y_row, float* normalizers, int64_t rows, float scale,
+                            int64_t threads) {
     int64_t units = count * HEADS;
     parallel(threads, [=](int64_t t) {
         Scratch scratch;
@@ -430,7 +438,7 @@ static void attend_requests(const Caches* caches, const Block* blocks, int64_t c
             if (unit >= units) continue;
             const Block& block = blocks[unit / HEADS];
             attend(scratch, block, (int)(unit % HEADS), caches[block.cache], limits, of_q, of_k, of_v, of_y,
-                   scale * LOG2_E);
+                   normalizers, rows, scale * LOG2_E);
         }
     });
 }

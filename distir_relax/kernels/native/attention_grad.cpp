@@ -11,7 +11,8 @@
 //     of keys     (key, column) += slopes (key, row) x q (row, column)
 //     of queries  (row, column)  = slopes (row, key) x k (key, column)
 //
-// Weights are computed again from queries and keys, which takes a sixth of the time: nothing is saved by the forward.
+// Weights are computed again from queries and keys, which takes a sixth of the time: nothing is saved by the forward. Of
+// a part of the keys, normalizers and sums of weights * grads are given.
 //
 // WIDTH, VALUE_WIDTH: elements of keys and of values; DTYPE: of all tensors; MASKED: whether there is a mask. KEYS:
 // keys of a tile that is in registers; MOST_VECTORS: vectors of rows of a block. Sums are float32.
@@ -114,11 +115,24 @@ static Bounds bounds_of(const Bounds* rows, int64_t count, int64_t tokens) {
 // Makes weights and slopes of a vector of rows, with `bounds` of `count` rows, from scores and grads of `keys`. Rows
 // and keys after the last are not attended to.
 static void softmax(float* weights, float* slopes, int64_t lanes, Bounds keys, const Bounds* bounds, int64_t count,
-                    const float* mask, int64_t mask_lanes, int64_t tokens, float to_power, float scale) {
+                    const float* mask, int64_t mask_lanes, int64_t tokens, float to_power, float scale,
+                    const float* normalizers, const float* means) {
     alignas(64) int32_t first_keys[LANES] = {}, end_keys[LANES] = {};
     for (int64_t i = 0; i < count; i++) first_keys[i] = (int32_t)bounds[i].first, end_keys[i] = (int32_t)bounds[i].end;
     I32 first = load(first_keys), end = load(end_keys);
     F32 best = LEAST, total = 0.0f;
+    if (normalizers) {
+        F32 largest = load(normalizers, (int)count) * LOG2_E, along = load(means, (int)count);
+        for (int64_t key = keys.first; key < keys.end; key++) {
+            I32 number = (int32_t)key;
+            Mask is_attended = (number >= first) & (number < end);
+            F32 power = load(weights + key * lanes) * to_power - largest;
+            F32 weight = select(is_attended, exp2_to_one(min(power, F32(0.0f))), 0.0f);
+            store(weights + key * lanes, weight);
+            store(slopes + key * lanes, weight * (load(slopes + key * lanes) - along) * scale);
+        }
+        return;
+    }
     for (int64_t key = keys.first; key < keys.end; key++) {
         I32 number = (int32_t)key;
         Mask is_attended = (number >= first) & (number < end);
@@ -154,6 +168,9 @@ static void softmax(float* weights, float* slopes, int64_t lanes, Bounds keys, c
 //
 // - the addresses of the bounds of each row, and of the memory of each thread;
 //
+// - the addresses of the logarithms of normalizers and of means (b, h, s), float32, of all keys if these are a part,
+//   without a mask; else 0;
+//
 // - the numbers b * h, h, s and t, the scale of the scores, and the number of threads.
 static void attention_grad(const DTYPE* q, int64_t q_batch, int64_t q_head, int64_t q_row, const DTYPE* k,
                            int64_t k_batch, int64_t k_head, int64_t k_row, const DTYPE* v, int64_t v_batch,
@@ -161,8 +178,9 @@ static void attention_grad(const DTYPE* q, int64_t q_batch, int64_t q_head, int6
                            int64_t g_row, DTYPE* of_q, int64_t of_q_batch, int64_t of_q_head, int64_t of_q_row,
                            DTYPE* of_k, int64_t of_k_batch, int64_t of_k_head, int64_t of_k_row, DTYPE* of_v,
                            int64_t of_v_batch, int64_t of_v_head, int64_t of_v_row, const float* mask,
-                           int64_t mask_batch, int64_t mask_head, const Bounds* bounds, float* scratch, int64_t units,
-                           int64_t heads, int64_t rows, int64_t tokens, float scale, int64_t threads) {
+                           int64_t mask_batch, int64_t mask_head, const Bounds* bounds, float* scratch,
+                           const float* normalizers, const float* means, int64_t units, int64_t heads, int64_t rows,
+                           int64_t tokens, float scale, int64_t threads) {
     int64_t all_vectors = divided_up(rows, LANES), blocks = divided_up(all_vectors, MOST_VECTORS);
     int64_t most = divided_up(all_vectors, blocks), lanes = most * LANES, keys = divided_up(tokens, KEYS) * KEYS;
     int64_t size = (2 * keys + 3 * lanes) * (WIDE + VALUE_WIDE) + 2 * keys * lanes;
@@ -194,10 +212,10 @@ static void attention_grad(const DTYPE* q, int64_t q_batch, int64_t q_head, int6
                 }
                 const float* of_head = MASKED ? mask + b * mask_batch + h * mask_head + row : nullptr;
                 for (int64_t vector = 0; vector < vectors; vector++) {
-                    int64_t lane = vector * LANES;
+                    int64_t lane = vector * LANES, first_row = unit * rows + row + lane;
                     softmax(m.weight + lane, m.slope + lane, lanes, attended, bounds + row + lane,
                             min<int64_t>(LANES, count - lane), of_head + lane, all_vectors * LANES, tokens, to_power,
-                            scale);
+                            scale, normalizers ? normalizers + first_row : nullptr, means ? means + first_row : nullptr);
                 }
                 for (int64_t key = attended.first; key < attended.end; key += KEYS) {
                     add_tiles<true>(m.value_sum + key * VALUE_WIDE, VALUE_WIDE, m.weight + key * lanes, lanes, 1,

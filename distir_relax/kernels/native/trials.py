@@ -202,7 +202,7 @@ def _attend_requests(
     old_k, old_v = _drawn(dtype, (groups, past + rows, width), (groups, past + rows, value_width))
     if not appends:
         old_k, old_v = k, v
-    y = _blank(q, heads, rows, value_width)
+    y, normalizers = _blank(q, heads, rows, value_width), torch.zeros(heads, rows, dtype=torch.float32)
     cache = [n for t in (old_k, old_v) for n in (t.data_ptr(), t.stride(0), t.stride(1))]
     limits = [n for row in range(rows) for n in (0, past + row + 1)]
     most = rows_of_block(repeats)
@@ -216,6 +216,8 @@ def _attend_requests(
         len(blocks) // NUMBERS_OF_BLOCK,
         buffers[2].data_ptr(),
         *places,
+        normalizers.data_ptr(),
+        rows,
         0.25,
         2,
     )
@@ -226,7 +228,9 @@ def _attend_requests(
     keys, values = (t.float().repeat_interleave(times, 0) for t in (old_k, old_v))
     scores = q.float() @ keys.mT * 0.25
     allowed = torch.arange(past + rows) <= past + torch.arange(rows)[:, None]
-    yield y, scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    yield y, scores.softmax(-1) @ values
+    yield normalizers, scores.logsumexp(-1)
 
 
 def _attention_grad(kernel: Kernel, width: int, value_width: int, dtype: str, masked: bool) -> Pairs:
@@ -245,14 +249,18 @@ def _attention_grad(kernel: Kernel, width: int, value_width: int, dtype: str, ma
         lanes[:, :rows] = allowed.t().float() - 0.5
         places_of_mask = [lanes.data_ptr(), 0, 0]
     scores = (q @ k.mT * 0.25).masked_fill(~allowed, float("-inf"))
-    expected = torch.autograd.grad(scores.softmax(-1) @ v, (q, k, v), g)
+    y, normalizers = scores.softmax(-1) @ v, scores.logsumexp(-1).detach().float()
+    expected = torch.autograd.grad(y, (q, k, v), g)
+    means = (y.detach() * g).sum(-1).float()
     results = [_blank(t) for t in tensors[:3]]
     places = [n for t in (*tensors, *results) for n in (t.data_ptr(), 0, t.stride(0), t.stride(1))]
     scratch = torch.zeros(_THREADS, gradient_scratch(rows, rows, width, value_width), dtype=torch.float32)
     bounds = torch.stack([torch.zeros(rows, dtype=torch.int64), torch.arange(1, rows + 1)], 1)
     addresses = bounds.data_ptr(), scratch.data_ptr()
-    kernel(*places, *places_of_mask, *addresses, heads, heads, rows, rows, 0.25, _THREADS)
-    yield from zip(results, expected, strict=True)
+    for of_rows in ((), (normalizers, means)) if not masked else ((),):
+        given = [x.data_ptr() for x in of_rows] or [0, 0]
+        kernel(*places, *places_of_mask, *addresses, *given, heads, heads, rows, rows, 0.25, _THREADS)
+        yield from zip(results, expected, strict=True)
 
 
 def _weight_grad(kernel: Kernel) -> Pairs:

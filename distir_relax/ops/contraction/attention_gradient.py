@@ -10,7 +10,12 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.native import LEAST_SCORES, STORED, gradient_scratch
-from distir_relax.ops.contraction.attention_split import ALGORITHMS, KEPT, attention_gradient_in_turns, split_keys_of_gradient
+from distir_relax.ops.contraction.attention_split import (
+    ALGORITHMS,
+    KEPT,
+    attention_gradient_in_turns,
+    split_keys_of_gradient,
+)
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,

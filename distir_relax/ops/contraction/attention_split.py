@@ -23,6 +23,7 @@ ALGORITHMS = {
     "h": "all-to-all to heads",
     "s": "keys are gathered",
     "t": "keys stay split, parts joined by log-sum-exp",
+    "s t": "ring: keys are exchanged in turns",
 }
 """`Split.algorithms` of attention and its gradient, by heads, rows and keys."""
 
