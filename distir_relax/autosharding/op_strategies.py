@@ -197,8 +197,14 @@ class StrategySpace:
         )
 
     def _is_splittable(self, atom: Atom, tensors: Sequence[Value]) -> bool:
-        """Return whether an atom is the slot that is cut in each dim that it indexes."""
+        """Return whether an atom is the slot that is cut in each dim that it indexes.
+
+        Windows over dims of symbolic sizes are not cut: their halos have no known sizes.
+        """
         places = [(v.name, *index) for v, index in zip(tensors, atom.places, strict=True) if index is not None]
+        dims = [v.tensor.shape[index[0]] for v, index in zip(tensors, atom.places, strict=True) if index is not None]
+        if atom.kind == WINDOW and is_symbolic(tuple(dims)):
+            return False
         return bool(places) and all(self._slot(name, dim) == (name, dim, slot) for name, dim, slot in places)
 
     def _cuts_in(self, value: Value, layout: Placed) -> dict[Slot, list[Cut]]:

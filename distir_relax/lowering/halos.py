@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 from distir_relax.ir import DTensorType, Op, Value, at_rank, per_rank
-from distir_relax.layout import DeviceMesh, Placement, Shard, block_bounds
+from distir_relax.layout import DeviceMesh, Placement, Shard, block_bounds, intersect
 from distir_relax.lowering.distributed_builder import SpmdBuilder
 from distir_relax.lowering.padding import Padding
 from distir_relax.ops import Window, lookup
@@ -149,8 +149,9 @@ def _transfers(split: SplitWindow, mesh: DeviceMesh) -> dict[_Route, dict[int, R
     routes: dict[_Route, dict[int, Rows]] = defaultdict(dict)
     for target, (first, last) in enumerate(split.needs()):
         for source, (start, stop) in enumerate(pairwise(split.source)):
-            begin, end = max(first, start), min(last, stop)
-            if source != target and begin < end:
+            common = intersect([(first, last)], [(start, stop)])
+            if source != target and common:
+                ((begin, end),) = common
                 distance = target - source
                 shift = tuple(b - a for a, b in zip(indices[source], indices[target], strict=True))
                 route = _Route(distance, source // abs(distance) % 2, shift)
@@ -162,8 +163,8 @@ def _local_rows(split: SplitWindow) -> list[Rows]:
     """Return the rows of its own shard that each index needs."""
     local_rows = []
     for (first, last), (start, stop) in zip(split.needs(), pairwise(split.source), strict=True):
-        begin, end = max(first, start), min(last, stop)
-        local_rows.append((begin - start, end - start) if begin < end else (0, 0))
+        common = intersect([(first, last)], [(start, stop)])
+        local_rows.append((common[0][0] - start, common[0][1] - start) if common else (0, 0))
     return local_rows
 
 

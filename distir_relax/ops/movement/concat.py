@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Op, TensorType, Value
@@ -23,6 +24,7 @@ from distir_relax.ops.table import (
     IncrementalForm,
     IncrementalStep,
     OnnxOperands,
+    PrefixWindow,
     Rule,
     Semantics,
     Split,
@@ -143,13 +145,37 @@ define(
 )
 
 
+def _infer_append(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    (whole,) = _infer_concat(types, attrs)
+    axis, shape = attrs["axis"], list(whole.shape)
+    _, count = attrs.get("part", (0, types[1].shape[axis]))
+    shape[axis] = types[0].shape[axis] + count
+    return (TensorType(tuple(shape), whole.dtype),)
+
+
+def _append_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """The elements of operand 0 are the first of the result; those that are appended are on all devices."""
+    axis, rank = attrs["axis"], len(results[0].shape)
+    plain = names_with(rank, axis, "()")
+    text = f"{plain}, {names_with(rank, axis, '[new]')} -> {plain}"
+    rule = parse_rule(text, [t.shape for t in types], [results[0].shape])
+    return replace(rule, windows=(PrefixWindow(axis, 0, axis, axis, types[0].shape[axis]),))
+
+
+def _of_part(code: str, part: str = "{{1}}.narrow({{axis}}, {0}, {1})") -> Callable[[Attrs], str]:
+    """Return code that takes a `part` of operand 1 if there is this attribute: its first element, and their number."""
+    return lambda attrs: code.replace("{1}", part.format(*attrs["part"])) if "part" in attrs else code
+
+
+_RELAX_PART = "R.strided_slice({{1}}, ({{axis}},), ({0},), ({0} + {1},))"
+
 define(
     "append",
-    Semantics(infer=_infer_concat, torch="sequence.append({0}, {1}, {axis})"),
-    Split(_concat_rule),
+    Semantics(infer=_infer_append, torch=_of_part("sequence.append({0}, {1}, {axis})")),
+    Split(_append_rule, windowed=lambda attrs, parts: {**attrs, "part": parts[attrs["axis"]]}),
     cost=Cost(flops=no_flops, moved=lambda types, attrs, results: 2.0 * types[1].bytes),
-    code=Code(relax="R.concat([{0}, {1}], {axis})"),
-    kernels=[Appending("sequence.extend({0}, {length}, {1}, {axis})")],
+    code=Code(relax=_of_part("R.concat([{0}, {1}], {axis})", _RELAX_PART)),
+    kernels=[Appending(_of_part("sequence.extend({0}, {length}, {1}, {axis})"))],
     traits={Trait.MOVES},
 )
 

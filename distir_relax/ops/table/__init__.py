@@ -146,7 +146,15 @@ from distir_relax.ops.table.type_inference import (
     same_types,
 )
 from distir_relax.ops.table.update_order import update_after_reads
-from distir_relax.ops.table.windows import GATHER, SCATTER, RepeatWindow, SampledWindow, StridedWindow, Window
+from distir_relax.ops.table.windows import (
+    GATHER,
+    SCATTER,
+    PrefixWindow,
+    RepeatWindow,
+    SampledWindow,
+    StridedWindow,
+    Window,
+)
 
 __all__ = [
     "BLOCKED",
@@ -193,6 +201,7 @@ __all__ = [
     "Overwriting",
     "Packed",
     "Positions",
+    "PrefixWindow",
     "QuantizedForm",
     "RepeatWindow",
     "Ring",

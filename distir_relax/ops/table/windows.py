@@ -1,11 +1,12 @@
 """Sliding windows: the dependence of a result dim on an operand dim, by exact interval arithmetic.
 
 Most windows follow a stride (`StridedWindow`); those of resizing and of adaptive pooling follow a formula
-(`SampledWindow`), those of repeated elements their numbers (`RepeatWindow`). A strided *gathering* window (convolution,
-pooling) reads, for result element `o`, the positions ``o*stride - low + dilation*j`` for `j` in `range(kernel)`. A
-*scattering* one (transposed convolution, upsampling) writes, for operand element `i`, the positions
-``i*stride - low + dilation*j``. Positions outside the operand are padding; `low` and `high` elements are cropped from
-the ends of a scattering window's result (or added, when negative).
+(`SampledWindow`), those of repeated elements their numbers (`RepeatWindow`), and those of a tensor to which others are
+appended are its elements (`PrefixWindow`). A strided *gathering* window (convolution, pooling) reads, for result
+element `o`, the positions ``o*stride - low + dilation*j`` for `j` in `range(kernel)`. A *scattering* one (transposed
+convolution, upsampling) writes, for operand element `i`, the positions ``i*stride - low + dilation*j``. Positions
+outside the operand are padding; `low` and `high` elements are cropped from the ends of a scattering window's result (or
+added, when negative).
 
 The size of the result follows from the size of the operand and the padding at both ends::
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from distir_relax.kernels.sampling import Sampling, Taps, taps_of
+from distir_relax.layout import minimum
 
 GATHER, SCATTER = "gather", "scatter"
 
@@ -183,5 +185,28 @@ class RepeatWindow(_Dims):
         return start, stop
 
 
-Window = StridedWindow | SampledWindow | RepeatWindow
+@dataclass(frozen=True, slots=True)
+class PrefixWindow(_Dims):
+    """The window of a dim whose elements are the first ones of the result; sizes may be symbolic.
+
+    Its parts are parameterized by the first of the appended elements that belong to them, and their number.
+    """
+
+    reach = 0
+    is_plain = False
+
+    def __str__(self) -> str:
+        return "first elements of the result"
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the operand interval that is in the result elements [start, stop)."""
+        return minimum(start, self.size), minimum(stop, self.size)
+
+    def part(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the first of the appended elements in the result elements [start, stop), and their number."""
+        first, last = self.reads(start, stop)
+        return start - first, stop - last - (start - first)
+
+
+Window = StridedWindow | SampledWindow | RepeatWindow | PrefixWindow
 """`reads` and `part` are the interface of halo exchange; `Split.windowed` turns `part` into attributes of the op."""
