@@ -18,7 +18,17 @@ import numpy.typing as npt
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, print_placements
+from distir_relax.layout import (
+    Cut,
+    DeviceMesh,
+    Partial,
+    Placement,
+    R,
+    Shard,
+    evaluate_size,
+    multiple_of_symbol,
+    print_placements,
+)
 from distir_relax.layout.partition import (
     Divide,
     balanced,
@@ -165,8 +175,10 @@ class _Search:
         targets.pinned[value.name] = op
         targets.annotations.append(op)
         number = numbers[value.name]
-        self.is_fixed[:, number] = True
         for axis, placement in enumerate(placements):
+            if placement == R and op.attrs.get("open"):
+                continue
+            self.is_fixed[axis, number] = True
             if isinstance(placement, Partial):
                 targets.partial[value.name, axis] = placement
                 # The producer leaves its result partial too, rather than reduce it first.
@@ -323,7 +335,13 @@ class _Search:
         if sized_at is None or target in units or not units[source].is_block:
             return
         (segment,) = units[source].segments
-        units[target] = Cut.of(*scale_sizes(segment.sizes, self.factoring.size(target)))
+        size = self.factoring.size(target)
+        symbol, factor = multiple_of_symbol(self.factoring.size(source)) or (None, 0)
+        if symbol is not None and factor == 1:
+            # The cut of a symbol holds for each of its values.
+            units[target] = Cut.of(*(evaluate_size(n, {symbol.name: size}) for n in segment.sizes))
+        else:
+            units[target] = Cut.of(*scale_sizes(segment.sizes, size))
         self.sized_by[axis, target] = sized_at
 
 

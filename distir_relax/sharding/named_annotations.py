@@ -17,17 +17,23 @@ from distir_relax.sharding.factors import is_annotation
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A requested layout: its source `where`, a placement per mesh axis, and the `round` in which it propagates."""
+    """A requested layout: its source `where`, a placement per mesh axis, and the `round` in which it propagates.
+
+    With `open`, it requests splits alone: propagation may split along the axes that have none.
+    """
 
     where: str
     placements: tuple[Placement, ...]
     round: int = 0
+    open: bool = False
 
     def op(self, value: Value, marked: Value) -> Op:
         """Return the annotation op from `value` to `marked`."""
         attrs: dict[str, Attribute] = {PLACEMENTS: self.placements}
         if self.round:
             attrs["round"] = self.round
+        if self.open:
+            attrs["open"] = True
         return Op("annotate_sharding", (value,), (marked,), attrs, self.where)
 
 
