@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, OutputAssembly, Value, at_rank
+from distir_relax.ir import CachedState, Function, Module, OutputAssembly, Value, at_rank
 from distir_relax.layout import DTYPES, DeviceMesh, Shard, UndecidedSize, maximum
 from distir_relax.ops import lookup
 
 
-def assemble_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> tuple[OutputAssembly, ...]:
-    """Return a record for each output of an entry function, given its sharded and distributed form.
+def assemble_outputs(sharded: Module, placed: Function, mesh: DeviceMesh) -> tuple[OutputAssembly, ...]:
+    """Return a record for each output of a sharded program, given its entry function in distributed form.
 
-    Updated weights and state stay on their devices, and have no record. Raises `DistIRError` for an output whose shards
-    interleave a symbolic number of parts.
+    Updated weights and states stay on their devices, and have no record. Raises `DistIRError` for an output whose
+    shards interleave a symbolic number of parts.
     """
-    updated = {op.results[0].name for op in sharded.ops if not op.callee and lookup(op.name).updates}
+    updated = {op.results[0].name for op in sharded.main.ops if not op.callee and lookup(op.name).updates}
+    states = {record.output for record in sharded.records if isinstance(record, CachedState)}
     records = []
-    for sharded_output, placed_output in zip(sharded.outputs, placed.outputs, strict=True):
-        if sharded_output.value.name not in updated:
+    for sharded_output, placed_output in zip(sharded.main.outputs, placed.outputs, strict=True):
+        if sharded_output.value.name not in updated and sharded_output.name not in states:
             try:
                 contiguous = _is_contiguous(sharded_output.value, mesh)
             except UndecidedSize as error:

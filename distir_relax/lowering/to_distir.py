@@ -76,7 +76,7 @@ class ToDistIR:
         lowering = _Lowering(program, module.main, module.main.name)
         main = lowering.main()
         functions = (main, *(lowered.function for lowered in program.callees.values()))
-        assemblies = () if self.in_time else assemble_outputs(module.main, main, module.meshes[0])
+        assemblies = () if self.in_time else assemble_outputs(module, main, module.meshes[0])
         names = {name: value.name for name, value in lowering.values.items()}
         records = (r.replaced(names) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
         return Module("distributed", functions, module.meshes, records=(*records, *assemblies))
