@@ -34,6 +34,7 @@ from distir_relax.incremental import ComputeOnce, EachCall, FirstCall, Increment
 from distir_relax.interpret.causality import check_causality
 from distir_relax.interpret.length_dependence import check_length_independence
 from distir_relax.ir import Value, fresh_name, value_names
+from distir_relax.lowering import BoundAttention
 from distir_relax.precision import WEIGHT_FORMATS, quantize_weights
 from distir_relax.serving.session_generator import SessionGenerator
 from distir_relax.strategies.strategy import as_strategy
@@ -174,6 +175,9 @@ class GenerationSource:
                 self.name, "let the strategy end in /1; a pipeline works on steps of several requests at once",
             )  # fmt: skip
         imported = _untied(self.imported) if strategy is not None and strategy.pipeline > 1 else self.imported
+        if strategy is not None and strategy.context > 1:
+            # A device's part of a mask is no formula any more.
+            imported = replace(imported, module=BoundAttention().run(imported.module))
         plan = compile_source(Source(imported, options))
         if self.encoder is not None:
             plan = _with_encoder(plan, self.encoder)
