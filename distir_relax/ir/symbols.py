@@ -52,6 +52,12 @@ def specialize(module: Module, values: Mapping[str, int]) -> Module:
     return replace(module, functions=tuple(map(binding.function, module.functions)), records=records)
 
 
+def specialize_layout(kind: DTensorType, values: Mapping[str, int]) -> DTensorType:
+    """Return a type with `values` of symbols by name, also in its cuts."""
+    layout: DTensorType = _Binding(values).item(kind)
+    return layout
+
+
 def at_sizes(module: Module, sizes: Mapping[str, int]) -> Module:
     """Return a module with these values of symbols by name, and the typical values of all others.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, State, local_shape, weights_identity
 from distir_relax.bundle.write import MANIFEST_FILE
 from distir_relax.errors import BundleError, DistIRError
-from distir_relax.layout import size_of
+from distir_relax.layout import evaluate_size, size_of
 
 if TYPE_CHECKING:
     from distir_relax.ir import Module, TensorType
@@ -153,9 +153,11 @@ def _state_type(state: State, manifest: Manifest, rank: int, new: int) -> Tensor
     """Return the type of a rank's shard of a state with `new` more positions."""
     from distir_relax.ir import TensorType
 
-    shape = list(local_shape(state.tensor, manifest.mesh, rank))
-    shape[state.dim] += new if state.grows else 0
-    return TensorType(tuple(shape), state.tensor.dtype)
+    shape = local_shape(state.tensor, manifest.mesh, rank)
+    if state.grows:
+        total = state.tensor.shape[state.dim] + new
+        shape = tuple(evaluate_size(size, {"past": total}) for size in shape)
+    return TensorType(shape, state.tensor.dtype)
 
 
 def _compare(

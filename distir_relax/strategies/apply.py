@@ -34,6 +34,7 @@ from distir_relax.strategies.batch_dim import Batch, find_batch, find_sequence
 from distir_relax.strategies.expert_parallel import chosen_experts
 from distir_relax.strategies.factor_costs import Classes, classes_of
 from distir_relax.strategies.heterogeneous import Shares
+from distir_relax.strategies.split_states import state_marks
 from distir_relax.strategies.strategy import OPTIONS, Strategy
 from distir_relax.strategies.tensor_parallel import tensor_classes
 from distir_relax.strategies.weight_memory import WeightMemory
@@ -107,6 +108,8 @@ class ApplyStrategy:
             for item in module.main.inputs
             if item.value.name not in annotated and (placements := split.placements(item))
         }
+        if strategy.context > 1:
+            annotations |= state_marks(module, strategy, parts, STRATEGY_ROUND)
         return replace(module, functions=(mark_inputs(module.main, annotations), *module.functions[1:]))
 
 

@@ -23,7 +23,7 @@ from distir_relax.ir import (
     print_module,
     print_records,
 )
-from distir_relax.ir.symbols import module_symbols
+from distir_relax.ir.symbols import module_symbols, specialize_layout
 from distir_relax.layout import (
     At,
     DeviceMesh,
@@ -234,15 +234,17 @@ def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]
 def _check_states(
     ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]], outputs: Mapping[str, DTensorType]
 ) -> None:
-    """Check that each state is left as the next call takes it."""
-    placements = {name: kind.placements for name, kind, _ in inputs}
+    """Check that each state is left as the next call takes it, at its size then."""
+    kinds = {name: kind for name, kind, _ in inputs}
     for record in ranked.records:
         if isinstance(record, CachedState):
-            before, after = placements[record.input], outputs[record.output].placements
-            if before != after:
+            before, after = kinds[record.input], outputs[record.output]
+            if record.grows:
+                before = specialize_layout(before, {"past": after.shape[record.dim]})
+            if before.placements != after.placements:
                 raise PlacementError(
-                    f"the state {record.input!r} is placed as {print_placements(before)}, and its next value as "
-                    f"{print_placements(after)}"
+                    f"the state {record.input!r} is placed as {print_placements(kinds[record.input].placements)}, and "
+                    f"its next value as {print_placements(after.placements)}"
                 )
 
 

@@ -1,0 +1,110 @@
+"""Generation with the states of a sequence on several devices: tokens of one device, a part of the memory on each."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import distir_relax as dr
+from distir_relax.compiler.generation import Generation
+from distir_relax.cost.profile import load_profile
+from distir_relax.ir.symbols import at_sizes
+from distir_relax.simulation.simulator import simulate_module
+from tests.strategies.test_context import WORDS, language_model
+from tests.strategies.test_unequal import unlike
+
+LENGTH = 37
+CALLS = ((1, 30), (7, 9), (19, 5), (20, 17), (36, 1))
+"""Prompts that are shorter than a block and longer, and numbers of tokens that end in this block and in others."""
+
+
+def compiled(kind: str, **options: object) -> Generation:
+    # The products of experts take float32, and rows of 16 bytes.
+    has_experts = kind == "sinks, experts"
+    model = language_model(kind, **({"intermediate_size": 48} if has_experts else {})).eval()
+    model = model.float() if has_experts else model
+    return dr.compile_generation(model, max_length=LENGTH, **options)  # type: ignore[arg-type]
+
+
+def prompts(batch: int = 2) -> torch.Tensor:
+    return torch.randint(3, WORDS, (batch, LENGTH), generator=torch.Generator().manual_seed(2))
+
+
+def tokens(generation: Generation) -> list[list[int]]:
+    return [generation.generate(prompts()[:, :length], count).tolist() for length, count in CALLS]
+
+
+@cache
+def expected(kind: str) -> list[list[int]]:
+    return tokens(compiled(kind))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("learned positions", "1/1/1/1,context=5"),
+        ("rotary, grouped heads", "1/1/1/1,context=2"),
+        ("rotary, grouped heads", "1/1/1/1,context=3"),
+        ("rotary, grouped heads", "1/2/1/1,context=2"),
+        ("rotary, grouped heads", "2/1/1/1,context=3"),
+        ("rotary, grouped heads", "1/1/2/1,context=2"),
+        ("windows, soft caps", "1/1/1/1,context=3"),
+        ("sinks, experts", "1/1/1/1,context=2"),
+    ],
+)
+def test_tokens_are_those_of_one_device(kind: str, strategy: str) -> None:
+    assert tokens(compiled(kind, strategy=strategy)) == expected(kind)
+
+
+@pytest.mark.parametrize("strategy", ["1/1/1/1,context=3", "1/2/1/1,context=2"])
+def test_the_plan_is_proved_and_saved(strategy: str, tmp_path: Path) -> None:
+    generation = compiled("rotary, grouped heads", strategy=strategy, check=True)
+    generation.plan.save(tmp_path / "model.dist")
+    loaded = dr.load(tmp_path / "model.dist")
+    ids = prompts(1)[:, :11]
+    assert torch.equal(loaded.generate(ids, 20), generation.generate(ids, 20))
+
+
+def test_devices_have_the_positions_of_their_blocks() -> None:
+    """37 are 13, 12 and 12: a device has those of its block that there are, and appends to them where they are."""
+    generation = compiled("rotary, grouped heads", strategy="1/1/1/1,context=3")
+    states = generation.plan.session("torch")._states
+    seen, moves = [], 0
+    before: dict[tuple[int, str], int] = {}
+    for _ in generation.stream(prompts(1)[:, :11], 26):
+        places = {(rank, name): state.data_ptr() for rank in range(3) for name, state in states.of(rank).items()}
+        # One without elements is nowhere.
+        moves += sum(before.get(key) not in (None, 0, place) for key, place in places.items())
+        before = places
+        seen.append([{state.shape[-2] for state in states.of(rank).values()} for rank in range(3)])
+    assert seen[0] == [{11}, {0}, {0}]
+    assert seen[3] == [{13}, {1}, {0}]
+    assert seen[-1] == [{13}, {12}, {11}]
+    assert moves == 0
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+def test_the_simulated_memory_is_divided(devices: int) -> None:
+    """Of a long text each device has its part of the states, and 5 % more at most. Scratch memory of kernels is not
+    among them."""
+
+    def memory(count: int, past: int) -> float:
+        distributed = plans[count].modules["distributed"]
+        at = at_sizes(distributed, {"batch": 1, "new": 1, "last": 1, "past": past})
+        return max(peak.split[1] for peak in simulate_module(at, load_profile("cpu-local").with_devices(count)).peaks)
+
+    model = language_model("rotary, grouped heads", max_position_embeddings=1 << 16).float().eval()
+    plans = {
+        count: dr.compile_generation(model, max_length=60_000, strategy=f"1/1/1/1,context={count}").plan
+        for count in (1, devices)
+    }
+    assert memory(devices, 59_999) <= memory(1, 59_999) / devices * 1.05
+
+
+def test_unlike_devices_share_positions_in_proportion() -> None:
+    text = compiled("learned positions", strategy="1/1/1/1,context=2", profile=unlike(2.0, 1.0)).plan.text("sharded")
+    assert "S[1: (min(25, past))|(past - min(25, past))]" in text
