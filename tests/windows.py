@@ -1,4 +1,4 @@
-"""Random convolutions, poolings, resizings and repetitions, split along their dims: a case for each number."""
+"""Random convolutions, poolings, resizings, repetitions and appended elements, split along their dims."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_case(number: int, tail: str) -> None:
 def _attempt(number: int) -> Case | None:
     draw = random.Random(number)
     mesh = draw.choice(MESHES)
-    family = draw.choice(FAMILIES)
+    family = draw.choice(FAMILIES) if number % 25 else "append"
     count = draw.choice((1, 2, 2, 2, 2, 3))
     kernel = tuple(draw.randint(1, 5) for _ in range(count))
     strides = tuple(draw.randint(1, 3) for _ in range(count))
@@ -77,6 +77,10 @@ def _attempt(number: int) -> Case | None:
         name, operands, attrs["padding"] = "nn.upsample_nearest", [x], (0,) * 2 * count
     elif family in SAMPLED:
         operands, (name, attrs) = [x], sampled(draw, family, kernel, strides, dilation, low, spatial)
+    elif family == "append":
+        axis = 2 + draw.randrange(count)
+        shape = (*data.shape[:axis], draw.randint(1, 5), *data.shape[axis + 1 :])
+        name, operands, attrs = "append", [x, builder.input("w", TensorType(shape, "float64"))], {"axis": axis}
     elif family == "pad":
         name, operands, attrs = "pad", [x], {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.5}
     else:
