@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from distir_relax.compiler.pass_manager import Verify
-from distir_relax.ir import Input, Module, TensorType
+from distir_relax.ir import Input, Module, TensorType, Value
 from distir_relax.kernels.sampling import CROP, Resizing
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder
@@ -77,12 +77,8 @@ def _attempt(number: int) -> Case | None:
         name, operands, attrs["padding"] = "nn.upsample_nearest", [x], (0,) * 2 * count
     elif family in SAMPLED:
         operands, (name, attrs) = [x], sampled(draw, family, kernel, strides, dilation, low, spatial)
-    elif family == "append":
-        axis = 2 + draw.randrange(count)
-        shape = (*data.shape[:axis], draw.randint(1, 5), *data.shape[axis + 1 :])
-        name, operands, attrs = "append", [x, builder.input("w", TensorType(shape, "float64"))], {"axis": axis}
-    elif family == "pad":
-        name, operands, attrs = "pad", [x], {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.5}
+    elif family in ("pad", "append"):
+        name, operands, attrs = family, *_extended(draw, family, builder, x, low, high)
     else:
         name, operands = f"nn.{'max' if family == 'max' else 'avg'}_pool{count}d", [x]
         # A window of padding alone has no maximum and no average.
@@ -113,6 +109,17 @@ def _attempt(number: int) -> Case | None:
     function = builder.function("main", [("y", y)])
     text = f"{name} {attrs} of {[v.tensor.shape for v in operands]} on {mesh.shape}"
     return Case(Module("global", (function,), (mesh,)), tensors, text)
+
+
+def _extended(
+    draw: random.Random, family: str, builder: Builder, x: Value, low: tuple[int, ...], high: tuple[int, ...]
+) -> tuple[list[Value], dict[str, Any]]:
+    """Operands and attributes of an op that adds padding, or elements, to spatial dims of `x`."""
+    if family == "pad":
+        return [x], {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.5}
+    axis = draw.randrange(2, len(x.tensor.shape))
+    shape = (*x.tensor.shape[:axis], draw.randint(1, 5), *x.tensor.shape[axis + 1 :])
+    return [x, builder.input("w", TensorType(shape, "float64"))], {"axis": axis}
 
 
 def _data(inputs: Iterable[Input], seed: int, rounded: bool) -> dict[str, torch.Tensor]:

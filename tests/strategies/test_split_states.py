@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import distir_relax as dr
 from distir_relax.compiler.generation import Generation
@@ -103,6 +104,29 @@ def test_the_simulated_memory_is_divided(devices: int) -> None:
         for count in (1, devices)
     }
     assert memory(devices, 59_999) <= memory(1, 59_999) / devices * 1.05
+
+
+def test_the_tvm_backend() -> None:
+    """The last device has no keys of the first tokens, and the first one none of those after its block."""
+    generation = compiled("learned positions", strategy="1/1/1/1,context=3")
+    ids = prompts(1)[:, :11]
+    assert torch.equal(generation.generate(ids, 17, backend="tvm"), generation.generate(ids, 17))
+
+
+def test_an_encoder_decoder() -> None:
+    """The states of cross-attention do not grow, and are whole."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=WORDS, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4, initializer_factor=3.0,
+        decoder_start_token_id=0, use_cache=False,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).double().eval()
+    one, split = (
+        dr.compile_generation(model, max_length=30, max_source=20, **options)
+        for options in ({}, {"strategy": "1/1/1/1,context=2"})
+    )
+    ids = prompts()[:, :11]
+    assert torch.equal(split.generate(ids, 28), one.generate(ids, 28))
 
 
 def test_unlike_devices_share_positions_in_proportion() -> None:

@@ -239,12 +239,11 @@ def _check_states(
     for record in ranked.records:
         if isinstance(record, CachedState):
             before, after = kinds[record.input], outputs[record.output]
-            if record.grows:
-                before = specialize_layout(before, {"past": after.shape[record.dim]})
+            before = specialize_layout(before, {"past": after.shape[record.dim]} if record.grows else {})
             if before.placements != after.placements:
                 raise PlacementError(
-                    f"the state {record.input!r} is placed as {print_placements(kinds[record.input].placements)}, and "
-                    f"its next value as {print_placements(after.placements)}"
+                    f"the state {record.input!r} is placed as {print_placements(before.placements)}, and its next value"
+                    f" as {print_placements(after.placements)}"
                 )
 
 

@@ -38,8 +38,8 @@ SUMMED = ("matmul", "sum")
 SCANS = ("cumsum", "cumprod")
 """Ops that write each element along a dim, the first without a condition."""
 
-EMPTY = {"mean": math.nan, "prod": 1.0}
-"""The results of reductions of no elements."""
+EMPTY = {"mean": math.nan, "prod": 1.0, "max": -math.inf}
+"""The results of reductions of no elements; that of `max` is for floats."""
 
 WIDENED = ("mean", "prod", "cumsum", "variance", "std", "nn.softmax", "nn.log_softmax",
            "nn.group_norm", "nn.batch_norm", *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose")),
@@ -233,6 +233,8 @@ def _filled_if_empty(op: Callable[..., Any], may_be_zero: Callable[[Any], bool],
 
     def filled(x: Any, *args: Any, **kwargs: Any) -> Any:
         (x,) = _emitted((x,))
+        if math.isinf(value) and "float" not in _dtype(x):
+            return op(x, *args, **kwargs)
         return fill_where_empty(op(x, *args, **kwargs), list(x.ty.shape), may_be_zero, value)
 
     return filled

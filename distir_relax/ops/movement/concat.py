@@ -159,7 +159,7 @@ def _append_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     plain = names_with(rank, axis, "()")
     text = f"{plain}, {names_with(rank, axis, '[new]')} -> {plain}"
     rule = parse_rule(text, [t.shape for t in types], [results[0].shape])
-    return replace(rule, windows=(PrefixWindow(axis, 0, axis, axis, types[0].shape[axis]),))
+    return replace(rule, windows=(PrefixWindow(axis, 0, axis, axis, types[0].shape[axis], results[0].shape[axis]),))
 
 
 def _of_part(code: str, part: str = "{{1}}.narrow({{axis}}, {0}, {1})") -> Callable[[Attrs], str]:

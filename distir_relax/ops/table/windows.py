@@ -192,6 +192,7 @@ class PrefixWindow(_Dims):
     Its parts are parameterized by the first of the appended elements that belong to them, and their number.
     """
 
+    result_size: int
     reach = 0
     is_plain = False
 
