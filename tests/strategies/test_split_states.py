@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,20 @@ def expected(kind: str) -> list[list[int]]:
 )
 def test_tokens_are_those_of_one_device(kind: str, strategy: str) -> None:
     assert tokens(compiled(kind, strategy=strategy)) == expected(kind)
+
+
+def test_chunks_across_blocks() -> None:
+    """A call appends to several blocks, to a part of one, or to one that is empty so far."""
+    one, split = (
+        compiled("rotary, grouped heads", strategy=strategy).plan.session("torch")
+        for strategy in ("1/1/1/1", "1/1/1/1,context=5")
+    )
+    for lengths in ((5, 14, 1, 1, 16), (37,), (1, 7, 29), (8, 8, 8, 8, 5)):
+        ends = list(accumulate(lengths, initial=0))
+        for past, end in pairwise(ends):
+            inputs = {"input_ids": prompts()[:, past:end]}
+            expected, found = (session(inputs, past=past)["logits"] for session in (one, split))
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["1/1/1/1,context=3", "1/2/1/1,context=2"])
