@@ -197,15 +197,13 @@ class StrategySpace:
         )
 
     def _is_splittable(self, atom: Atom, tensors: Sequence[Value]) -> bool:
-        """Return whether an atom is the slot that is cut in each dim that it indexes.
-
-        Windows over dims of symbolic sizes are not cut: their halos have no known sizes.
-        """
+        """Return whether an atom is the slot that is cut in each dim that it indexes; growing dims are not cut."""
         places = [(v.name, *index) for v, index in zip(tensors, atom.places, strict=True) if index is not None]
-        dims = [v.tensor.shape[index[0]] for v, index in zip(tensors, atom.places, strict=True) if index is not None]
-        if atom.kind == WINDOW and is_symbolic(tuple(dims)):
-            return False
-        return bool(places) and all(self._slot(name, dim) == (name, dim, slot) for name, dim, slot in places)
+        return (
+            bool(places)
+            and not atom.is_prefix
+            and all(self._slot(name, dim) == (name, dim, slot) for name, dim, slot in places)
+        )
 
     def _cuts_in(self, value: Value, layout: Placed) -> dict[Slot, list[Cut]]:
         """Return the cuts that a layout makes in the classes of a value's dims."""

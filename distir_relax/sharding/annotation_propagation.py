@@ -26,6 +26,7 @@ from distir_relax.layout import (
     R,
     Shard,
     evaluate_size,
+    is_symbolic,
     multiple_of_symbol,
     print_placements,
 )
@@ -270,12 +271,13 @@ class _Search:
         while len(reached):
             rows, found, others = graph.neighbors(slots[reached])
             sources = reached[rows]
+            is_passed = np.ones(len(found), dtype=bool)
             if graph.has_windows:
                 for number in np.flatnonzero(graph.is_window(found)).tolist():
-                    source = int(sources[number])
-                    self._scale_units(source // count, int(slots[source]), int(others[number]))
+                    source, is_prefix = int(sources[number]), graph.is_prefix(found[number])
+                    is_passed[number] = self._cross(source // count, int(slots[source]), int(others[number]), is_prefix)
             values = sources - sources % count + graph.value_of[others]
-            is_new = np.flatnonzero((slots[values] < 0) & ~is_fixed[values])
+            is_new = np.flatnonzero(is_passed & (slots[values] < 0) & ~is_fixed[values])
             _, first = np.unique(values[is_new], return_index=True)
             chosen = is_new[np.sort(first)]
             reached = values[chosen]
@@ -327,22 +329,26 @@ class _Search:
     def _is_sized(self, axis: int, class_: Slot) -> bool:
         return (axis, class_) in self.sized_by and (axis, class_) not in self.partition_rules
 
-    def _scale_units(self, axis: int, slot: int, other: int) -> None:
-        """Cut a dim on the other side of a window in the proportions of the user's cut; slots are given by index."""
+    def _cross(self, axis: int, slot: int, other: int, is_prefix: bool) -> bool:
+        """Return whether a split passes a window; slots are given by index.
+
+        The dim on the other side is cut in the proportions of the user's cut. Elements must not move when others are
+        appended to a symbolic number of them: then only a cut with sizes passes, which holds for all their numbers.
+        """
         classes, units = self.factoring.classes, self.targets.units[axis]
         source, target = classes.representative(slot), classes.representative(other)
-        sized_at = self.sized_by.get((axis, source))
-        if sized_at is None or target in units or not units[source].is_block:
-            return
-        (segment,) = units[source].segments
-        size = self.factoring.size(target)
+        sized_at, size = self.sized_by.get((axis, source)), self.factoring.size(target)
         symbol, factor = multiple_of_symbol(self.factoring.size(source)) or (None, 0)
-        if symbol is not None and factor == 1:
-            # The cut of a symbol holds for each of its values.
+        is_passed = not (is_prefix and is_symbolic(size)) or (sized_at is not None and factor == 1)
+        if not is_passed or sized_at is None or target in units or not units[source].is_block:
+            return is_passed
+        (segment,) = units[source].segments
+        if is_prefix and symbol is not None:
             units[target] = Cut.of(*(evaluate_size(n, {symbol.name: size}) for n in segment.sizes))
         else:
             units[target] = Cut.of(*scale_sizes(segment.sizes, size))
         self.sized_by[axis, target] = sized_at
+        return True
 
 
 def _round(op: Op) -> int:

@@ -16,7 +16,18 @@ import numpy as np
 
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Instance, Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, is_always, is_symbolic
+from distir_relax.layout import (
+    Cut,
+    DeviceMesh,
+    Partial,
+    Placement,
+    R,
+    Shard,
+    block_bounds,
+    is_always,
+    is_symbolic,
+    minimum,
+)
 from distir_relax.layout.partition import balanced, cut_in_elements, is_nested
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Ring, Routing, Trait, lookup
 from distir_relax.sharding.annotation_propagation import Split, TargetSplits
@@ -282,6 +293,8 @@ class FactorSelector:
                 and not self._is_blocks(tensors, placed, earlier_axes)
             ):
                 continue
+            if atom and atom.is_prefix and not self._is_in_place(tensors, placed, earlier_axes):
+                continue
             ends = (*have, *placed[count:]), (*placed[:count], *(target_layout[axis] for target_layout in wishes))
             is_available = [
                 any(layout[: axis + 1] == (*before, p) for layout in choices)
@@ -359,6 +372,17 @@ class FactorSelector:
             for v, p, before in zip(tensors, placements, earlier_axes, strict=True)
             if isinstance(p, Shard)
         )
+
+    def _is_in_place(
+        self, tensors: Sequence[Value], placements: Sequence[Placement], earlier_axes: Sequence[Sequence[Placement]]
+    ) -> bool:
+        """Whether no element moves when others are appended to a symbolic number of them."""
+        first, last = (
+            block_bounds([*before, p], p.dim, v.tensor.shape[p.dim], self.mesh.shape) or ()
+            for v, p, before in zip(tensors, placements, earlier_axes, strict=True)
+            if isinstance(p, Shard)
+        )
+        return not is_symbolic(first) or all(minimum(first[-1], b) == a for a, b in zip(first, last, strict=True))
 
     def _fraction(self, others: Sequence[Placement], axis: int) -> float:
         """Return the fraction of a value that the devices along `axis` have together."""

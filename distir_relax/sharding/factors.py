@@ -17,7 +17,7 @@ import numpy as np
 
 from distir_relax.ir import Function, Instance, Module, Op, inlined_main, memoize
 from distir_relax.layout import is_symbolic
-from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, PrefixWindow, Trait, lookup
 from distir_relax.sharding.components import Edges, IntArray, components, equal_rows
 from distir_relax.sharding.factor_split import (
     Body,
@@ -45,6 +45,7 @@ class Atom:
     size: int
     places: tuple[tuple[int, int] | None, ...]
     reach: int = 0
+    is_prefix: bool = False
 
 
 class SlotClasses:
@@ -282,7 +283,8 @@ class _Factors:
                 places[window.operand] = (window.operand_dim, 0)
                 places[len(op.operands)] = (window.result_dim, 0)
                 name = f"window {window.index}"
-                atoms.append(Atom(name, WINDOW, window.size, tuple(places), window.reach))
+                is_prefix = isinstance(window, PrefixWindow)
+                atoms.append(Atom(name, WINDOW, window.size, tuple(places), window.reach, is_prefix))
         return atoms
 
     def _atoms(self, number: int) -> list[Atom]:

@@ -32,6 +32,7 @@ class SlotGraph:
     atoms: IntArray
     names: list[str]
     windows: BoolArray
+    prefixes: BoolArray
     order: IntArray
     firsts: IntArray
     value_of: IntArray
@@ -47,6 +48,7 @@ class SlotGraph:
         slots, sizes, ops, atoms, ranks = ([np.zeros(0, dtype=np.int64)] for _ in range(5))
         names: list[str] = []
         windows: list[bool] = []
+        prefixes: list[bool] = []
         most = 1 + max((len(group.atoms) for group in factoring.groups), default=0)
         for group in factoring.groups:
             np.add.at(uses, group.tensors, 1)
@@ -65,11 +67,13 @@ class SlotGraph:
                 ranks.append(np.tile(tensors * most + index, len(group.numbers)))
                 names.append(atom.name)
                 windows.append(atom.kind == WINDOW)
+                prefixes.append(atom.is_prefix)
         slot, size, op, atom_of, rank = (np.concatenate(parts) for parts in (slots, sizes, ops, atoms, ranks))
         ties = np.repeat(np.arange(len(size)), size)
         order = np.lexsort((rank, op[ties], slot))
         return SlotGraph(
-            slot, ties, np.cumsum(size) - size, op, atom_of, names, np.array(windows, dtype=bool), order,
+            slot, ties, np.cumsum(size) - size, op, atom_of, names, np.array(windows, dtype=bool),
+            np.array(prefixes, dtype=bool), order,
             np.searchsorted(slot[order], np.arange(int(classes.firsts[-1]) + 1)),
             np.repeat(np.arange(values), counts), uses.tolist(), first_uses.tolist(),
         )  # fmt: skip
@@ -95,6 +99,10 @@ class SlotGraph:
         """Return which members are those of a sliding window's atom."""
         result: BoolArray = self.windows[self.atoms[self.ties[members]]]
         return result
+
+    def is_prefix(self, member: int) -> bool:
+        """Return whether a member is of an atom whose first dim has the first elements of the other."""
+        return bool(self.prefixes[self.atoms[self.ties[member]]])
 
     def describe(self, member: int) -> tuple[int, str, int]:
         """Return the op of a member, the name of its factor, and the value that its slot is of."""

@@ -87,9 +87,9 @@ class ApplyStrategy:
         module = replace(module, meshes=(strategy.mesh,), records=(*module.records, *dims))
         if strategy.placements == "auto":
             return module
-        annotated = {op.operands[0].name for op in inlined.function.ops if is_annotation(op)}
-        # A state has the layout of the values that are appended to it.
-        annotated |= {record.input for record in module.records if isinstance(record, CachedState)}
+        own = {op.operands[0].name for op in inlined.function.ops if is_annotation(op)}
+        # A state has the layout of the values that are appended to it, but for the dim that grows.
+        annotated = own | {record.input for record in module.records if isinstance(record, CachedState)}
         experts = chosen_experts(classes, strategy)
         shares = Shares.of(self.profile, strategy)
         tensor_owners, divided = frozenset[Slot](), _divided_heads(module, classes)
@@ -109,7 +109,8 @@ class ApplyStrategy:
             if item.value.name not in annotated and (placements := split.placements(item))
         }
         if strategy.context > 1:
-            annotations |= state_marks(module, strategy, parts, STRATEGY_ROUND)
+            marks = state_marks(module, strategy, parts, STRATEGY_ROUND)
+            annotations |= {name: mark for name, mark in marks.items() if name not in own}
         return replace(module, functions=(mark_inputs(module.main, annotations), *module.functions[1:]))
 
 

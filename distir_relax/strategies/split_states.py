@@ -28,8 +28,8 @@ def state_marks(module: Module, strategy: Strategy, shares: Sequence[float], num
         if not isinstance(record, CachedState) or not record.grows:
             continue
         size = states[record.input][record.dim]
-        symbol, _ = multiple_of_symbol(size) or (None, 0)
-        if symbol is None or symbol.high is None:
+        symbol, factor = multiple_of_symbol(size) or (None, 0)
+        if symbol is None or symbol.high is None or factor > 1:
             continue
         # The last call appends one position at least.
         *ends, _ = accumulate(proportional(symbol.high + 1, shares))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch import nn
 
 import distir_relax as dr
 from distir_relax.compiler.generation import Generation
@@ -142,6 +143,33 @@ def test_an_encoder_decoder() -> None:
     )
     ids = prompts()[:, :11]
     assert torch.equal(split.generate(ids, 28), one.generate(ids, 28))
+
+
+class ScoresByHand(nn.Module):
+    """A layer of attention whose scores are annotated along the keys."""
+
+    def __init__(self, mesh: dr.DeviceMesh | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mesh, self.embedding = mesh, nn.Embedding(WORDS, 16)
+        self.q, self.k, self.v, self.head = (nn.Linear(16, width) for width in (16, 16, 16, WORDS))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, i = self.embedding(input_ids), torch.arange(input_ids.shape[1])
+        scores = self.q(x) @ self.k(x).mT
+        if self.mesh is not None:
+            scores = dr.annotate_sharding(scores, self.mesh, "S[2]")
+        weights = scores.masked_fill(i[None, :] > i[:, None], -1e9).softmax(-1)
+        return self.head(weights @ self.v(x))  # type: ignore[no-any-return]
+
+
+def test_states_of_other_cuts_are_whole() -> None:
+    """The halves of a text are other positions after each token: they are parts of a state that all devices have."""
+    mesh = dr.DeviceMesh((3,), ("x",))
+    split = dr.compile_generation(ScoresByHand(mesh).double().eval(), max_length=24, mesh=mesh)
+    one = dr.compile_generation(ScoresByHand(None).double().eval(), max_length=24)
+    assert torch.equal(split.generate(prompts()[:, :5], 15), one.generate(prompts()[:, :5], 15))
+    assert {state.tensor.placement for state in split.plan.bundle().manifest.states} == {"R"}
 
 
 def test_unlike_devices_share_positions_in_proportion() -> None:

@@ -344,7 +344,7 @@ def _within_bounds(bounds: Any, key: Any) -> Any:
     """A boolean mask (s, t), or (b, 1, s, t): row i attends to the columns from its first on, before its end."""
     from tvm import relax
 
-    # TVM does not prove of every symbolic size that so many numbers are counted.
+    # TVM does not prove that a range has the size that it is given, if that is symbolic.
     columns = _bound(relax.op.reshape(_bound(relax.op.arange(0, key.ty.shape[2], 1, "int64")), [key.ty.shape[2]]))
     bounds = _bound(relax.op.expand_dims(bounds, 1)) if len(bounds.ty.shape) == 3 else bounds
     axes = [len(bounds.ty.shape) - 1]
