@@ -416,7 +416,8 @@ static void attend(Scratch& s, const Block& block, int head, const Caches& cache
 //   number of its earlier positions; and how many blocks there are;
 // - for each row the first position that it attends to, and the one after the last;
 // - addresses of queries, new keys, new values and results, each with their strides by head and by row;
-// - the address of the logarithms of normalizers (head, row), float32, 0 if they are not wanted, and how many rows there
+// - the address of the logarithms of normalizers (head, row), float32, 0 if they are not wanted, and how many rows
+// there
 //   are;
 // - the scale of the scores, and the number of threads.
 //

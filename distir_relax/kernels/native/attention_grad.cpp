@@ -11,8 +11,8 @@
 //     of keys     (key, column) += slopes (key, row) x q (row, column)
 //     of queries  (row, column)  = slopes (row, key) x k (key, column)
 //
-// Weights are computed again from queries and keys, which takes a sixth of the time: nothing is saved by the forward. Of
-// a part of the keys, normalizers and sums of weights * grads are given.
+// Weights are computed again from queries and keys, which takes a sixth of the time: nothing is saved by the forward.
+// Of a part of the keys, normalizers and sums of weights * grads are given.
 //
 // WIDTH, VALUE_WIDTH: elements of keys and of values; DTYPE: of all tensors; MASKED: whether there is a mask. KEYS:
 // keys of a tile that is in registers; MOST_VECTORS: vectors of rows of a block. Sums are float32.
@@ -215,7 +215,8 @@ static void attention_grad(const DTYPE* q, int64_t q_batch, int64_t q_head, int6
                     int64_t lane = vector * LANES, first_row = unit * rows + row + lane;
                     softmax(m.weight + lane, m.slope + lane, lanes, attended, bounds + row + lane,
                             min<int64_t>(LANES, count - lane), of_head + lane, all_vectors * LANES, tokens, to_power,
-                            scale, normalizers ? normalizers + first_row : nullptr, means ? means + first_row : nullptr);
+                            scale, normalizers ? normalizers + first_row : nullptr,
+                            means ? means + first_row : nullptr);
                 }
                 for (int64_t key = attended.first; key < attended.end; key += KEYS) {
                     add_tiles<true>(m.value_sum + key * VALUE_WIDE, VALUE_WIDE, m.weight + key * lanes, lanes, 1,
