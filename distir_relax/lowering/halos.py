@@ -26,7 +26,7 @@ from distir_relax.ir import DTensorType, Op, Value, at_rank, per_rank
 from distir_relax.layout import DeviceMesh, Placement, Shard, block_bounds, intersect
 from distir_relax.lowering.distributed_builder import SpmdBuilder
 from distir_relax.lowering.padding import Padding
-from distir_relax.ops import Window, lookup
+from distir_relax.ops import PrefixWindow, Window, lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ def _transfers(split: SplitWindow, mesh: DeviceMesh) -> dict[_Route, dict[int, R
     routes: dict[_Route, dict[int, Rows]] = defaultdict(dict)
     for target, (first, last) in enumerate(split.needs()):
         for source, (start, stop) in enumerate(pairwise(split.source)):
-            common = intersect([(first, last)], [(start, stop)])
+            common = _common(split, (first, last), (start, stop))
             if source != target and common:
-                ((begin, end),) = common
+                begin, end = common
                 distance = target - source
                 shift = tuple(b - a for a, b in zip(indices[source], indices[target], strict=True))
                 route = _Route(distance, source // abs(distance) % 2, shift)
@@ -163,9 +163,20 @@ def _local_rows(split: SplitWindow) -> list[Rows]:
     """Return the rows of its own shard that each index needs."""
     local_rows = []
     for (first, last), (start, stop) in zip(split.needs(), pairwise(split.source), strict=True):
-        common = intersect([(first, last)], [(start, stop)])
-        local_rows.append((common[0][0] - start, common[0][1] - start) if common else (0, 0))
+        common = _common(split, (first, last), (start, stop))
+        local_rows.append((common[0] - start, common[1] - start) if common else (0, 0))
     return local_rows
+
+
+def _common(split: SplitWindow, needed: Rows, held: Rows) -> Rows | None:
+    """Return the rows that are needed of those that are held, if any.
+
+    Of a prefix, rows that symbolic sizes leave open are empty, as no row moves then. Raises `UndecidedSize` for others.
+    """
+    if isinstance(split.window, PrefixWindow):
+        return next(iter(intersect([needed], [held])), None)
+    begin, end = max(needed[0], held[0]), min(needed[1], held[1])
+    return (begin, end) if begin < end else None
 
 
 def _cut(builder: SpmdBuilder, value: Value, split: SplitWindow, pieces: dict[int, Rows]) -> Value:

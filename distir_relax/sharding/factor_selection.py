@@ -270,17 +270,25 @@ class FactorSelector:
         have = [v.dtensor.placements[axis] for v in operands]
         layouts = [*(v.dtensor.placements for v in operands), *wishes]
         shares = [self._fraction((*p, *q[axis + 1 :]), axis) for p, q in zip((*needs, *gives), layouts, strict=True)]
-        split = lookup(op.name, op.location).split
+        entry = lookup(op.name, op.location)
+        split = entry.split
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
         device_work = work * min(shares, default=1.0)
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
         targets = [*have, *(target_layout[axis] for target_layout in wishes)]
+        of_algorithms = [a for a in candidates if a and a.name in split.algorithms]
+        is_asked = any(self._is_useful(a, axis, tensors, targets) for a in of_algorithms)
+        # If an op with several algorithms is split, another that divides it evenly may cost less.
+        others = [a for a in of_algorithms if is_asked and a.size % self.mesh.shape[axis] == 0]
         rings = list(self._rings(self.factoring.atoms[number], split.ring, tensors, (*needs, *gives)))
         for atom, ring in [*((a, None) for a in candidates), *rings, (None, None)]:
-            if atom and not self._is_useful(atom, axis, tensors, targets):
+            if atom and not self._is_useful(atom, axis, tensors, targets) and atom not in others:
                 continue
             placed = self._placed(atom, axis, tensors, count)
             earlier_axes = (*needs, *gives)
+            if atom and entry.updates and placed[0] != have[0]:
+                # What is updated stays where it is.
+                continue
             if atom and not all(
                 place is None or isinstance(p, Shard) for place, p in zip(atom.places, placed, strict=True)
             ):

@@ -47,6 +47,7 @@ STEPS: dict[str, Callable[[], dr.Plan]] = {
     "data": lambda: step("3/1/1/1", clip_norm=1.0),
     "tensor": lambda: step("1/3/1/1", optimizer=dr.optim.SGD(0.1)),
     "context": lambda: step("1/1/1/1,context=3"),
+    "ring": lambda: step("1/1/1/1,context=3,ring=on"),
     "microbatches": lambda: step("2/1/1/3", clip_norm=1.0),
     "microbatches of other sizes": lambda: step("1/1/1/4"),
     "pipeline": lambda: step("1/1/2/3"),

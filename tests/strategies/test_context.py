@@ -15,6 +15,7 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
+from distir_relax.ops import Trait, lookup
 from distir_relax.simulation.simulator import simulate_module
 from distir_relax.strategies import Strategy, balanced_rows
 from distir_relax.strategy_search.search_space import Space
@@ -149,17 +150,18 @@ def test_split_keys_are_not_gathered(by_hand: bool, cut: str, tail: str) -> None
 
 
 def test_rows_of_causal_attention_are_split() -> None:
-    """Keys and values are gathered, queries are not."""
+    """Keys and values are gathered, queries are not; heads that divide evenly move instead."""
 
     class Model(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    operands = tuple(torch.randn(2, 3, 7, 4, dtype=torch.float64) for _ in range(3))
-    plan = dr.compile(Model(), operands, mesh=3, shardings=dict.fromkeys("qkv", "S[2]"))
-    torch.testing.assert_close(plan(*operands), Model()(*operands), rtol=1e-13, atol=1e-13)
-    ops = Counter(op.name for op in plan.modules["distributed"].main.ops)
-    assert (ops["all_gather"], ops["all_reduce"]) == (2, 0)
+    for heads, expected in ((4, {"all_gather": 2}), (3, {"all_to_all": 3})):
+        operands = tuple(torch.randn(2, heads, 7, 4, dtype=torch.float64) for _ in range(3))
+        plan = dr.compile(Model(), operands, mesh=3, shardings=dict.fromkeys("qkv", "S[2]"))
+        torch.testing.assert_close(plan(*operands), Model()(*operands), rtol=1e-13, atol=1e-13)
+        names = (op.name for op in plan.modules["distributed"].main.ops if Trait.COMMUNICATES in lookup(op.name).traits)
+        assert Counter(names) == expected
 
 
 @pytest.mark.parametrize("kind", ["softmax", "log_softmax", "logsumexp"])
@@ -226,7 +228,7 @@ def long_training(devices: int, layers: int = 2) -> dr.Plan:
 
 def test_keys_are_sent_once_for_all_queries_they_serve() -> None:
     """Gathered before they are repeated, and their gradients added up before they are scattered."""
-    functions = long_training(3).modules["distributed"].functions
+    functions = long_training(5).modules["distributed"].functions
     sent = Counter(
         (op.name, op.operands[0].placed.local(0).shape[1])
         for function in functions for op in function.ops

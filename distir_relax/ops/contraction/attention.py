@@ -137,6 +137,7 @@ define(
         _rule,
         expand={"t": split_keys},
         # Joining parts costs a tenth more.
+        work={"t": 1.1},
         ring={"s": Ring("t", attend_in_turns, work=1.1)},
         positional=frozenset({"t"}),
         exact=frozenset({"t"}),
