@@ -137,8 +137,10 @@ def test_gradients_return_to_the_owners_of_keys(
     ],
 )  # fmt: skip
 def test_turns_are_taken_where_they_cost_less(heads: int, length: int, devices: int, expected: str) -> None:
-    """Few bytes are gathered sooner than sent in turns; beside many operations the exchange takes little time. Heads that
-    divide evenly are fewer bytes than keys, but are not sent while a device computes."""
+    """Few bytes are gathered sooner than sent in turns; beside many operations the exchange takes little time.
+
+    Heads that divide evenly are fewer bytes than keys, but are not sent while a device computes.
+    """
 
     class Model(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
