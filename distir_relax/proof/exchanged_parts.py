@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from distir_relax.ops.table import Held, Rule
 from distir_relax.proof.local_ops import Instance, expanded_layouts
 from distir_relax.proof.pieces import Groups, Layout, Mismatch, Tables
@@ -67,9 +65,9 @@ def _returned(layout: Layout, owned: Layout, axis: int) -> Layout:
 
 def _all_of_group(tables: Tables, table: int, size: int, groups: Groups, axis: int) -> int:
     rows = tables.tables[table]
-    for group in groups.along((axis,)):
-        together = np.sort(np.concatenate([tables.rows[rows[position]] for position in group]))
-        if not np.array_equal(together, np.arange(size)):
+    for group in {tuple(rows[position] for position in group) for group in groups.along((axis,))}:
+        ends = sorted(interval for row in group for interval in tables.intervals(row))
+        if [0, *(stop for _, stop in ends)] != [*(start for start, _ in ends), size]:
             raise Mismatch("devices along the axis do not have each element once")
     return tables.full(size, len(rows))
 
@@ -77,9 +75,10 @@ def _all_of_group(tables: Tables, table: int, size: int, groups: Groups, axis: i
 def _intervals(tables: Tables, table: int, groups: Groups, axis: int, index: int) -> tuple[tuple[int, int], ...]:
     """Return the elements that devices of an index along an axis have, as intervals."""
     rows = {row for row, place in zip(tables.tables[table], groups.coordinates, strict=True) if place[axis] == index}
-    elements = np.unique(np.concatenate([tables.rows[row] for row in rows]))
-    elements = elements[elements >= 0]
-    if not len(elements):
-        return ()
-    parts = np.split(elements, np.flatnonzero(np.diff(elements) != 1) + 1)
-    return tuple((int(part[0]), int(part[-1]) + 1) for part in parts)
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(interval for row in rows for interval in tables.intervals(row)):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)

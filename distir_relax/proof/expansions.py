@@ -48,6 +48,15 @@ class Expansions:
         self.values: defaultdict[int, list[tuple[Value, Piece]]] = defaultdict(list)
         """The values of the schedule that are pieces of each of `terms`."""
         self.tried: set[object] = set()
+        self.users: defaultdict[int, list[Expandable]] = defaultdict(list)
+        """The ops with each tensor as an operand."""
+        for item in layouts.terms.expandable:
+            for number in dict.fromkeys(item.operands):
+                self.users[number].append(item)
+        self.fresh: dict[int, None] = dict.fromkeys(self.terms)
+        """The tensors of which values have come to be known since ops were expanded the last time."""
+        self.arrays: dict[int, Any] = {}
+        """The elements of tensors that are known when compiling."""
 
     def add(self, op: Op) -> None:
         """Give the results of an op numbers; its sizes are symbolic, where the program's are."""
@@ -68,6 +77,7 @@ class Expansions:
         for piece in forms:
             if piece.term in self.terms and piece.routed is None and self._is_placed(piece, value.placed.devices):
                 self.values[piece.term].append((value, piece))
+                self.fresh[piece.term] = None
 
     def _is_placed(self, piece: Piece, devices: tuple[int, ...]) -> bool:
         """Whether devices have parts of a tensor that the sharded program places there, and not some on their way."""
@@ -113,13 +123,23 @@ class Expansions:
         return pieces
 
     def _expand(self, devices: tuple[int, ...]) -> None:
-        """Expand the ops whose operands the schedule has by now."""
-        for item in self.layouts.terms.expandable:
+        """Expand the ops whose operands the schedule has by now; those without operands on these devices."""
+        items = {id(item): item for number in self.fresh for item in self.users[number]}
+        self.fresh.clear()
+        for item in items.values():
             for chosen in product(*(self.values[number] for number in item.operands)):
-                key = (item.results, devices, tuple((value.name, piece) for value, piece in chosen))
-                if key not in self.tried and all(value.placed.devices == devices for value, _ in chosen):
-                    self.tried.add(key)
-                    self._expand_one(item, chosen, devices)
+                first = chosen[0][0].placed.devices
+                if all(value.placed.devices == first for value, _ in chosen):
+                    self._try(item, chosen, first)
+        for item in self.layouts.terms.expandable:
+            if not item.operands:
+                self._try(item, (), devices)
+
+    def _try(self, item: Expandable, chosen: Sequence[tuple[Value, Piece]], devices: tuple[int, ...]) -> None:
+        key = (item.results, devices, tuple((value.name, piece) for value, piece in chosen))
+        if key not in self.tried:
+            self.tried.add(key)
+            self._expand_one(item, chosen, devices)
 
     def _expand_one(self, item: Expandable, operands: Sequence[tuple[Value, Piece]], devices: tuple[int, ...]) -> None:
         placed = self.layouts
@@ -188,9 +208,11 @@ class Expansions:
 
     def _array(self, number: int) -> Any:
         """Return the elements of a tensor, None if they are not known when compiling."""
-        op = self.layouts.terms.sources.get(number)
-        array = None if op is None else lookup(op.name, op.location).semantics.array
-        return None if op is None or array is None else array(op.attrs)
+        if number not in self.arrays:
+            op = self.layouts.terms.sources.get(number)
+            array = None if op is None else lookup(op.name, op.location).semantics.array
+            self.arrays[number] = None if op is None or array is None else array(op.attrs)
+        return self.arrays[number]
 
     def _padded(self, layout: Layout) -> Layout:
         """Return a layout in which devices have as many elements of each dim as the one with most, or padding."""

@@ -92,6 +92,7 @@ class Tables:
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
     _equal: dict[int, int] = field(default_factory=dict)
     _padded: dict[tuple[int, int], int] = field(default_factory=dict)
+    _intervals: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     def row(self, vector: Vector) -> int:
         """Return the number of a row."""
@@ -179,6 +180,15 @@ class Tables:
         """Whether a row contains padding."""
         vector = self.rows[row]
         return len(vector) > 0 and bool(vector.min() < 0)
+
+    def intervals(self, row: int) -> list[tuple[int, int]]:
+        """Return the elements of a row without padding, as intervals of consecutive ones in the order of the row."""
+        if row not in self._intervals:
+            vector = self.rows[row][self.rows[row] >= 0]
+            parts = np.split(vector, np.flatnonzero(np.diff(vector) != 1) + 1) if len(vector) else []
+            found = [(int(part[0]), int(part[-1]) + 1) for part in parts]
+            self._intervals[row] = found
+        return self._intervals[row]
 
     def table(self, rows: Iterable[int]) -> int:
         """Return the number of a table."""

@@ -95,15 +95,15 @@ def test_parts_that_no_row_attends_to_are_not_sent(
     assert pairs == dict.fromkeys(needed, 2)
 
 
-@pytest.mark.parametrize("overlap", [0.0, 4.0])
+@pytest.mark.parametrize(("dtype", "overlap"), [(torch.float64, 0.0), (torch.float64, 4.0), (torch.bfloat16, 4.0)])
 @pytest.mark.parametrize(("window", "cut"), product([2, 5], ["S[2]", "S[2: 4|0|5|1|3]"]))
 def test_gradients_return_to_the_owners_of_keys(
-    window: int, cut: str, overlap: float, monkeypatch: pytest.MonkeyPatch
+    window: int, cut: str, dtype: torch.dtype, overlap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factor_selection, "_TURN", -1e12)
     monkeypatch.setattr(OVERLAP, "_LEAST_WORK", 1)
     torch.manual_seed(0)
-    weights = nn.ParameterDict({name: torch.randn(2, 3, 13, 4, dtype=torch.float64) for name in "qkv"})
+    weights = nn.ParameterDict({name: torch.randn(2, 3, 13, 4, dtype=dtype) for name in "qkv"})
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -113,7 +113,7 @@ def test_gradients_return_to_the_owners_of_keys(
         def forward(self, y: torch.Tensor) -> torch.Tensor:
             return (self.attention(self.of["q"], self.of["k"], self.of["v"]) * y).sum()  # type: ignore[no-any-return]
 
-    y = torch.randn(2, 3, 13, 4, dtype=torch.float64)
+    y = torch.randn(2, 3, 13, 4, dtype=dtype)
     step = dr.compile_training(
         Model(), optimizer=dr.optim.SGD(lr=1.0), example_batch=(y,), mesh=5, check=True, overlap=overlap,
         shardings={f"of.{name}": cut for name in "qkv"} | {"y": cut},
@@ -123,7 +123,8 @@ def test_gradients_return_to_the_owners_of_keys(
     step(y)
     for name, value in weights.items():
         expected = before[name] - value.grad
-        torch.testing.assert_close(step.parameters()[f"of.{name}"], expected, rtol=1e-13, atol=1e-13)
+        tolerance = 1e-13 if dtype == torch.float64 else 0.03
+        torch.testing.assert_close(step.parameters()[f"of.{name}"], expected, rtol=tolerance, atol=tolerance)
     ops = Counter(op.name for op in distributed_ops(step.plan))
     assert not ops["all_gather"] + ops["reduce_scatter"]
     assert bool(ops["wait"]) is bool(overlap)

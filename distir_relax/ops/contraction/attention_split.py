@@ -77,12 +77,11 @@ def attention_gradient_in_turns(x: RingExpansion) -> tuple[Value, ...]:
         grads = x.emit("attention_part_grad", q, keys, values, grad, normalizers, means, *masks, **_kept(x))
         # Those of the turn before have arrived by now.
         own, returning = _with_returned(x, own, returning), []
-        wides = [_cast(x, value, wide) for value in grads]
         if own:
-            own[0] = x.emit("add", own[0], wides[0])
+            own[0] = x.emit("add", own[0], _cast(x, grads[0], wide))
             returning = [x.returned(value, 2, distance, needed) for value in grads[1:]]
         else:
-            own = wides
+            own = [_cast(x, value, wide) for value in grads]
     own = _with_returned(x, own, returning)
     return tuple(_cast(x, value) for value in own)
 
