@@ -277,6 +277,8 @@ class FactorSelector:
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
         targets = [*have, *(target_layout[axis] for target_layout in wishes)]
         of_algorithms = [a for a in candidates if a and a.name in split.algorithms]
+        # What is updated stays where it is; where an annotation has it, others must agree with that.
+        stays = entry.updates and op.operands[0].name not in self.targets.pinned
         is_asked = any(self._is_useful(a, axis, tensors, targets) for a in of_algorithms)
         # If an op with several algorithms is split, another that divides it evenly may cost less.
         others = [a for a in of_algorithms if is_asked and a.size % self.mesh.shape[axis] == 0]
@@ -286,8 +288,7 @@ class FactorSelector:
                 continue
             placed = self._placed(atom, axis, tensors, count)
             earlier_axes = (*needs, *gives)
-            if atom and entry.updates and placed[0] != have[0]:
-                # What is updated stays where it is.
+            if atom and stays and placed[0] != have[0]:
                 continue
             if atom and not all(
                 place is None or isinstance(p, Shard) for place, p in zip(atom.places, placed, strict=True)

@@ -72,12 +72,15 @@ def program(rank: int, ranks: int) -> str:
         f'%m.started: f64[{own},5] = start_reduce_scatter(%x) '
         f'{{axis="tp", dim=0, sizes={rows}, size={own}, op="max", step=51}}',
         f'%n.started: f64[{total},5] = start_all_gather(%b) {{axis="tp", dim=0, sizes={rows}, step=52}}',
+        f'%o.started: f64[{moved},5] = start_resplit(%b) '
+        f'{{axis="tp", dim=0, pieces={pieces}, size={moved}, step=54}}',
         f'%between: f64[{total},5] = all_reduce(%x) {{axis="tp", op="sum", step=53}}',
         f"%n: f64[{total},5] = finish_collective(%n.started) {{step=52}}",
         f"%l: f64[{total},5] = finish_collective(%l.started) {{step=50}}",
         f"%m: f64[{own},5] = finish_collective(%m.started) {{step=51}}",
+        f"%o: f64[{moved},5] = finish_collective(%o.started) {{step=54}}",
     ]  # fmt: skip
-    results = {"l": f"{total},5", "m": f"{own},5", "n": f"{total},5",
+    results = {"l": f"{total},5", "m": f"{own},5", "n": f"{total},5", "o": f"{moved},5",
                "a": f"{total},5", "b": f"{own},5", "d": f"{total},5", "e": f"{total},5", "f": f"{moved},5",
                "g": f"{own},2", "none": "0,5", "h": f"{moved},5", "i": f"{moved},5",
                "j": f"{total},5", "k": f"{own},5"}  # fmt: skip
