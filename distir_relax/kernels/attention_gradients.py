@@ -41,9 +41,7 @@ def attention_grads(
         for result in results:
             result.zero_()
     elif (kernel := _kernel(q, k, v, grad, mask)) is not None:
-        for part, of_part in _samples(mask, len(q)):
-            operands = tuple(x[part] for x in (q, k, v, grad))
-            _run(kernel, operands, tuple(x[part] for x in results), of_part, scale, causal)
+        _run_samples(kernel, (q, k, v, grad), results, mask, scale, causal)
     elif found is not None:
         return found.whole(attention_grads, q, k, v, grad, mask, scale, causal)
     else:
@@ -63,11 +61,11 @@ def grads_natively(
 
     None if it cannot be.
     """
-    is_of_samples = mask is not None and (not has_bounds(mask) or mask.dim() > 2)
-    if is_of_samples or 0 in (*q.shape[:3], k.shape[2]) or (kernel := _kernel(q, k, v, grad, mask)) is None:
+    is_of_all = mask is None or has_bounds(mask)
+    if not is_of_all or 0 in (*q.shape[:3], k.shape[2]) or (kernel := _kernel(q, k, v, grad, mask)) is None:
         return None
     results = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _run(kernel, (q, k, v, grad), results, mask, scale, False, [x.float().contiguous() for x in of_rows])
+    _run_samples(kernel, (q, k, v, grad), results, mask, scale, False, [x.float().contiguous() for x in of_rows])
     return results
 
 
@@ -111,6 +109,16 @@ def _kernel(
 def _has_tiles(dtype: str) -> bool:
     """Return whether torch multiplies tiles of a dtype (AMX), which the kernel, in float32, does not use."""
     return dtype == "bfloat16" and host_target().can(Capability.BFLOAT16_TILES)
+
+
+def _run_samples(
+    kernel: Kernel, operands: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...],
+    mask: torch.Tensor | None, scale: float, causal: bool, of_rows: Sequence[torch.Tensor] = (),
+) -> None:  # fmt: skip
+    """Run the kernel for the parts of the batch that have the same bounds."""
+    for part, of_part in _samples(mask, len(operands[0])):
+        given, written, rows = ([x[part] for x in tensors] for tensors in (operands, results, of_rows))
+        _run(kernel, tuple(given), tuple(written), of_part, scale, causal, rows)
 
 
 def _run(
