@@ -276,7 +276,7 @@ class _Lowering:
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
         entry = lookup(op.name, op.location)
-        rings = {axis: ring for axis in axes if (ring := self._ring(op, axis))}
+        rings = {axis: found for axis in axes if (found := self._ring(op, axis))}
         others = [axis for axis in axes if axis not in rings]
         reduced = {axis: factor for axis in others if (factor := self._reduced_factor(op, axis))}
         factors = {axis: f for axis in others if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
@@ -290,9 +290,9 @@ class _Lowering:
         for axis in set(axes) - ragged:
             operands = self._pad_valid(op, operands, axis)
         self.builder.hint = op.results[0].name
-        for axis, (entry_of_ring, first, second) in rings.items():
-            expansion = self._ring_expansion(op, operands, axis, first, second)
-            return self._pad(op, list(entry_of_ring.expand(expansion)), ragged)
+        if rings:
+            axis, (ring, first, second) = next(iter(rings.items()))
+            return self._pad(op, list(ring.expand(self._ring_expansion(op, operands, axis, first, second))), ragged)
         for factor in factors.values():
             if expand := entry.split.expand.get(factor.name) or entry.split.expand.get("*"):
                 split = [axis for axis, other in factors.items() if other == factor]

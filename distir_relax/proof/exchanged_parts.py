@@ -16,7 +16,7 @@ from distir_relax.proof.pieces import Groups, Layout, Mismatch, Tables
 def held_by_index(
     tables: Tables, rule: Rule, layouts: Sequence[Layout], factor: str, groups: Groups, axis: int
 ) -> Held:
-    """Return what each index along an axis has of a factor, by the first operand that has it.
+    """Return the elements of a factor that each index along an axis has, by the first operand with this factor.
 
     Raises `Mismatch` if there is none.
     """

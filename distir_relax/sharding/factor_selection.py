@@ -277,7 +277,7 @@ class FactorSelector:
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
         targets = [*have, *(target_layout[axis] for target_layout in wishes)]
         of_algorithms = [a for a in candidates if a and a.name in split.algorithms]
-        # What is updated stays where it is; where an annotation has it, others must agree with that.
+        # An updated value stays where it is; where an annotation has it, others must agree with that.
         stays = entry.updates and op.operands[0].name not in self.targets.pinned
         is_asked = any(self._is_useful(a, axis, tensors, targets) for a in of_algorithms)
         # If an op with several algorithms is split, another that divides it evenly may cost less.

@@ -41,9 +41,9 @@ class RingExpansion(Expansion):
     """
 
     first: Held
-    """What each index has of the first factor."""
+    """The elements of the first factor that each index has."""
     second: Held
-    """What it has of the second."""
+    """Those of the second."""
     arrays: tuple[Any, ...]
     """For each operand its elements as a numpy array, None if they are not known."""
     by_index: Callable[[tuple[int, ...]], Size]
@@ -65,7 +65,7 @@ class RingExpansion(Expansion):
         )
 
     def returned(self, value: Value, dim: int, distance: int, needed: Sequence[bool]) -> Value:
-        """Return to its owner what was computed for the part at a distance; the inverse of `fetched`."""
+        """Return results for the part at a distance to its owner; the inverse of `fetched`."""
         sizes = self._sizes(0)
         back = [needed[(index - distance) % self.count] for index in range(self.count)]
         return self._moved(
