@@ -137,6 +137,28 @@ def test_a_report_of_another_host_counts_once_the_launcher_hears_of_it() -> None
     assert str(killed.reported).startswith("rank 0 on a was killed by SIGKILL")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        ({"distir-relax": "1", "torch": "2"}, None),
+        ({"distir-relax": "1", "torch": "3"}, "host b has torch 3, this machine has 2\n  hint: install torch 2 for "),
+        ({"torch": "2"}, "host b has distir-relax unknown, this machine has 1"),
+        (None, "host b has distir-relax unknown, this machine has 1"),
+        ([1], "host b has distir-relax unknown, this machine has 1"),
+    ],
+)
+def test_a_host_with_another_version_is_a_mistake_of_the_user(theirs: object, text: str | None) -> None:
+    hosts = [HostState(name, [rank]) for rank, name in enumerate("ab")]
+    supervisor = Supervisor(hosts, 0.0, versions={"distir-relax": "1", "torch": "2"})
+    supervisor.told(0, {"is": "here", "versions": {"distir-relax": "1", "torch": "2"}}, 0.0)
+    supervisor.told(1, {"is": "here", "versions": theirs}, 0.0)
+    supervisor.closed(1, 0.0)
+    supervisor.tick(SETTLE)
+    found = "host b was lost" if text is None else text
+    assert str(supervisor.reported).startswith(found)
+    assert supervisor.code == (75 if text is None else 2)
+
+
 def test_an_agent_that_hears_of_nobody_reports_the_launcher() -> None:
     agent = Agent({0}, 0.0, {1: MEETING, 2: MEETING})
     for peer in (1, 2):

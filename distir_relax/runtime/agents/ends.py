@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 from dataclasses import dataclass
 
+from distir_relax.errors import RunError
 from distir_relax.runtime.exit_codes import INFRASTRUCTURE
 
 _SIGNALS = {
@@ -80,6 +82,12 @@ def agent_ended(host: str) -> End:
     """Return the end of a host whose agent has closed its connection before its ranks had ended."""
     hint = "the host ends, or the agent was killed: start the launch again"
     return End(host, None, "was lost: its agent has ended", hint, INFRASTRUCTURE, 1)
+
+
+def other_version(host: str, package: str, version: str, expected: str) -> End:
+    """Return the end of a host that has another version of a package than the machine of the launcher."""
+    hint = f"install {package} {expected} for {sys.executable} there"
+    return End(host, None, f"has {package} {version}, this machine has {expected}", hint, RunError.exit_code, -1)
 
 
 def not_copied(host: str, reason: str) -> End:

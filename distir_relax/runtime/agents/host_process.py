@@ -25,6 +25,7 @@ from distir_relax.runtime.agents.connection import Connection, Listener, in_real
 from distir_relax.runtime.agents.file_copies import copies_folder, fetch
 from distir_relax.runtime.agents.post_mortem import RECORD, read_record
 from distir_relax.runtime.agents.supervisor import BEAT
+from distir_relax.runtime.agents.versions import versions
 from distir_relax.runtime.agents.wire import SESSION, Message, WireError, session_token
 from distir_relax.runtime.exit_codes import INFRASTRUCTURE
 from distir_relax.support.file_slices import COPIES
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         sock = _connected(address, port)
         listener = Listener(sock.getsockname()[0], token, "server")
-        here = {"is": "here", "host": host, "port": _free_port(), "address": listener.address}
+        here = {"is": "here", "host": host, "port": _free_port(), "address": listener.address, "versions": versions()}
         connection = Connection(sock, token, "agent", here)
         start = _started(connection, _Copies((address, port), token, host))
     except (OSError, WireError) as error:

@@ -18,6 +18,7 @@ from distir_relax.runtime.agents.connection import Listener, in_real_time
 from distir_relax.runtime.agents.file_copies import FileServer, LaunchFile
 from distir_relax.runtime.agents.post_mortem import positions, write_post_mortem
 from distir_relax.runtime.agents.supervisor import HostState, Supervisor, launch_environments
+from distir_relax.runtime.agents.versions import versions
 from distir_relax.runtime.agents.wire import Message
 from distir_relax.runtime.hosts import Host, interface_to
 
@@ -39,7 +40,7 @@ class HostsLaunch:
         self.program, self.variables, self.rsh = program, variables, rsh or "ssh"
         bounds = pairwise(accumulate((host.slots for host in hosts), initial=0))
         states = [HostState(host.name, range(*ends)) for host, ends in zip(hosts, bounds, strict=True)]
-        self.supervisor = Supervisor(states, time.monotonic(), self.rsh)
+        self.supervisor = Supervisor(states, time.monotonic(), self.rsh, versions())
         self._token = token or secrets.token_bytes(32)
         others = [host.name for host in hosts if not host.is_this]
         route = interface_to(others[0]) if others else None

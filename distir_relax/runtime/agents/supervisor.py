@@ -17,6 +17,7 @@ from distir_relax.runtime.agents.ends import (
     launcher_unheard,
     not_copied,
     not_started,
+    other_version,
     peer_unheard,
     rank_end,
     rank_stopped,
@@ -73,6 +74,8 @@ class Supervisor:
     hosts: Sequence[HostState]
     started: float
     rsh: str = "ssh"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Those of this machine, by the name of the package: all hosts must have the same."""
     failures: list[End] = field(default_factory=list)
     reported: End | None = None
     """The failure that the launch ends with, once it is known."""
@@ -110,6 +113,8 @@ class Supervisor:
                 self._fail(launcher_unheard(host.name, seconds), now)
             elif type(other) is int and 0 <= other < len(self.hosts):
                 self.hosts[other].unheard = peer_unheard(host.name, self.hosts[other].name, seconds)
+        elif message.get("is") == "here":
+            self._compare(host, message.get("versions"), now)
         elif message.get("is") == "ready":
             host.is_ready = True
         elif message.get("is") == "uncopied":
@@ -118,8 +123,11 @@ class Supervisor:
             # It is there, and the link is not. A host that is lost, or whose ranks have ended, says nothing any more.
             self._fail(host.unheard, now)
         rank = message.get("rank")
-        if type(rank) is not int or rank not in host.ranks or rank in host.ended:
-            return
+        if type(rank) is int and rank in host.ranks and rank not in host.ended:
+            self._told_of(host, rank, message, now)
+
+    def _told_of(self, host: HostState, rank: int, message: Message, now: float) -> None:
+        """A host's agent has said something of a rank."""
         if message.get("is") == "record" and isinstance(record := message.get("record"), dict):
             host.records[rank] = record
         elif message.get("is") == "stopped":
@@ -197,6 +205,13 @@ class Supervisor:
     def next_tick(self) -> float:
         """When `tick` is to be called at the latest."""
         return self._beat if self._first_failure is None else min(self._beat, self._first_failure + SETTLE)
+
+    def _compare(self, host: HostState, versions: object, now: float) -> None:
+        """Compare the versions of a host with those of this machine."""
+        theirs = versions if isinstance(versions, dict) else {}
+        for package, version in self.versions.items():
+            if (other := theirs.get(package, "unknown")) != version:
+                self._fail(other_version(host.name, package, str(other), version), now)
 
     def _look(self, now: float) -> None:
         for host in self.hosts:
