@@ -2,7 +2,8 @@
 
 Run in namespaces. FOLDER has ``RANKS.dist`` for 2 to 5 ranks and ``x.npz``. Prints a line of JSON for each seed: what
 happened, how the launch ended and after how many seconds, and what is wrong with that, if anything. A seed draws hosts,
-ranks, one or two failures, and their moments: while hosts are connected, while ranks start, or while they run.
+ranks, one or two failures, and their moments: while hosts are connected, while ranks start, or while they run. In some
+seeds the disk is filled, too, clocks of a host are days apart from those of others, or links have a delay and losses.
 
 Of five seeds one is a training, of ``train-RANKS.dist``, with checkpoints; every second of these has written one before
 the first failure. After its end it resumes on the same hosts, and must finish with the losses in ``losses-RANKS.json``,
@@ -12,16 +13,19 @@ already. Once hosts and links are in order again, it must answer again, and all 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from distir_relax.checkpoints import saved_steps
+from tests.hosts.clocks import DAY, Clocks, has_compiler
 from tests.hosts.laboratory import Laboratory, _signal
 from tests.hosts.launches import (
     KINDS,
@@ -33,12 +37,16 @@ from tests.hosts.launches import (
     TrainingLaunch,
     inflict,
 )
+from tests.hosts.shell import run as run_command
 
 NAMES = (
     "was killed by", "crashed: ", "was stopped", "was lost: ", "has not answered for", "has not heard of ",
-    "was not reached", "ended with exit code", "interrupted",
+    "was not reached", "ended with exit code", "interrupted", "No space left on device",
 )  # fmt: skip
 HARMLESS = ("slow", "held")
+FULL_DISK = "full disk"
+DISK = "32m"
+"""The disk of temporary files, checkpoints and logs."""
 TIMEOUT = 10
 CONNECTING, ENDING = 66.0, 9.0
 """Seconds in which a launch ends if its hosts are not connected, and if they are."""
@@ -69,7 +77,25 @@ def drawn(seed: int) -> tuple[list[int], list[Failure]]:
         after = generator.uniform(0.0, 14.0) if number == 0 else generator.uniform(0.0, 1.5)
         host = f"n{generator.randrange(len(slots))}"
         failures.append(Failure(generator.choice(KINDS), host, after, generator.randrange(8)))
+    around = _around(seed)
+    if around.random() < 0.15:
+        failures.insert(0, Failure(FULL_DISK, "n0", around.uniform(0.0, 6.0)))
     return slots, failures
+
+
+def surroundings(seed: int) -> dict[str, Any]:
+    """The clocks and links of the hosts, as options of a laboratory."""
+    generator, found = _around(f"hosts of {seed}"), {}
+    if generator.random() < 0.2:
+        wall = generator.uniform(-200, 200) * DAY if has_compiler() else 0
+        found["clocks"] = {generator.choice(("n0", "n1")): Clocks(int(generator.uniform(0, 10) * DAY), int(wall))}
+    if generator.random() < 0.2:
+        found.update(delay=generator.uniform(0.1e-3, 1e-3), loss=generator.choice((0.0, 0.01)), seed=seed)
+    return found
+
+
+def _around(seed: object) -> random.Random:
+    return random.Random(f"around {seed}")
 
 
 def run(seed: int, folder: Path) -> dict[str, object]:
@@ -77,7 +103,12 @@ def run(seed: int, folder: Path) -> dict[str, object]:
     slots, failures = drawn(seed)
     names = tuple(f"n{number}" for number in range(len(slots)))
     hosts = ",".join(f"{name}:{count}" for name, count in zip(names, slots, strict=True))
-    with tempfile.TemporaryDirectory() as own, Laboratory(Path(own), names, [folder]) as laboratory:
+    around, is_full = surroundings(seed), any(failure.kind == FULL_DISK for failure in failures)
+    with (
+        tempfile.TemporaryDirectory() as own,
+        _disk(Path(own)),
+        Laboratory(Path(own), names, [folder], **around) as laboratory,
+    ):
         training = Training(folder / f"train-{sum(slots)}.dist", Path(own), STEPS, EVERY)
         # A training is to reach its first checkpoint on a busy machine, too.
         launch: Launch
@@ -94,15 +125,16 @@ def run(seed: int, folder: Path) -> dict[str, object]:
             time.sleep(failure.after)
             was_running = was_running or bool(laboratory.pids_of(names[-1], launch.rank))
             inflict(laboratory, failure, launch)
-        harmless = all(failure.kind in HARMLESS for failure in failures)
-        if harmless:
-            # It goes on, until a user interrupts it.
+        goes_on = all(failure.kind in (*HARMLESS, FULL_DISK) for failure in failures)
+        if goes_on:
+            # It goes on, until a user interrupts it. What needs room may end before.
             time.sleep(4.0)
-        too_early = harmless and (launch.process.poll() is not None or any(FAILED in line for _, line in launch.lines))
+        has_failed = launch.process.poll() is not None or any(FAILED in line for _, line in launch.lines)
+        too_early = goes_on and not is_full and has_failed
         found = []
         if isinstance(launch, ServingLaunch):
             found = _serves_again(laboratory, launch, failures, (folder / f"text-{sum(slots)}.txt").read_text())
-        if harmless or isinstance(launch, ServingLaunch):
+        if goes_on or isinstance(launch, ServingLaunch):
             laboratory.unlimit(*names)
             # A training writes a checkpoint at SIGTERM, and a server answers open requests.
             _signal(laboratory.pids_of("n0", launch.launcher), 2 if kind_of(seed) == "calls" else 15)
@@ -124,14 +156,15 @@ def run(seed: int, folder: Path) -> dict[str, object]:
         "it ended, though nothing was lost": too_early,
         f"it runs after {limit:g} s": code is None,
         "it ended with 0": code == 0,
-        f"it ended with {code}": code is not None and code > 0 and code not in (75, 130, 143),
-        "it is not named": (code == 75 or bool(errors)) and not is_named,
+        f"it ended with {code}": code is not None and code > 0 and code not in (75, 130, 143, *[2] * is_full),
+        "it is not named": (code in (2, 75) or bool(errors)) and not is_named,
         "a traceback": any("Traceback" in line for line in lines if not line.startswith("[")),
         f"{left} are left": bool(left),
     }
     found += [text for text, is_wrong in wrong.items() if is_wrong] + resumed.pop("wrong", [])
     return {
         "seed": seed, "hosts": hosts, "what": [f"{f.kind} {f.host} after {f.after:.1f} s" for f in failures],
+        "around": {name: str(value) for name, value in around.items()},
         "code": code, "ended": round(ended, 2), "named": errors[:1], "wrong": found, "text": lines[-30:] * bool(found),
         **resumed,
     }  # fmt: skip
@@ -164,7 +197,8 @@ def _resume(laboratory: Laboratory, hosts: str, training: Training, folder: Path
     laboratory.unlimit(*laboratory.names)
     step = max(saved_steps(training.checkpoints), default=0)
     launch = TrainingLaunch(laboratory, hosts, training, "batches", 30, "auto")
-    code = launch.wait(RESUMED)
+    # TCP waits 0.2 s for a frame that was lost.
+    code = launch.wait(RESUMED * (2 if laboratory.loss else 1))
     for name in laboratory.names:
         laboratory.kill(name)
     expected = json.loads((folder / f"losses-{training.bundle.stem.removeprefix('train-')}.json").read_text())
@@ -179,8 +213,19 @@ def _resume(laboratory: Laboratory, hosts: str, training: Training, folder: Path
     return {"resumed from": step, "wrong": found, "resumed": launch.text()[-30:] * bool(found)}
 
 
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """Mount a small disk as a folder."""
+    run_command("mount", "-t", "tmpfs", "-o", f"size={DISK},mode=755", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        run_command("umount", "-l", str(folder))
+
+
 def _put_in_order(laboratory: Laboratory) -> None:
-    """Continue stopped processes, and connect hosts that were cut off."""
+    """Make room on the disk, continue stopped processes, and connect hosts that were cut off."""
+    laboratory.empty_disk()
     for name in laboratory.names:
         laboratory.mend(name)
     _go_on(laboratory)

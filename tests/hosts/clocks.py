@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+DAY = 86_400
 VARIABLE = "LABORATORY_WALL_CLOCK"
 _SOURCE = r"""
 #define _GNU_SOURCE

@@ -207,6 +207,16 @@ class Laboratory:
             raise RuntimeError(f"there is no full disk on {name}")
         return disk
 
+    def fill_disk(self) -> None:
+        """Fill the disk of `folder`."""
+        with contextlib.suppress(OSError), self._filling.open("wb", buffering=0) as file:
+            while file.write(bytes(65_536)):
+                pass
+
+    def empty_disk(self) -> None:
+        """Undo `fill_disk`."""
+        self._filling.unlink(missing_ok=True)
+
     def bytes_received(self, name: str) -> int:
         """Return the bytes that have arrived at a host."""
         return int(run("ip", "netns", "exec", name, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
@@ -221,6 +231,10 @@ class Laboratory:
         server.communicate(timeout=10)
         latency, bandwidth = map(float, out.split())
         return Link(latency, bandwidth)
+
+    @property
+    def _filling(self) -> Path:
+        return self.folder / "filling"
 
     def _preload(self) -> dict[str, str]:
         """Return the variable that loads the library of the wall clock, if a host has another one."""

@@ -234,6 +234,8 @@ def inflict(laboratory: Laboratory, failure: Failure, launch: Launch) -> None:
             laboratory.cut_to(other, host)
         case "slow":
             laboratory.rate(host, "200kbit")
+        case "full disk":
+            laboratory.fill_disk()
         case "held":
             # Stopped for less than a second, as by a debugger, or a machine that is moved.
             pids = laboratory.pids_of(host, launch.rank)

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.clocks import Clocks, has_compiler
+from tests.hosts.clocks import DAY, Clocks, has_compiler
 from tests.hosts.laboratory import Laboratory
 from tests.hosts.launches import REPEATS, Failure, Launch, inflict
 
-DAY = 86_400
 # Files are younger than the clocks of n0 say, and those of the hosts are 300 days apart.
 CLOCKS = {
     "n0": Clocks(wall=-100 * DAY if has_compiler() else 0),
