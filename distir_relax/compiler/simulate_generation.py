@@ -22,7 +22,7 @@ from distir_relax.frontends.pretrained_language_model import is_gguf
 from distir_relax.ir import Module
 from distir_relax.lowering import OneSequence, Project
 from distir_relax.runtime.generation import LanguageProgram
-from distir_relax.runtime.requests import bytes_per_request, bytes_per_token, pipeline_depth
+from distir_relax.runtime.requests import StateBytes, pipeline_depth
 from distir_relax.runtime.verification import read_stage
 from distir_relax.serving import EngineOptions
 from distir_relax.simulation.footprint import footprint
@@ -257,8 +257,7 @@ def _step_time(simulation: Simulation) -> StepTime:
 def _result(run: VirtualRun, timer: _StepTimer, manifest: Manifest, workload: Workload) -> GenerationSimulation:
     more = workload.generate - 1
     ranks = range(manifest.mesh.size)
-    token = [bytes_per_token(manifest, rank) for rank in ranks]
-    each = [bytes_per_request(manifest, rank) for rank in ranks]
+    bytes_of = StateBytes(manifest)
     total = max(times[-1] for times in run.times)
     busy = np.broadcast_to(np.asarray(run.busy), manifest.mesh.size)
     return GenerationSimulation(
@@ -273,6 +272,6 @@ def _result(run: VirtualRun, timer: _StepTimer, manifest: Manifest, workload: Wo
         per_token=tuple((times[-1] - times[0]) / more for times in run.times) if more else None,
         idle=tuple(float(1 - seconds / total) if total else 0.0 for seconds in busy),
         weights=footprint(timer.steps.single, Project().run(timer.steps.single)).weights,
-        cache=tuple(max(r * each[rank] + t * token[rank] for r, t in run.held) for rank in ranks),
+        cache=tuple(max(sum(bytes_of(rank, length) for length in held) for held in run.held) for rank in ranks),
         memory=tuple(timer.profile.memory_of(rank) for rank in ranks),
     )

@@ -43,14 +43,14 @@ class Workload:
 class VirtualRun:
     """A run of the engine: the times of each request's tokens in seconds, and its number of steps.
 
-    `busy` has the seconds that each device is in a step, from its first op to its last. `held` has, for each step, the
-    requests that have joined by its end, and the tokens that their states have then.
+    `busy` has the seconds that each device is in a step, from its first op to its last. `held` has, before the end of
+    each request, the tokens that the states of all have then: more than at any time since the end before.
     """
 
     times: list[list[float]]
     steps: int = 0
     busy: _Array | float = 0.0
-    held: list[tuple[int, int]] = field(default_factory=list)
+    held: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def run_virtually(
@@ -79,7 +79,6 @@ def run_virtually(
             run.busy += np.maximum(step.ends - step.begins, 0.0)
             flight.append((spans, start + step.seconds))
             computed |= {number: span.stop for number, span in spans.items()}
-            run.held.append((len(computed), sum(computed.values())))
         if not flight:
             return run
         spans, end = flight.popleft()
@@ -93,6 +92,7 @@ def run_virtually(
             if len(times) < workload.generate:
                 scheduler.extend(number)
             else:
+                run.held.append(tuple(computed.values()))
                 scheduler.remove(number)
                 del computed[number]
 

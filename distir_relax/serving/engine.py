@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.generation import LanguageProgram, Sampling, bundle_tokenizer
-from distir_relax.runtime.requests import Slot, bytes_per_request, bytes_per_token, pipeline_depth
+from distir_relax.runtime.requests import Slot, StateBytes, pipeline_depth
 from distir_relax.serving.drafts import PromptLookup
 from distir_relax.serving.prefixes import PrefixIndex
 from distir_relax.serving.request import GenerationRequest
-from distir_relax.serving.scheduler import Limits, Scheduler, Span
+from distir_relax.serving.scheduler import MOST_TOKENS, Limits, Scheduler, Span
 from distir_relax.support.units import size as size_text
 from distir_relax.text import Tokenizer
 
@@ -78,24 +78,22 @@ class EngineOptions:
 
     def limits(self, manifest: Manifest, max_length: int | None) -> Limits:
         """Return the limits of a scheduler for a program. Raises RunError if no request fits into memory."""
-        ranks = range(manifest.mesh.size)
-        each = max(bytes_per_request(manifest, rank) for rank in ranks)
-        token = max(bytes_per_token(manifest, rank) for rank in ranks)
+        bytes_of = StateBytes(manifest)
+        each, token = max(bytes_of.of_kinds(0)), max(bytes_of.token)
         memory = _DEFAULT_MEMORY if self.memory is None else self.memory
-        free = memory - each * self.max_requests
-        if free < token:
+        if memory < each * self.max_requests + token:
             raise RunError(
                 f"expected memory for the states of {self.max_requests} requests, of {size_text(token)} a token and "
                 f"{size_text(each)} a request, found {size_text(memory)}",
                 hint="give the engine more memory, or allow fewer requests",
             )
-        tokens = free // token if token else (max_length or self.step_tokens) * self.max_requests
         if self.batch_invariant:
-            return self._invariant_limits(tokens, max_length)
+            return self._invariant_limits(memory, bytes_of, max_length)
         bounded = self.step_tokens if max_length is None else min(self.step_tokens, max_length)
-        return Limits(min(self.max_requests, bounded), tokens, bounded, min(self.chunk_tokens, bounded))
+        requests, chunk = min(self.max_requests, bounded), min(self.chunk_tokens, bounded)
+        return Limits(requests, memory, bounded, chunk, False, bytes_of.of_kinds, max_length or MOST_TOKENS)
 
-    def _invariant_limits(self, tokens: int, max_length: int | None) -> Limits:
+    def _invariant_limits(self, memory: int, bytes_of: StateBytes, max_length: int | None) -> Limits:
         rows = self.chunk_tokens + 2 * self.max_requests
         if max_length is not None and rows > max_length:
             raise RunError(
@@ -104,7 +102,9 @@ class EngineOptions:
             )
         if self.drafts:
             raise RunError("expected no drafts with batch_invariant")
-        return Limits(self.max_requests, tokens, self.chunk_tokens + self.max_requests, self.chunk_tokens, True)
+        step = self.chunk_tokens + self.max_requests
+        longest = max_length or MOST_TOKENS
+        return Limits(self.max_requests, memory, step, self.chunk_tokens, True, bytes_of.of_kinds, longest)
 
 
 class Engine:
@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def reserved_tokens(self) -> int:
-        """The number of tokens that memory is set aside for; at most `limits.memory_tokens`."""
+        """The number of tokens that memory is set aside for."""
         return self._scheduler.reserved_tokens
 
     def submit(
@@ -197,9 +197,7 @@ class Engine:
         if given.is_batch:
             raise RunError("expected the token ids of one prompt, found a batch", hint="submit them one by one")
         if fit:
-            memory = self.limits.memory_tokens
-            room = min(self._language.max_length or memory, memory) - ids.shape[1]
-            max_new_tokens = max(1, min(max_new_tokens, room))
+            max_new_tokens = max(1, min(max_new_tokens, self.limits.memory_tokens - ids.shape[1]))
         self._language.check(ids, max_new_tokens)
         with self._lock:
             self._check_open()

@@ -8,31 +8,45 @@ stopped later.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.errors import RunError
 
+MOST_TOKENS = 1 << 40
+"""More tokens than any request has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a scheduler: requests at once, tokens in memory, and rows of a step.
+    """Bounds of a scheduler: requests at once, memory, and rows of a step.
 
-    A step has at most `step_tokens` rows, and at most `chunk_tokens` of prompts while other requests generate. With
-    `whole_chunks` each prompt is cut into chunks of `chunk_tokens`, of which a step takes one, whatever else it has.
+    Of ranks of each kind, a request takes as much of the `memory` as `taken` returns for its number of tokens: by
+    default one for each token. A step has at most `step_tokens` rows, and at most `chunk_tokens` of prompts while other
+    requests generate. With `whole_chunks` each prompt is cut into chunks of `chunk_tokens`, of which a step takes one,
+    whatever else it has.
     """
 
     requests: int
-    memory_tokens: int
+    memory: int
     step_tokens: int
     chunk_tokens: int
     whole_chunks: bool = False
+    taken: Callable[[int], Sequence[int]] = lambda tokens: (tokens,)
+    longest: int = MOST_TOKENS
+    """The largest number of tokens of a request, whatever the memory."""
 
     def __post_init__(self) -> None:
-        for name in ("requests", "memory_tokens", "step_tokens", "chunk_tokens"):
+        for name in ("requests", "memory", "step_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise RunError(f"expected {name.replace('_', ' ')} of at least 1, found {getattr(self, name)}")
+
+    @property
+    def memory_tokens(self) -> int:
+        """The largest number of tokens of a request that fits into memory."""
+        return bisect_right(range(1, self.longest + 1), self.memory, key=lambda tokens: max(self.taken(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ class Scheduler:
 
     def add(self, number: int, prompt: int, length: int) -> None:
         """Add a request of `prompt` tokens that can grow to `length`. Raises RunError if memory never suffices."""
-        if length > self.limits.memory_tokens:
+        if max(self.limits.taken(length)) > self.limits.memory:
             raise RunError(
                 f"expected at most {self.limits.memory_tokens} tokens of a request, which fit into memory, found "
                 f"{length} with the new ones",
@@ -180,17 +194,17 @@ class Scheduler:
         self._sequences[number].computed += tokens - 1
 
     def _admit(self) -> None:
-        free = self.limits.memory_tokens - self.reserved_tokens - self.kept_tokens
         while self._waiting and len(self._running) < self.limits.requests:
-            length = self._sequences[self._waiting[0]].length
-            while length > free and self._kept:
-                number, tokens = self._kept.popitem(last=False)
-                self.evicted.append(number)
-                free += tokens
-            if length > free:
+            lengths = [self._sequences[number].length for number in (*self._running, self._waiting[0])]
+            while self._kept and not self._fits([*lengths, *self._kept.values()]):
+                self.evicted.append(self._kept.popitem(last=False)[0])
+            if not self._fits([*lengths, *self._kept.values()]):
                 return
-            free -= length
             self._running.append(self._waiting.popleft())
+
+    def _fits(self, lengths: Iterable[int]) -> bool:
+        """Whether the memory of each kind of ranks suffices for requests of these numbers of tokens."""
+        return max(map(sum, zip(*map(self.limits.taken, lengths), strict=True))) <= self.limits.memory
 
     def _rotate(self, counts: Collection[int], busy: Collection[int]) -> None:
         """Let requests that got no row be the first of the next step: no one waits for ever."""

@@ -17,7 +17,7 @@ from distir_relax.runtime.generation import (
     stream_results,
     whole_result,
 )
-from distir_relax.runtime.requests import SessionRequests, bytes_per_request, bytes_per_token
+from distir_relax.runtime.requests import SessionRequests, StateBytes
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.turns import Turns
 from distir_relax.serving.engine import Engine, EngineOptions
@@ -80,10 +80,13 @@ class SessionGenerator(TokenGenerator):
 
 def _limits(manifest: Manifest, requests: int, longest: int) -> EngineOptions:
     """Return the limits of a number of requests, of at most the `longest` tokens, of which one has room in any case."""
+    most = LanguageProgram.of(manifest).max_length
+    # A prompt that is too long is refused when it is submitted.
+    longest = longest if most is None else min(longest, most)
     options = with_state_memory(EngineOptions(requests), manifest)
-    needed = [bytes_per_request(manifest, r) * requests + bytes_per_token(manifest, r) * longest
-              for r in range(manifest.mesh.size)]  # fmt: skip
-    return replace(options, memory=max(options.memory or 0, *needed))
+    bytes_of = StateBytes(manifest)
+    others = max(bytes_of.of_kinds(0)) * (requests - 1)
+    return replace(options, memory=max(options.memory or 0, others + max(bytes_of.of_kinds(longest))))
 
 
 def _steps(request: GenerationRequest) -> Generator[torch.Tensor]:

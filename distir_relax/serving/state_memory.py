@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distir_relax.bundle import Manifest, local_bytes
-from distir_relax.runtime.requests import bytes_per_request, bytes_per_token
+from distir_relax.runtime.requests import StateBytes
 
 _SHARE = 0.9
 """The share of free memory that weights, activations of a step and states may take."""
@@ -33,10 +33,7 @@ def default_state_memory(
     memory = int(max(free - _ACTIVATIONS, _LEAST))
     if max_length is None:
         return memory
-    ranks = range(mesh.size)
-    token = max(bytes_per_token(manifest, rank) for rank in ranks)
-    each = max(bytes_per_request(manifest, rank) for rank in ranks)
-    return min(memory, max(_LEAST, 2 * max_requests * (each + token * max_length)))
+    return min(memory, max(_LEAST, 2 * max_requests * max(StateBytes(manifest).of_kinds(max_length))))
 
 
 def free_memory() -> int:

@@ -9,7 +9,7 @@ import transformers
 
 import distir_relax as dr
 from distir_relax.bundle import Manifest, local_bytes
-from distir_relax.runtime.requests import bytes_per_token
+from distir_relax.runtime.requests import StateBytes
 from distir_relax.serving import EngineOptions, state_memory
 from distir_relax.serving.state_memory import default_state_memory, free_memory
 
@@ -29,8 +29,8 @@ def test_it_is_what_is_left_beside_the_weights(manifest: Manifest, monkeypatch: 
         assert abs(default_state_memory(manifest, 16, None, replicas=replicas) - expected) <= 1
     # No more than the requests can use, and never so little that a small model does not start.
     monkeypatch.setattr(state_memory, "free_memory", lambda: 1 << 50)
-    token = bytes_per_token(manifest, 0)
-    assert default_state_memory(manifest, 10_000, 1 << 20) == 2 * 10_000 * (token << 20)
+    token = StateBytes(manifest).token[0]
+    assert default_state_memory(manifest, 100_000, 64) == 2 * 100_000 * 64 * token
     monkeypatch.setattr(state_memory, "free_memory", lambda: 0)
     assert default_state_memory(manifest, 16, 64) == 1 << 28
     EngineOptions(memory=1 << 28).check(manifest)

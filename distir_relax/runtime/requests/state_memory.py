@@ -8,12 +8,12 @@ such memory (`page_memory`), and on other devices, states are ordinary tensors, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from distir_relax.bundle import Manifest, State, local_shape
 from distir_relax.kernels.requests import States
-from distir_relax.layout import DTYPES
+from distir_relax.layout import DTYPES, size_of
 from distir_relax.runtime.arrays import torch_dtype
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory, is_available
 
@@ -36,7 +36,7 @@ class StateMemory:
 
     def __init__(self, manifest: Manifest, rank: int, device: str) -> None:
         self._manifest, self._rank, self._device = manifest, rank, device
-        self._states = [state for state in manifest.states if state.tensor.is_on(rank)]
+        self._states = [state for state in _states(manifest) if state.tensor.is_on(rank)]
 
     def new(self, length: int) -> RequestStates:
         """Return the states of a sequence of up to `length` tokens before its first one: empty, or zero."""
@@ -48,18 +48,19 @@ class StateMemory:
         All states must grow. The other may get more tokens, or be freed, but the shared ones do not change.
         """
         made = self._made(length, shared)
-        if made._memory is None or source._memory is None or not self._share_pages(made, source, shared):
-            first = {state.tensor.name: 0 for state in self._states}
+        mine = {state.tensor.name: self._shape(state, shared)[state.dim] for state in self._states}
+        if made._memory is None or source._memory is None or not self._share_pages(made, source, mine):
+            first = dict.fromkeys(mine, 0)
         else:
-            first = {p.name: shared * p.bytes // PAGE * PAGE // max(p.bytes, 1) for p in made._places}
+            first = {p.name: mine[p.name] * p.bytes // PAGE * PAGE // max(p.bytes, 1) for p in made._places}
         for state in self._states:
             name, dim = state.tensor.name, state.dim
-            rest = (dim, first[name], shared - first[name])
+            rest = (dim, first[name], mine[name] - first[name])
             made.tensors[name].narrow(*rest).copy_(source.tensors[name].narrow(*rest))
         return made
 
     def _made(self, length: int, filled: int) -> RequestStates:
-        shapes = [_shape(state, self._manifest, self._rank, length) for state in self._states]
+        shapes = [self._shape(state, length) for state in self._states]
         if self._device == "cpu" and is_available():
             return self._in_pages(shapes, filled)
         import torch
@@ -84,14 +85,17 @@ class StateMemory:
             tensors[state.tensor.name] = part[: math.prod(place.shape)].view(place.shape)
         return RequestStates(tensors, filled, memory, places)
 
-    def _share_pages(self, made: RequestStates, source: RequestStates, shared: int) -> bool:
-        """Share the whole pages of the first tokens; return whether the system has done so."""
+    def _shape(self, state: State, length: int) -> tuple[int, ...]:
+        return _shape(state, self._manifest, self._rank, length)
+
+    def _share_pages(self, made: RequestStates, source: RequestStates, shared: Mapping[str, int]) -> bool:
+        """Share the whole pages of the first tokens of each state; return whether the system has done so."""
         assert made._memory is not None
         assert source._memory is not None
         try:
             for mine, other in zip(made._places, source._places, strict=True):
                 for run in range(mine.runs):
-                    if pages := shared * mine.bytes // PAGE:
+                    if pages := shared[mine.name] * mine.bytes // PAGE:
                         made._memory.share(mine.page(run), source._memory, other.page(run), pages)
         except OSError:
             return False
@@ -134,27 +138,55 @@ class _Place:
         return (self.start + run * self.run_bytes) // PAGE
 
 
-def bytes_per_token(manifest: Manifest, rank: int) -> int:
-    """Return the bytes of a rank's states for each token of a request."""
-    return _bytes(manifest, rank, 1) - _bytes(manifest, rank, 0)
+class StateBytes:
+    """The bytes that ranks take for the states of a request, by the number of its tokens.
+
+    `kinds` are ranks with different parts of states: all others are as one of these.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest, self._states = manifest, _states(manifest)
+        firsts: dict[object, int] = {}
+        self._first = [firsts.setdefault(_parts(manifest, rank), rank) for rank in range(manifest.mesh.size)]
+        self.kinds = tuple(firsts.values())
+        self._found: dict[tuple[int, int], int] = {}
+
+    def __call__(self, rank: int, length: int) -> int:
+        """Return the bytes of a rank for a request that has room for `length` tokens."""
+        key = self._first[rank], length
+        if key not in self._found:
+            self._found[key] = sum(
+                math.prod(_shape(state, self._manifest, rank, length)) * DTYPES[state.tensor.dtype][1]
+                for state in self._states if state.tensor.is_on(rank)
+            )  # fmt: skip
+        return self._found[key]
+
+    def of_kinds(self, length: int) -> tuple[int, ...]:
+        """Return the bytes of each of the `kinds`."""
+        return tuple(self(rank, length) for rank in self.kinds)
+
+    @property
+    def token(self) -> tuple[int, ...]:
+        """The bytes of each of the `kinds` for the first token, of which states that are split are on one of them."""
+        return tuple(one - none for one, none in zip(self.of_kinds(1), self.of_kinds(0), strict=True))
 
 
-def bytes_per_request(manifest: Manifest, rank: int) -> int:
-    """Return the bytes of a rank's states of a request without tokens."""
-    return _bytes(manifest, rank, 0)
+def _parts(manifest: Manifest, rank: int) -> object:
+    """Return what two ranks have alike if they hold equal parts of states."""
+    states = [(state.tensor, state.dim) for state in manifest.states if state.tensor.is_on(rank)]
+    return tuple((tensor.dtype, dim, local_shape(tensor, manifest.mesh, rank)) for tensor, dim in states)
+
+
+def _states(manifest: Manifest) -> list[State]:
+    """Return the states of a manifest as they are after calls, too: with one token more than before the last call."""
+    past = next((symbol for symbol in manifest.symbols if symbol.name == "past"), None)
+    if past is None or past.high is None:
+        return [*manifest.states]
+    values = {"past": size_of(replace(past, high=past.high + 1))}
+    return [replace(state, tensor=state.tensor.at(values)) for state in manifest.states]
 
 
 def _shape(state: State, manifest: Manifest, rank: int, length: int) -> tuple[int, ...]:
-    """Return the shape of a state that has room for `length` tokens."""
-    # The state before a call has at least one token less than the longest sequence.
-    past = max(length - 1, 0)
-    sizes = {symbol.name: 1 for symbol in manifest.symbols} | {"past": past}
-    shape = local_shape(state.tensor.at(sizes), manifest.mesh, rank)
-    if not state.grows:
-        return shape
-    return (*shape[: state.dim], shape[state.dim] + length - past, *shape[state.dim + 1 :])
-
-
-def _bytes(manifest: Manifest, rank: int, length: int) -> int:
-    states = [state for state in manifest.states if state.tensor.is_on(rank)]
-    return sum(math.prod(_shape(state, manifest, rank, length)) * DTYPES[state.tensor.dtype][1] for state in states)
+    """Return the shape of a rank's part of a state after `length` tokens."""
+    sizes = {symbol.name: 1 for symbol in manifest.symbols} | {"past": length}
+    return local_shape(state.tensor.at(sizes), manifest.mesh, rank)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.bundle import Manifest, local_bytes
-from distir_relax.runtime.requests import bytes_per_token
+from distir_relax.runtime.requests import StateBytes
 from distir_relax.support.units import size
 
 
@@ -15,7 +15,7 @@ def rank_roles(manifest: Manifest, idle: Sequence[Sequence[float]] = ((),)) -> l
 
     `idle` has for each replica the share of the time in which its ranks are idle, or nothing.
     """
-    mesh = manifest.mesh
+    mesh, bytes_of = manifest.mesh, StateBytes(manifest)
     rows = []
     for replica, shares in enumerate(idle):
         for rank in range(mesh.size):
@@ -29,7 +29,7 @@ def rank_roles(manifest: Manifest, idle: Sequence[Sequence[float]] = ((),)) -> l
                     "rank": rank,
                     "place": ", ".join(place) or "the whole model",
                     "weights": size(sum(local_bytes(tensor, mesh, rank) for tensor in manifest.weights)),
-                    "cache_per_token": size(bytes_per_token(manifest, rank)),
+                    "cache_per_token": size(bytes_of(rank, 1) - bytes_of(rank, 0)),
                     "idle": f"{shares[rank]:.0%}" if shares else "",
                 }
             )
