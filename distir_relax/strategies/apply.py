@@ -97,7 +97,8 @@ class ApplyStrategy:
             tensor_owners = tensor_classes(
                 classes, strategy.tensor, experts, self.is_trained, shares.along("tensor"), divided.keys()
             )
-        sequence = find_sequence(classes, samples, strategy.context) if strategy.context > 1 else None
+        is_split = strategy.context > 1 and strategy.rows == "split"
+        sequence = find_sequence(classes, samples, strategy.context) if is_split else None
         parts = shares.along("context") or (1.0,) * strategy.context
         rows = None if sequence is None else balanced_cut(classes, sequence, parts)
         split = _Split(
@@ -110,6 +111,12 @@ class ApplyStrategy:
         }
         if strategy.context > 1:
             marks = state_marks(module, strategy, parts, STRATEGY_ROUND)
+            if not is_split and not marks:
+                raise DistIRError(
+                    "expected growing states of a bounded length to split, found none",
+                    f"strategy {strategy}",
+                    "compile with dr.compile_generation and max_length, or without rows=whole",
+                )
             annotations |= {name: mark for name, mark in marks.items() if name not in own}
         return replace(module, functions=(mark_inputs(module.main, annotations), *module.functions[1:]))
 

@@ -40,7 +40,8 @@ class Strategy:
     - `checkpoint` selects the activations that are recomputed in the backward: ``none``, all inside of a ``block``, or
       ``selective``, those of a block that are cheap to recompute (Korthikanti et al., 2022).
     - With `sequence_parallel`, activations between blocks are split along the sequence over the tensor axis (same).
-    - `context` is the number of devices that share each sequence (Liu et al., Ring Attention, 2023).
+    - `context` is the number of devices that share each sequence (Liu et al., Ring Attention, 2023). With
+      ``rows=whole`` they share the growing states of a program that continues sequences, and each has all rows.
     - `experts` of a mixture are split along their ``hidden`` dim, like other layers, or by expert along the ``data`` or
       the ``tensor`` axis.
     - `placements` selects the layouts within a stage: the ``rules`` of data and tensor parallelism, or ``auto``, the

@@ -62,6 +62,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("sequence", {"tensor": 3}, {"sequence_parallel": True}),
     Feature("context", options={"context": 2}),
     Feature("ring", options={"context": 2, "ring": "on"}),
+    Feature("whole rows", options={"context": 2, "rows": "whole"}, runs=(SERVING, GENERATION)),
     Feature("experts by data", {"data": 2}, {"experts": "data"}, others={"model": "experts"}),
     Feature("experts by tensor", {"tensor": 3}, {"experts": "tensor"}, others={"model": "experts"}),
     *map(_pipeline, schedule_names()),

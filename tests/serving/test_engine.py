@@ -20,7 +20,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.generation import Sampling
-from distir_relax.runtime.requests import RankRequests, Slot, ThreadRequests, rank_requests
+from distir_relax.runtime.requests import RankRequests, Slot, StateBytes, ThreadRequests, rank_requests
 from distir_relax.runtime.requests.page_memory import PAGE, PageMemory
 from distir_relax.serving import Engine, EngineOptions, GenerationRequest, start_engine
 from distir_relax.serving.drafts import PromptLookup
@@ -30,6 +30,8 @@ from tests.incremental.language_models import language_model as model
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120), pytest.mark.shares("engine")]
 LENGTH = 64
+SHARED = "1/1/1/1,context=3,rows=whole"
+CASES = [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1"), ("mixtral", "1/1/2/1"), ("llama", SHARED)]
 NAMES = ("llama eager", "gemma2 with a window of 5", "falcon with alibi")
 
 
@@ -58,14 +60,16 @@ def alone(name: str, prompt: list[int], count: int) -> list[int]:
     [
         *((name, "1/1/1/1", "ragged") for name in NAMES),
         ("llama", "1/3/1/1", "ragged"), ("gpt2", "1/5/1/1", "pad"), ("gpt2", "1/2/2/1", "ragged"),
-        ("mixtral", "1/3/1/1", "pad"), ("gpt2", "2/1/1/1", "ragged"),
+        ("mixtral", "1/3/1/1", "pad"), ("gpt2", "2/1/1/1", "ragged"), *((name, SHARED, "ragged") for name in NAMES),
+        ("gpt2", "1/2/2/1,context=2,rows=whole", "ragged"), ("llama", "1/1/1/1,context=7,rows=whole", "ragged"),
     ],
 )  # fmt: skip
 def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: str, tail: str) -> None:
     """Random chunks of five sequences, in random order, with logits of none, one or all positions of a chunk."""
     ranks = ThreadRequests(compiled(name, strategy, tail).plan.bundle())
     rng = random.Random(1)
-    ids = prompts(5, seed=3)
+    # The last is longer than the part of a state that a device has.
+    ids = [*prompts(4, seed=3), (prompts(9)[0] * LENGTH)[: LENGTH - 1]]
     with torch.no_grad():
         expected = [model(name)(torch.tensor([x]), use_cache=False).logits[0] for x in ids]
     computed, compared = [0] * len(ids), 0
@@ -90,8 +94,11 @@ def test_steps_of_several_requests_give_the_logits_of_each(name: str, strategy: 
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [("mixtral", "2/1/1/1,experts=data"), ("llama", "1/1/1/1"), ("mixtral", "1/3/1/1"), ("gpt2", "1/1/2/1")],
-)
+    [
+        ("mixtral", "2/1/1/1,experts=data"), ("llama", "1/1/1/1"), ("mixtral", "1/3/1/1"), ("gpt2", "1/1/2/1"),
+        ("llama", SHARED),
+    ],
+)  # fmt: skip
 def test_requests_that_join_and_leave_get_the_tokens_they_would_get_alone(name: str, strategy: str) -> None:
     options = EngineOptions(max_requests=4, step_tokens=20, chunk_tokens=7)
     counts = [5, 1, 17, 3, 9, 12, 2]
@@ -187,7 +194,7 @@ def test_drafts_are_the_tokens_after_the_last_place() -> None:
     assert PromptLookup().propose(4) == []
 
 
-@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1"), ("mixtral", "1/1/2/1")])
+@pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_prefixes_are_shared_and_change_no_token(name: str, strategy: str) -> None:
     begin = prompts(1, seed=4)[0][:1] * 21 + list(range(17))
     asked = [[*begin, 5, 6], begin[:30], [*begin, 5, 7, 8], begin, [9, *begin]]
@@ -218,6 +225,24 @@ def test_kept_requests_make_room() -> None:
         assert engine.shared_tokens == 29
 
 
+def test_a_request_takes_memory_of_the_devices_that_hold_its_positions() -> None:
+    """Of 64 positions, three devices hold 22, 21 and 21. Each has room for three times as many of 256 bytes."""
+    with compiled("llama", SHARED).engine(EngineOptions(memory=66 * 256, share_prefixes=False)) as engine:
+        bytes_of = StateBytes(compiled("llama", SHARED).plan.bundle().manifest)
+        for length in range(1, LENGTH + 1):
+            mine = [min(length, 22), min(max(length - 22, 0), 21), max(length - 43, 0)]
+            found = [bytes_of(rank, length) // 256 for rank in range(3)]
+            assert mine == found
+        asked = [[n] * 40 for n in range(3)] + [[n] for n in range(3, 6)]
+        requests = [engine.submit(prompt, 24) for prompt in asked[:3]] + [engine.submit(p, 10) for p in asked[3:]]
+        engine.step()
+        # The first device is full.
+        assert (engine.running, engine.waiting) == (3, 3)
+        engine.run()
+        for request in requests:
+            assert request.tokens == alone("llama", list(request.prompt), request.count)
+
+
 def test_pages_are_shared_until_they_are_written_to() -> None:
     memory = PageMemory(5 * PAGE)
     data = torch.frombuffer(memory.buffer(), dtype=torch.uint8).view(5, PAGE)
@@ -238,7 +263,7 @@ def test_pages_are_shared_until_they_are_written_to() -> None:
     assert end[:, 5].tolist() == [1, 1, 3]
 
 
-@pytest.mark.parametrize(("name", "strategy"), [("llama", "1/1/1/1"), ("gpt2", "1/3/1/1"), ("mixtral", "1/1/2/1")])
+@pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_logits_do_not_depend_on_other_requests(name: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[int, list[torch.Tensor]] = {}
     choose = rank_requests.choose_tokens
@@ -313,7 +338,7 @@ TOKEN = 3 * 2 * 256 * 4
 
 def test_states_use_the_memory_of_their_tokens_and_return_it() -> None:
     engine = large().engine(EngineOptions(memory=1 << 27, share_prefixes=False))
-    assert engine.limits.memory_tokens == (1 << 27) // TOKEN
+    assert (engine.limits.memory, list(engine.limits.taken(2048))) == (1 << 27, [2048 * TOKEN])
     # Models of other tests keep the last sequence that they generated, until they are collected.
     gc.collect()
     before = _resident()

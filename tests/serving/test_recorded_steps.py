@@ -19,6 +19,8 @@ from tests.incremental.language_models import VOCABULARY, language_model
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(120), pytest.mark.shares("engine")]
 
+ALL = [{1, 2, 3, 5}]
+
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -39,16 +41,15 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "strategy", "tail", "counts"),
     [
-        ("llama", "1/1/1/1", "ragged", {1, 2, 3, 5}), ("mistral with a window of 7", "1/2/1/1", "ragged", {1, 2, 3, 5}),
-        ("gpt2", "1/3/1/1", "pad", {1, 2, 3, 5}), ("gemma", "1/1/2/1", "ragged", {1, 2, 3, 5}),
-        ("qwen2", "1/2/2/1", "ragged", {1, 2, 3, 5}),
-        # Ops that run for each request: of many, most are functions of Python.
-        ("mixtral", "1/1/1/1", "ragged", {1, 2, 3}),
+        ("llama", "1/1/1/1", "ragged", ALL), ("mistral with a window of 7", "1/2/1/1", "ragged", ALL),
+        ("gpt2", "1/3/1/1", "pad", ALL), ("gemma", "1/1/2/1", "ragged", ALL), ("qwen2", "1/2/2/1", "ragged", ALL),
+        # Ops that run for each request: of five, two of three are functions of Python, more or fewer by processor.
+        ("mixtral", "1/1/1/1", "ragged", [{1, 2, 3}, *ALL]),
         # Additive masks.
-        ("falcon with alibi", "1/1/1/1", "ragged", set()),
+        ("falcon with alibi", "1/1/1/1", "ragged", [set()]),
     ],
 )  # fmt: skip
-def test_decoded_tokens(name: str, strategy: str, tail: str, counts: set[int], recorded: list[int]) -> None:
+def test_decoded_tokens(name: str, strategy: str, tail: str, counts: list[set[int]], recorded: list[int]) -> None:
     """Random subsets of requests of unlike lengths, in random order: each number of them is seen several times."""
     rng, model = random.Random(2), language_model(name)
     ranks = ThreadRequests(compile_language_model(model, strategy=strategy, tail=tail, max_length=64).plan.bundle())
@@ -66,7 +67,7 @@ def test_decoded_tokens(name: str, strategy: str, tail: str, counts: set[int], r
         for n in chosen:
             computed[n] += 1
     ranks.close()
-    assert set(recorded) == counts
+    assert set(recorded) in counts
 
 
 @pytest.mark.drawn(1)

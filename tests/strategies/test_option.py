@@ -118,7 +118,7 @@ def test_other_declarations_are_refused(attributes: dict[str, Any], message: str
     with pytest.raises(ValueError, match=message):
         register_option(type("Other", (Precision,), attributes)())
     assert list(OPTIONS) == [
-        "schedule", "chunks", "zero", "checkpoint", "sequence_parallel", "context", "ring", "experts",
+        "schedule", "chunks", "zero", "checkpoint", "sequence_parallel", "context", "ring", "rows", "experts",
         "placements",
     ]  # fmt: skip
 

@@ -33,7 +33,7 @@ def test_options_are_read_and_printed() -> None:
         ("2/2/1/1,sequence_parallel=maybe", "expected on or off for sequence_parallel"),
         (
             "2/2/1/1,speed=9",
-            "expected schedule, chunks, zero, checkpoint, sequence_parallel, context, ring, experts, placements "
+            "expected schedule, chunks, zero, checkpoint, sequence_parallel, context, ring, rows, experts, placements "
             "after D/T/P/K",
         ),
         ("2/2/1/1,", "expected schedule"),

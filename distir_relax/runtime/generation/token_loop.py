@@ -99,7 +99,7 @@ class LanguageProgram:
                 f"expected whole sequences on each device for steps of several requests, found {found.tokens!r} as "
                 f"{manifest.inputs[0].placement}",
                 manifest.name,
-                "use a strategy without context, or generate one batch at a time",
+                "compile with rows=whole beside context, or generate one batch at a time",
             )
         return found
 

@@ -1,4 +1,4 @@
-"""The options ``context``, which splits sequences over the devices of a mesh axis of their own, and ``ring``.
+"""The options ``context``, which splits sequences over the devices of a mesh axis of their own, ``ring`` and ``rows``.
 
 `strategies.apply` annotates the inputs; the layouts of all other values follow, by `Propagate`.
 """
@@ -54,3 +54,23 @@ class Ring(StrategyOption[str]):
     def makes_difference(self, strategy: Strategy, is_trained: bool) -> bool:
         """Return whether sequences are split."""
         return bool(strategy["context"] > 1)
+
+
+class SplitRows(StrategyOption[str]):
+    """Whether devices that share sequences share their rows, too, or the states alone."""
+
+    name = "rows"
+    default = "split"
+    help = "Split the rows of a sequence, or leave them whole and split states alone, as for many requests at once."
+    metavar = "split,whole"
+    choices = ("split", "whole")
+    with_autosharding = False
+
+    def check_combination(self, strategy: Strategy) -> None:
+        """Raise `DistIRError` for whole rows without devices that share the states."""
+        if strategy[self.name] == "whole" and strategy["context"] == 1:
+            raise DistIRError("expected context of at least 2 for rows=whole", f"strategy {strategy}")
+
+    def makes_difference(self, strategy: Strategy, is_trained: bool) -> bool:
+        """Return whether there are states that devices share: those of programs that continue sequences."""
+        return bool(strategy["context"] > 1) and not is_trained
