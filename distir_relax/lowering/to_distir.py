@@ -45,6 +45,7 @@ from distir_relax.layout import (
     local_length,
 )
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
+from distir_relax.lowering.earlier_results import Earlier, EarlierResults, ExpansionEmitter
 from distir_relax.lowering.expert_dispatch import can_pack, group_axes, lower_dispatch
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.output_assembly import assemble_outputs
@@ -75,7 +76,7 @@ class ToDistIR:
         )
         lowering = _Lowering(program, module.main, module.main.name)
         main = lowering.main()
-        functions = (main, *(lowered.function for lowered in program.callees.values()))
+        functions = tuple(map(program.earlier.added, (main, *(c.function for c in program.callees.values()))))
         assemblies = () if self.in_time else assemble_outputs(module, main, module.meshes[0])
         names = {name: value.name for name, value in lowering.values.items()}
         records = (r.replaced(names) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
@@ -88,10 +89,12 @@ PadValues = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Callee:
-    """A lowered function, and the padding of its results."""
+    """A lowered function, the padding of its results, its expansions, and what it takes of an earlier one."""
 
     function: Function
     result_pad_values: tuple[PadValues, ...]
+    expansions: ExpansionEmitter
+    taken: Sequence[Value]
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class _Program:
     """Ids of types: equal types have the same id."""
     type_cache: dict[int, tuple[Type, int]] = field(default_factory=dict)
     """Cache of type ids by identity, with the types: values share them."""
+    earlier: EarlierResults = field(default_factory=EarlierResults)
     unchanged: dict[object, tuple[PlacedType, ...]] = field(default_factory=dict)
     """The local types of the results of ops that each device runs as they are, on its shards: layers repeat."""
 
@@ -122,15 +126,21 @@ class _Program:
         return (op.name, tuple(op.attrs.items()), *map(self.type_id, types))
 
     def callee(
-        self, name: str, operands: list[Value], operand_padding: list[PadValues], made: Sequence[Op | None]
-    ) -> _Callee:
+        self, name: str, operands: list[Value], operand_padding: list[PadValues], made: Sequence[Op | None],
+        earlier: Earlier | None,
+    ) -> _Callee:  # fmt: skip
         """Return the function lowered for these operands; `made` are the ops whose elements are known, if any."""
         known = tuple([None if op is None else (op.name, tuple(op.attrs.items())) for op in made])
-        key = (name, tuple([self.type_id(v.type) for v in operands]), tuple(operand_padding), known)
-        if key not in self.callees:
-            lowering = _Lowering(self, self.module.function(name), fresh_name(name, self.names))
-            self.callees[key] = lowering.callee(operands, operand_padding, made)
-        return self.callees[key]
+        types = tuple([self.type_id(v.type) for v in operands])
+        key = (name, types, tuple(operand_padding), known)
+        for each in (key, (*key, earlier and earlier.key)):
+            if each in self.callees:
+                return self.callees[each]
+        lowering = _Lowering(self, self.module.function(name), fresh_name(name, self.names), earlier)
+        callee = lowering.callee(operands, operand_padding, made)
+        # Whatever is earlier, if it takes nothing.
+        self.callees[(*key, earlier and earlier.key) if lowering.expanded.has_asked else key] = callee
+        return callee
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +157,21 @@ class _Lowering:
     program: _Program
     function: Function
     name: str
+    earlier: Earlier | None = None
     mesh: DeviceMesh = field(init=False)
     padding: Padding = field(init=False)
     builder: SpmdBuilder = field(init=False)
+    expanded: ExpansionEmitter = field(init=False)
     values: dict[str, Value] = field(default_factory=dict)
     made: dict[str, Op] = field(default_factory=dict)
     """The ops of values whose elements are known when compiling (`Semantics.array`)."""
+    calls: dict[str, tuple[Op, _Callee]] = field(default_factory=dict)
+    """The calls, by the values that they give."""
 
     def __post_init__(self) -> None:
         self.mesh, self.padding = self.program.module.meshes[0], Padding(self.program.tail)
         self.builder = SpmdBuilder(self.mesh, {i.value.name for i in self.function.inputs})
+        self.expanded = ExpansionEmitter(self.builder, self.earlier)
 
     def main(self) -> Function:
         inputs = [self._input(item) for item in self.function.inputs]
@@ -176,8 +191,10 @@ class _Lowering:
         self._body()
         results = [self.values[o.value.name] for o in self.function.outputs]
         outputs = tuple(replace(o, value=v, layout=None) for o, v in zip(self.function.outputs, results, strict=True))
-        function = Function(self.name, tuple(inputs), tuple(self.builder.ops), outputs)
-        return _Callee(function, tuple(map(self._pad_values, results)))
+        used = (v.name for op in self.builder.ops for v in op.operands)
+        more, taken = self.expanded.taken(used)
+        function = Function(self.name, (*inputs, *more), tuple(self.builder.ops), outputs)
+        return _Callee(function, tuple(map(self._pad_values, results)), self.expanded, taken)
 
     def _body(self) -> None:
         for op in self.function.ops:
@@ -202,14 +219,29 @@ class _Lowering:
     def _call(self, op: Op) -> list[Value]:
         operands = [self.values[v.name] for v in op.operands]
         made = [self.made.get(v.name) for v in op.operands]
-        callee = self.program.callee(op.callee, operands, [self._pad_values(v) for v in operands], made)
+        call, earlier = self._earlier(op.callee, operands)
+        callee = self.program.callee(op.callee, operands, [self._pad_values(v) for v in operands], made, earlier)
+        if callee.taken:
+            assert call is not None
+            operands += self.program.earlier.of_call(self.builder, self.name, call, callee.taken)
         outputs = callee.function.outputs
         results = [Value(self.builder.fresh(v.name), o.value.type) for v, o in zip(op.results, outputs, strict=True)]
         for value, pad_values in zip(results, callee.result_pad_values, strict=True):
             self._set_pad_values(value, pad_values)
         attrs: dict[str, Attribute] = {"callee": callee.function.name, "devices": self.builder.devices, **op.task}
         self.builder.ops.append(Op(CALL, tuple(operands), tuple(results), attrs, op.location))
+        if callee.expansions.made:
+            self.calls |= {value.name: (self.builder.ops[-1], callee) for value in results}
         return results
+
+    def _earlier(self, name: str, operands: Sequence[Value]) -> tuple[Op | None, Earlier | None]:
+        """Return the call that gives most of the operands, if its function has expansions, and how `name` sees it."""
+        found = [self.calls[value.name] for value in operands if value.name in self.calls]
+        if not found:
+            return None, None
+        call, callee = max(found, key=lambda pair: sum(pair[0] is call for call, _ in found))
+        inputs = self.program.module.function(name).inputs
+        return call, Earlier.of(call, callee.function, callee.expansions, inputs, operands)
 
     def _pad_values(self, value: Value) -> PadValues:
         if not self.padding.pad_values:
@@ -427,7 +459,7 @@ class _Lowering:
     ) -> Expansion:
         kind = (*op.operands, *op.results)[factor.tensor].dtensor
         return Expansion(
-            self.builder,
+            self.expanded,
             tuple(operands),
             op.attrs,
             tuple((self.mesh.axes[axis], self._sizes(kind, factor.dim, axes[: i + 1])) for i, axis in enumerate(axes)),

@@ -299,3 +299,6 @@ class _Emitter:
         results = tuple(Value(f"expanded {self.expansions.emitted} {i}", kind) for i, kind in enumerate(kinds))
         self.expansions.number(name, operands, self.expansions.layouts.terms.attributes.number(attrs), results)
         return results[0] if len(results) == 1 else results
+
+    # Equal ops have one number.
+    earlier = emit

@@ -322,7 +322,7 @@ class FactorSelector:
             own_work = again * device_work / (self.mesh.shape[axis] if atom else 1)
             rank = (misaligned, moves + own_work)
             if ring is not None:
-                ranks, sent = self.mesh.shape[axis], zip(ring.times(count), shares, tensors, strict=True)
+                ranks, sent = self.mesh.shape[axis], zip(ring.are_sent, shares, tensors, strict=True)
                 parts = sum(n * share * cost(Shard(0), R, ranks, v.tensor.bytes) for n, share, v in sent)
                 turns = _TURN * (ranks - 1)
                 rank = (self.ring == "auto", moves + max(parts, ring.ring.work * own_work) + turns)
@@ -412,10 +412,10 @@ class _Turns:
     ring: Ring
     second: Atom
 
-    def times(self, operands: int) -> list[int]:
-        """Return how often parts of each tensor are sent, of which the first `operands` are not results."""
-        sends = (self.ring.sends if number < operands else 1 for number in range(len(self.second.places)))
-        return [0 if place is None else count for place, count in zip(self.second.places, sends, strict=True)]
+    @property
+    def are_sent(self) -> list[bool]:
+        """Whether parts of each operand and result are sent."""
+        return [place is not None for place in self.second.places]
 
 
 def bytes_before_repeats(ops: Iterable[Op]) -> dict[str, int]:

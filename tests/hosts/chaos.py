@@ -90,7 +90,7 @@ def surroundings(seed: int) -> dict[str, Any]:
         wall = generator.uniform(-200, 200) * DAY if has_compiler() else 0
         found["clocks"] = {generator.choice(("n0", "n1")): Clocks(int(generator.uniform(0, 10) * DAY), int(wall))}
     if generator.random() < 0.2:
-        found.update(delay=generator.uniform(0.1e-3, 1e-3), loss=generator.choice((0.0, 0.01)), seed=seed)
+        found.update(delay=generator.uniform(0.1e-3, 1e-3), loss=generator.choice((0.0, 0.002)), seed=seed)
     return found
 
 

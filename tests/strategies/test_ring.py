@@ -13,7 +13,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.cost.profile import load_profile
-from distir_relax.ir import Op
+from distir_relax.ir import Op, inlined_main
 from distir_relax.lowering import overlap as OVERLAP
 from distir_relax.sharding import factor_selection
 from distir_relax.simulation.simulator import simulate_module
@@ -41,6 +41,40 @@ def test_every_mask_with_other_options(strategy: str, balanced: float, monkeypat
     counts = Counter(op.name for op in distributed_ops(step.plan))
     assert counts["resplit"]
     assert counts["attention_part"]
+
+
+def test_gradients_of_split_keys_take_what_the_forward_has_computed() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(4, 4, dtype=torch.float64)
+
+        def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(self.query(x), memory, memory).tanh().square().mean()
+
+    torch.manual_seed(0)
+    batch = {name: torch.randn(2, 3, 13, 4, dtype=torch.float64) for name in ("x", "memory")}
+    model = Model()
+    found = []
+    for mesh, marks in ((1, {}), (5, {"memory": "S[2]"})):
+        step = dr.compile_training(
+            model, optimizer=dr.optim.SGD(1.0), example_batch=batch, mesh=mesh, shardings=marks, check=True
+        )
+        found.append([float(step(batch)) for _ in range(3)])
+    assert found[1] == pytest.approx(found[0], abs=1e-13)
+    counts = Counter(op.name for op in distributed_ops(step.plan))
+    assert (counts["attention_part"], counts["attention_part_grad"]) == (1, 1)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_parts_are_attended_to_again_only_where_blocks_are_recomputed(recomputed: bool) -> None:
+    model, ids = language_model("learned positions"), torch.zeros(1, 13, dtype=torch.int64)
+    step = dr.compile_training(
+        model, optimizer=dr.optim.SGD(lr=0.3), example_batch={"input_ids": ids, "labels": ids},
+        strategy="1/1/1/1,context=3,ring=on" + ",checkpoint=block" * recomputed,
+    )  # fmt: skip
+    counts = Counter(op.name for op in inlined_main(step.plan.modules["distributed"]).function.ops)
+    assert (counts["attention_part"], counts["attention_part_grad"]) == (3 * 2 * (1 + recomputed), 3 * 2)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -154,9 +188,12 @@ def test_turns_are_taken_where_they_cost_less(heads: int, length: int, devices: 
 
 
 def test_no_device_has_all_keys() -> None:
-    """Of two layers on 16 devices: keys and values of a layer are most of what a device has, if it gathers them."""
-    ids = torch.zeros(1, 1009, dtype=torch.int64)
-    model = language_model("learned positions", n_positions=1024).float()
+    """Of two layers on 16 devices: keys and values of a layer are most of what a device has, if it gathers them.
+
+    Heads are 16 wide. The forward's normalizers, which are kept, are two numbers for each row and head.
+    """
+    ids = torch.zeros(1, 4001, dtype=torch.int64)
+    model = language_model("learned positions", n_positions=4096, n_embd=96).float()
     batch = {"input_ids": ids, "labels": ids}
 
     def activations(strategy: str) -> float:

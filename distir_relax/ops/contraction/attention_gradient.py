@@ -243,9 +243,7 @@ define(
     Split(
         _rule,
         expand={"t": split_keys_of_gradient},
-        ring={"s": Ring("t", attention_gradient_in_turns, work=1.5, sends=2)},
-        # To five products it adds those of scores and of values, for the normalizers of rows.
-        work={"t": 7 / 5},
+        ring={"s": Ring("t", attention_gradient_in_turns, work=1.1)},
         positional=frozenset({"t"}),
         exact=frozenset({"t"}),
         algorithms=ALGORITHMS,

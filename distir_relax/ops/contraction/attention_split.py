@@ -11,7 +11,7 @@ parts of its rows. Parts to which no row of a device attends are neither sent to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distir_relax.ir import Value
@@ -30,47 +30,51 @@ ALGORITHMS = {
 
 def split_keys(x: Expansion) -> tuple[Value, ...]:
     """Replace attention: each device gives its part of the result."""
-    q, k, v, *masks = x.operands
-    y, normalizer = x.emit("attention_part", q, k, v, *_local_masks(x, masks), **_kept(x))
-    share, *_ = _joined(x, normalizer)
-    return (x.emit("multiply", y, _cast(x, share)),)
+    return _part_of_keys(x)[:1]
 
 
 def split_keys_of_gradient(x: Expansion) -> tuple[Value, ...]:
     """Replace the gradient of attention: each device gives those of its keys and values, and its part of the queries'.
 
-    Normalizers are computed again, as scores are.
+    The part of the result and the normalizers are those of the forward, if that has split keys too.
     """
     q, k, v, grad, *masks = x.operands
-    masks = _local_masks(x, masks)
-    y, normalizer = x.emit("attention_part", q, k, v, *masks, **_kept(x))
-    share, largest, total = _joined(x, normalizer)
+    y, largest, total, *masks = x.again(_part_of_keys)
     normalizers = x.emit("add", largest, x.emit("log", total))
-    wide = normalizer.placed.dtype
-    product = x.emit("multiply", _cast(x, y, wide), _cast(x, grad, wide))
-    means = x.emit("multiply", x.emit("sum", product, axis=(3,), keepdims=True), share)
-    results: tuple[Value, ...] = x.emit(
-        "attention_part_grad", q, k, v, grad, normalizers, x.reduced(means, "sum"), *masks, **_kept(x)
-    )
+    means = x.reduced(_means(x, y, grad, total.placed.dtype), "sum")
+    results: tuple[Value, ...] = x.emit("attention_part_grad", q, k, v, grad, normalizers, means, *masks, **_kept(x))
     return results
+
+
+def _part_of_keys(x: Expansion) -> tuple[Value, ...]:
+    """Return a device's part of attention, the normalizers' largest logarithm, their sum, and the mask of its keys.
+
+    Operands are those of attention or of its gradient.
+    """
+    q, k, v = x.operands[:3]
+    masks = _local_masks(x, x.operands[len(x.operands) - bool(x.attrs["masked"]) :])
+    y, normalizer = x.emit("attention_part", q, k, v, *masks, **_kept(x))
+    largest = x.reduced(normalizer, "max")
+    part = x.emit("exp", x.emit("subtract", normalizer, largest))
+    total = x.reduced(part, "sum")
+    return x.emit("multiply", y, _cast(x, x.emit("divide", part, total))), largest, total, *masks
 
 
 def attend_in_turns(x: RingExpansion) -> tuple[Value, ...]:
     """Replace attention: each device attends to its own keys, and then to those of the others, one after the other."""
-    y, _ = _joined_in_turns(x)
-    return (_cast(x, y),)
+    return _joined_in_turns(x)[:1]
 
 
 def attention_gradient_in_turns(x: RingExpansion) -> tuple[Value, ...]:
     """Replace the gradient of attention: gradients of the keys and values of others are returned to these.
 
-    Normalizers are computed again, as scores are.
+    The result and the normalizers are those of the forward, if that takes turns too.
     """
     q, _, _, grad, *_ = x.operands
-    y, logarithms = _joined_in_turns(x)
-    normalizers = logarithms()
+    y, *parts = x.again(_joined_in_turns)
+    normalizers = _logarithm(x, *parts)
     wide = normalizers.placed.dtype
-    means = x.emit("sum", x.emit("multiply", y, _cast(x, grad, wide)), axis=(3,), keepdims=True)
+    means = _means(x, y, grad, wide)
     own: list[Value] = []
     returning: list[Value] = []
     for distance, needed, (keys, values, *masks) in _in_turns(x, 4):
@@ -93,27 +97,31 @@ def _with_returned(x: RingExpansion, own: list[Value], returned: Sequence[Value]
     return [*own[:1], *(added or own[1:])]
 
 
-def _joined_in_turns(x: RingExpansion) -> tuple[Value, Callable[[], Value]]:
-    """Return attention to the keys of all devices, in the dtype of normalizers, and a function that adds these."""
-    first_mask = len(x.operands) - bool(x.attrs["masked"])
-    joined: tuple[Value, Callable[[], Value]] | None = None
-    for _, _, (keys, values, *masks) in _in_turns(x, first_mask):
-        part, logarithms = x.emit("attention_part", x.operands[0], keys, values, *masks, **_kept(x))
-        part = _cast(x, part, logarithms.placed.dtype)
-        joined = (
-            (part, lambda n=logarithms: n) if joined is None else _both(x, joined[0], joined[1](), part, logarithms)
-        )
-    assert joined is not None
-    return joined
+def _joined_in_turns(x: RingExpansion) -> tuple[Value, ...]:
+    """Return attention to the keys of all devices, and its normalizers as `_logarithm` takes them.
+
+    Operands are those of attention or of its gradient.
+    """
+    joined: tuple[Value, ...] = ()
+    for _, _, (keys, values, *masks) in _in_turns(x, len(x.operands) - bool(x.attrs["masked"])):
+        part, normalizers = x.emit("attention_part", x.operands[0], keys, values, *masks, **_kept(x))
+        part = _cast(x, part, normalizers.placed.dtype)
+        joined = _both(x, joined[0], _logarithm(x, *joined[1:]), part, normalizers) if joined else (part, normalizers)
+    return _cast(x, joined[0]), *joined[1:]
 
 
-def _both(x: Expansion, y: Value, n: Value, part: Value, of_part: Value) -> tuple[Value, Callable[[], Value]]:
+def _both(x: Expansion, y: Value, n: Value, part: Value, of_part: Value) -> tuple[Value, ...]:
     """Return attention to two parts of the keys, of these normalizers, as `_joined_in_turns`."""
     largest = x.emit("maximum", n, of_part)
     shares = [x.emit("exp", x.emit("subtract", value, largest)) for value in (n, of_part)]
     total = x.emit("add", *shares)
     terms = (x.emit("multiply", value, share) for value, share in zip((y, part), shares, strict=True))
-    return x.emit("divide", x.emit("add", *terms), total), lambda: x.emit("add", largest, x.emit("log", total))
+    return x.emit("divide", x.emit("add", *terms), total), largest, total
+
+
+def _logarithm(x: Expansion, largest: Value, total: Value | None = None) -> Any:
+    """Return the logarithm of normalizers from their largest, and their sum relative to it if it is not the only."""
+    return largest if total is None else x.emit("add", largest, x.emit("log", total))
 
 
 def _in_turns(x: RingExpansion, first_mask: int) -> Iterator[tuple[int, Sequence[bool], list[Value]]]:
@@ -153,6 +161,12 @@ def _attends(bounds: Any, rows: Sequence[tuple[int, int]], keys: Sequence[tuple[
     return False
 
 
+def _means(x: Expansion, y: Value, grad: Value, dtype: str) -> Any:
+    """Return the sum of a result times its gradient for each row: the mean of the gradients of its weights."""
+    product = x.emit("multiply", _cast(x, y, dtype), _cast(x, grad, dtype))
+    return x.emit("sum", product, axis=(3,), keepdims=True)
+
+
 def _kept(x: Expansion) -> dict[str, Any]:
     return {name: x.attrs[name] for name in KEPT if name in x.attrs}
 
@@ -160,14 +174,6 @@ def _kept(x: Expansion) -> dict[str, Any]:
 def _local_masks(x: Expansion, masks: Sequence[Value]) -> list[Value]:
     """Return the mask of a device's keys: bounds count from the first of these."""
     return [x.emit("subtract", masks[0], x.start("int64"))] if x.attrs.get("bounded") else [*masks]
-
-
-def _joined(x: Expansion, normalizer: Value) -> tuple[Value, Value, Value]:
-    """Return the share of a device's part, the largest of the normalizers' logarithms, and their sum relative to it."""
-    largest = x.reduced(normalizer, "max")
-    part = x.emit("exp", x.emit("subtract", normalizer, largest))
-    total = x.reduced(part, "sum")
-    return x.emit("divide", part, total), largest, total
 
 
 def _cast(x: Expansion, value: Value, dtype: str = "") -> Any:

@@ -30,7 +30,7 @@ from distir_relax.ops.table.entry import (
     no_flops,
     operands,
 )
-from distir_relax.ops.table.expansion import Emitter, Expansion
+from distir_relax.ops.table.expansion import Emitter, Expansion, NotEarlier
 from distir_relax.ops.table.expression import (
     evaluate,
     growing_states,
@@ -195,6 +195,7 @@ __all__ = [
     "Kernel",
     "Linear",
     "Localize",
+    "NotEarlier",
     "OnnxOperands",
     "OpDef",
     "Order",

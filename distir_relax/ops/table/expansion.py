@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 from distir_relax.ir import Attribute, PerRank, Size, TensorType, Value
 from distir_relax.layout import is_always
@@ -17,11 +17,34 @@ class Emitter(Protocol):
         """Add an op on all devices of the mesh; return its value, or the tuple of its values."""
 
 
+class RememberingEmitter(Emitter, Protocol):
+    """An `Emitter` that knows the ops of earlier expansions."""
+
+    def earlier(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        """Return what an equal op of an earlier expansion gives. Raises `NotEarlier` if there is none."""
+
+
+class NotEarlier(Exception):
+    """No earlier expansion has an op."""
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Emits what an earlier expansion has."""
+
+    emitter: RememberingEmitter
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        return self.emitter.earlier(name, *operands, **attrs)
+
+    earlier = emit
+
+
 @dataclass(frozen=True)
 class Expansion:
     """An op whose factor is split along one or several mesh axes; `Split.expand` names the factor."""
 
-    emitter: Emitter
+    emitter: RememberingEmitter
     """Adds local ops."""
     operands: tuple[Value, ...]
     """The op's local operands."""
@@ -40,6 +63,16 @@ class Expansion:
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
         """Add a local op."""
         return self.emitter.emit(name, *operands, **attrs)
+
+    def again(self, build: Callable[[Self], tuple[Value, ...]]) -> tuple[Value, ...]:
+        """Return what an earlier expansion has computed by the ops that `build` emits, or else emit them.
+
+        The gradient of an op takes results of its forward so, which are kept until then.
+        """
+        try:
+            return build(replace(self, emitter=_Again(self.emitter)))
+        except NotEarlier:
+            return build(self)
 
     def start(self, dtype: str) -> Value:
         """Return the position in the whole dim of a device's first element, a scalar of `dtype`."""

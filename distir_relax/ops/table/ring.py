@@ -23,14 +23,12 @@ Held = tuple[tuple[Interval, ...], ...]
 class Ring:
     """The factor that may be split along the axis of another, and the ops that devices run then.
 
-    No tensor has both factors. `work` is the work of all devices relative to that of the op, and `sends` how often a
-    device gets each part of an operand.
+    No tensor has both factors. `work` is the work of all devices relative to that of the op.
     """
 
     factor: str
     expand: Callable[[RingExpansion], tuple[Value, ...]]
     work: float
-    sends: int = 1
 
 
 @dataclass(frozen=True)
