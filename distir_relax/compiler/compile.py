@@ -15,8 +15,9 @@ from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, STAGE_FILES, Bundle, CallManifest, OnWritten, write_bundle
 from distir_relax.compiler.attention_bounds import bound_attention
+from distir_relax.compiler.given_shardings import complete_for
 from distir_relax.compiler.import_precision import import_in_precision, is_torch
-from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
+from distir_relax.compiler.options import ImportOptions, ModelOptions, documents, import_options
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
 from distir_relax.compiler.pass_pipeline import RANK_PASSES
@@ -306,7 +307,7 @@ def compile(
     """
     of_import, of_compilation = import_options(options)
     imported = read_model(model, example_inputs, example_kwargs, **of_import)
-    return compile_source(Source(imported, complete(of_compilation, default_name(model))))
+    return compile_source(Source(imported, complete_for(of_compilation, default_name(model), model, imported)))
 
 
 def read_model(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bundle import drawn_weights
 from distir_relax.compiler.compile import Plan, compile_source, default_name
+from distir_relax.compiler.given_shardings import complete_for
 from distir_relax.compiler.import_precision import keep_parameters
 from distir_relax.compiler.language_model import (
     EncoderInput,
@@ -18,7 +19,7 @@ from distir_relax.compiler.language_model import (
     max_positions,
     with_limits,
 )
-from distir_relax.compiler.options import CompileOptions, complete, documents
+from distir_relax.compiler.options import CompileOptions, documents
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.position_limit import position_limit
 from distir_relax.compiler.source import Source
@@ -145,7 +146,7 @@ def compile_generation(
         model, max_length=max_length, max_batch=max_batch, max_source=max_source, encoder_example=encoder_example,
         precision=precision, keep=keep, tokenizer=tokenizer,
     )  # fmt: skip
-    return source.compile(complete(options, source.name))
+    return source.compile(complete_for(options, source.name, model, source.imported))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from distir_relax.compiler.compile import Plan, compile, default_name, read_model
-from distir_relax.compiler.options import CompileOptions, ImportOptions, complete
+from distir_relax.compiler.given_shardings import complete_for
+from distir_relax.compiler.options import CompileOptions, ImportOptions
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.errors import ImportModelError
@@ -50,7 +51,7 @@ class Model:
         """Import the model, to be compiled with these options; raises what `compile` raises."""
         of_import = {**self._of_import, **of_import}
         imported = read_model(self.model, self.args, self.kwargs or None, **of_import)
-        return Source(imported, complete(options, default_name(self.model)))
+        return Source(imported, complete_for(options, default_name(self.model), self.model, imported))
 
     @property
     def _of_import(self) -> ImportOptions:

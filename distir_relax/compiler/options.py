@@ -83,7 +83,7 @@ class LayoutOptions(TypedDict, total=False):
     """Options for the distribution of a model."""
 
     shardings: Annotated[
-        Mapping[str, str] | Literal["auto"] | None,
+        Mapping[str, Any] | Literal["auto", "tp_plan"] | None,
         Option(
             None, "Placements of parameters and inputs by glob pattern over their names.", list[str], "--shard",
             "PATTERN=PLACEMENT", read=read_shardings,

@@ -21,9 +21,10 @@ from distir_relax.compiler.attention_bounds import bound_attention
 from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.deterministic import deterministic_options
 from distir_relax.compiler.evaluation_totals import accumulated, evaluated_names, keep_totals
+from distir_relax.compiler.given_shardings import complete_for
 from distir_relax.compiler.lightning_hooks import BatchEndHook
 from distir_relax.compiler.model_tensors import ModelTensors, copy_tensors
-from distir_relax.compiler.options import CompileOptions, check_names, complete, declared, documents
+from distir_relax.compiler.options import CompileOptions, check_names, declared, documents
 from distir_relax.compiler.origin import from_files, origin_of
 from distir_relax.compiler.pass_pipeline import EvaluationConfig, TrainingConfig
 from distir_relax.compiler.source import Source
@@ -585,7 +586,7 @@ class Training:
 
     def _options(self, options: CompileOptions, imported: Imported) -> CompileOptions:
         """Return complete options of compilation: without any sharding, those for one device."""
-        complete_options = complete(options, _name(self.model))
+        complete_options = complete_for(options, _name(self.model), self.model, imported)
         strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
         if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
             complete_options["strategy"] = Strategy()
