@@ -2,6 +2,7 @@
 
     make coverage                                     all of them; writes docs/coverage.md
     python benchmarks/coverage.py timm --only swin    some, with the reasons printed
+    python benchmarks/coverage.py tp_plan --keep build/plans.jsonl    by the tensor parallel plans of transformers
 
 Each model runs in a process of its own with a time limit. Outcomes are kept in a file as they come, so that a run that
 was stopped goes on where it was; `--again wrong,refused` runs those verdicts anew.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import torch
 from breadth.page import NOT_COUNTED, page
-from breadth.transformers_models import transformers_families
+from breadth.transformers_models import families_with_plans, transformers_families
 from breadth.trial import Example, Outcome, try_model
 from breadth.vision_models import timm_families, torchvision_families
 
@@ -29,6 +30,7 @@ LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, Callable[[], Example]]]]] 
     "torchvision": torchvision_families,
     "timm": timm_families,
     "transformers": transformers_families,
+    "tp_plan": families_with_plans,
 }
 _MEMORY = 10 << 30
 
@@ -72,7 +74,7 @@ def summary(outcomes: list[Outcome]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("libraries", nargs="*", default=list(LIBRARIES))
+    parser.add_argument("libraries", nargs="*", default=["torchvision", "timm", "transformers"])
     parser.add_argument("--only", default="", help="families whose name contains one of these, separated by commas")
     parser.add_argument("--again", default="", help="verdicts to run anew, separated by commas; 'all' for all")
     parser.add_argument("--keep", type=Path, default=Path("build/coverage.jsonl"), help="file of outcomes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,6 +40,19 @@ def transformers_families() -> Iterator[tuple[str, Callable[[], Example]]]:
         if name not in seen:
             seen.add(name)
             yield family, lambda family=family, name=name: _example(family, name)  # type: ignore[misc]
+
+
+def families_with_plans() -> Iterator[tuple[str, Callable[[], Example]]]:
+    """Those of `transformers_families` that have a ``tp_plan``, to be sharded by it."""
+    for family, build in transformers_families():
+
+        def planned(build: Callable[[], Example] = build) -> Example:
+            example = build()
+            if not getattr(example.model, "tp_plan", None):
+                raise ValueError("the model has no tp_plan")
+            return replace(example, shardings="tp_plan")
+
+        yield family, planned
 
 
 def _example(family: str, name: str) -> Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ _DETERMINED = 1e-2
 
 @dataclass(frozen=True)
 class Example:
-    """A model in evaluation mode with random weights, and a call of it."""
+    """A model in evaluation mode with random weights, a call of it, and its shardings: by default some weights."""
 
     model: torch.nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    shardings: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _eager(example: Example) -> list[torch.Tensor]:
 
 
 def _on_ranks(example: Example) -> list[torch.Tensor]:
-    shardings = marked_weights(example.model)
+    shardings = example.shardings or marked_weights(example.model)
     plan = compile(example.model, example.args, example.kwargs, shardings=shardings, mesh=DeviceMesh((RANKS,)))
     return list(_tensors(plan(*example.args, **example.kwargs)))
 
@@ -98,7 +99,7 @@ def _in_float64(example: Example) -> Example:
         return item.double() if floats else item
 
     args, kwargs = torch.utils._pytree.tree_map(wide, (example.args, dict(example.kwargs)))
-    return Example(example.model.double(), args, kwargs)
+    return replace(example, model=example.model.double(), args=args, kwargs=kwargs)
 
 
 def marked_weights(model: torch.nn.Module) -> dict[str, str]:
