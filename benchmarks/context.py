@@ -1,4 +1,4 @@
-"""Training on long texts, on one rank and with sequences split over two:
+"""Training on long texts, on one rank and with sequences split over two, with gathered keys and in turns:
 
     distir validate benchmarks/context.py:configurations --calibrate cpu.toml --steps 1 --passes 3
 
@@ -15,7 +15,7 @@ import torch
 import distir_relax as dr
 
 LENGTHS = (8192, 32768)
-STRATEGIES = ("1/1/1/1", "1/1/1/1,context=2")
+STRATEGIES = ("1/1/1/1", "1/1/1/1,context=2", "1/1/1/1,context=2,ring=on")
 
 
 def configurations() -> dict[str, Any]:
