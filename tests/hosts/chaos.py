@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
 import sys
 import tempfile
@@ -236,7 +237,7 @@ def _go_on(laboratory: Laboratory) -> None:
 
 
 def _left(laboratory: Laboratory) -> dict[str, list[str]]:
-    """The processes that are on the hosts after four seconds."""
+    """The processes that are on the hosts after four seconds, and the files in their shared memory."""
     until = time.monotonic() + 4.0
     while time.monotonic() < until and any(laboratory.pids(name) for name in laboratory.names):
         time.sleep(0.1)
@@ -244,6 +245,8 @@ def _left(laboratory: Laboratory) -> dict[str, list[str]]:
     for name in laboratory.names:
         if pids := laboratory.pids(name):
             found[name] = [_command(pid) for pid in pids]
+        if files := sorted(os.listdir(laboratory.hosts[name].root / "dev" / "shm")):
+            found[name] = [*found.get(name, []), *files]
     return found
 
 
