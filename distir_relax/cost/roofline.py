@@ -23,6 +23,7 @@ class OpWork:
     """The counts of an op, which do not depend on the device; see `op_work`."""
 
     name: str
+    """The op of which a profile may have rates."""
     dtype: str = ""
     flops: float = 0.0
     """Floating-point operations."""
@@ -81,7 +82,7 @@ def op_work(
     cold_bytes = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
     is_packed = fixed and entry.kernel(Packed) is not None
     return OpWork(
-        entry.name,
+        cost.kernels_of or entry.name,
         # A choice between two tensors begins with a mask.
         next((t.dtype for t in operands if t.dtype != "bool"), results[0].dtype),
         _flops(entry, operands, attrs, results),
@@ -180,7 +181,7 @@ def error_kind(profile: Profile, entry: OpDef) -> str:
         return "views"
     # Of products, attention has a rate of its own.
     own = (*profile.ops.values(), *profile.products.values())
-    if entry.cost.product and not any(entry.name in names for names in own):
+    if entry.cost.product and not any((entry.cost.kernels_of or entry.name) in names for names in own):
         return "products"
     return "elementwise" if Trait.POINTWISE in entry.traits or entry.updates else "rows"
 

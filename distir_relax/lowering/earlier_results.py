@@ -50,6 +50,8 @@ class ExpansionEmitter:
     before: Earlier | None = None
     made: dict[object, Any] = field(default_factory=dict)
     """The last results of an op, by its operands and attributes."""
+    others: dict[object, tuple[Value, ...]] = field(default_factory=dict)
+    """The results of ops that are in no expansion."""
     has_asked: bool = False
     """Whether it depends on the earlier call."""
     _first: dict[str, str] = field(default_factory=dict)
@@ -90,6 +92,15 @@ class ExpansionEmitter:
                 self._taken[own.name] = value, own
             self.made[key] = mine if isinstance(found, tuple) else mine[0]
         return self.made[key]
+
+    def note(self, op: Op) -> None:
+        """Note an op that is in no expansion: if the earlier function has an equal one, results are its results."""
+        operands = [value.name for value in op.operands]
+        self.others[self._key(op.name, operands, op.attrs)] = op.results
+        if self.before is not None and all(name in self._names for name in operands):
+            there = self.before.expansions
+            found = there.others.get(there._key(op.name, (self._names[name] for name in operands), op.attrs), ())
+            self._names |= {own.name: value.name for own, value in zip(op.results, found, strict=False)}
 
     def taken(self, used: Iterable[str]) -> tuple[list[Input], list[Value]]:
         """Return the inputs for earlier values that are among those `used`, and the values in the earlier function."""

@@ -303,6 +303,7 @@ class _Lowering:
         """Add an op that each device runs on its shards."""
         results = [Value(self.builder.fresh(v.name), kind) for v, kind in zip(op.results, types, strict=True)]
         self.builder.ops.append(Op(op.name, tuple(operands), tuple(results), attrs, op.location))
+        self.expanded.note(self.builder.ops[-1])
         return results
 
     def _op(self, op: Op) -> list[Value]:

@@ -66,9 +66,10 @@ def test_gradients_of_split_keys_take_what_the_forward_has_computed() -> None:
     assert (counts["attention_part"], counts["attention_part_grad"]) == (1, 1)
 
 
+@pytest.mark.parametrize("kind", ["learned positions", "rotary, grouped heads"])
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_parts_are_attended_to_again_only_where_blocks_are_recomputed(recomputed: bool) -> None:
-    model, ids = language_model("learned positions"), torch.zeros(1, 13, dtype=torch.int64)
+def test_parts_are_attended_to_again_only_where_blocks_are_recomputed(recomputed: bool, kind: str) -> None:
+    model, ids = language_model(kind), torch.zeros(1, 13, dtype=torch.int64)
     step = dr.compile_training(
         model, optimizer=dr.optim.SGD(lr=0.3), example_batch={"input_ids": ids, "labels": ids},
         strategy="1/1/1/1,context=3,ring=on" + ",checkpoint=block" * recomputed,

@@ -153,11 +153,11 @@ def attended_keys(rows: int, keys: int, attrs: Attrs) -> int:
     density: float | None = attrs.get("density")
     if density is not None:
         return max(1, round(keys * density))
-    is_causal = attrs["causal"] or (attrs["masked"] and not _is_added(attrs) and rows == keys)
+    is_causal = attrs["causal"] or (attrs["masked"] and not is_added(attrs) and rows == keys)
     return (keys + 1) // 2 if is_causal else keys
 
 
-def _is_added(attrs: Attrs) -> bool:
+def is_added(attrs: Attrs) -> bool:
     """Return whether the mask is added to the scores."""
     return attrs["masked"] and not attrs["boolean"] and not attrs.get("bounded")
 
@@ -225,7 +225,7 @@ def _code(attrs: Attrs) -> str:
     return f"attention_gradients.attention_grads({{0}}, {{1}}, {{2}}, {{3}}, {mask}, {{scale}}, {{causal}})"
 
 
-def _cpu_workspace(types: Types, attrs: Attrs, results: Types) -> float:
+def gradient_cpu_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Return the bytes of the native kernel, which computes a head at a time, if there are enough scores for it."""
     (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
     if (
@@ -253,7 +253,7 @@ define(
         product=gradient_products,
         cpu_product=_cpu_product,
         workspace=_workspace,
-        cpu_workspace=_cpu_workspace,
+        cpu_workspace=gradient_cpu_workspace,
     ),
     code=Code(relax=_code, mask=4),
     gradient=Gradient(all=_second_gradient),

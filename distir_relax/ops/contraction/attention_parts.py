@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distir_relax.ir import TensorType
+from distir_relax.kernels.native import STORED
 from distir_relax.ops.contraction.attention import attention_products, infer_attention
 from distir_relax.ops.contraction.attention_gradient import (
     attended_keys,
+    gradient_cpu_workspace,
     gradient_products,
     infer_attention_gradient,
+    is_added,
     mask_factors,
 )
 from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
 
 Products = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
+Work = Callable[[Types, Attrs, Types], float]
 
 _MOST_SCORES = 1 << 22
 """Scores that are computed at a time, as in `distir_relax.kernels.attention`."""
@@ -88,12 +92,27 @@ def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
     return 8.0 * min(b * h * s * t, max(b * h * t, _MOST_SCORES))
 
 
-def _define(name: str, semantics: Semantics, split: Split, product: Products, code: Code) -> None:
+def _cpu_workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """Return the bytes beside the native kernel, which takes blocks of rows: none but for a mask that is added."""
+    return _workspace(types, attrs, results) if is_added(attrs) or types[0].dtype not in STORED else 0.0
+
+
+def _define(
+    name: str, semantics: Semantics, split: Split, product: Products, code: Code, whole: str, cpu_workspace: Work
+) -> None:
+    """Define an op whose kernels are those of `whole`."""
     define(
         name,
         semantics,
         split,
-        cost=Cost(flops=_flops(product), product=product, cpu_product=_cpu(product), workspace=_workspace),
+        cost=Cost(
+            flops=_flops(product),
+            product=product,
+            cpu_product=_cpu(product),
+            kernels_of=whole,
+            workspace=_workspace,
+            cpu_workspace=cpu_workspace,
+        ),
         code=code,
     )
 
@@ -104,6 +123,8 @@ _define(
     Split(_rule),
     attention_products,
     Code(relax=_code, unrepeated=(1, 2), mask=3),
+    "nn.scaled_dot_product_attention",
+    _cpu_workspace,
 )
 _define(
     "attention_part_grad",
@@ -111,4 +132,6 @@ _define(
     Split(_gradient_rule),
     gradient_products,
     Code(relax=_gradient_code, mask=6),
+    "attention_grad",
+    gradient_cpu_workspace,
 )

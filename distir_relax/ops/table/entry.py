@@ -264,6 +264,8 @@ class Cost:
     cpu_product: Product | None = None
     """The part of `product` that kernels of CPUs compute, such as that below the diagonal of a causal mask; by default
     all of it."""
+    kernels_of: str = ""
+    """The op whose kernels compute its product, so that it has the rates that were measured for that one."""
     seconds: Work | None = None
     """The op's time itself, independent of the device."""
     workspace: Work | None = None
