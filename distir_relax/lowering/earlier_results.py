@@ -59,7 +59,7 @@ class ExpansionEmitter:
     _names: dict[str, str] = field(default_factory=dict)
     """The names in the earlier function of values of this one."""
     _taken: dict[str, tuple[Value, Value]] = field(default_factory=dict)
-    """Values of the earlier function by the names that they have in this one, and what they are here."""
+    """Pairs of a value of the earlier function and the same one here, by its name here."""
 
     def __post_init__(self) -> None:
         if self.before is not None:

@@ -89,7 +89,7 @@ PadValues = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Callee:
-    """A lowered function, the padding of its results, its expansions, and what it takes of an earlier one."""
+    """A lowered function, the padding of its results, its expansions, and the values it takes of an earlier one."""
 
     function: Function
     result_pad_values: tuple[PadValues, ...]

@@ -1,4 +1,4 @@
-"""Shardings in the words of transformers, torch and JAX: each device has what they say, and results are the model's."""
+"""Shardings in the words of transformers, torch and JAX: each device has those parts, and results are the model's."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def run(seed: int, folder: Path) -> dict[str, object]:
             inflict(laboratory, failure, launch)
         goes_on = all(failure.kind in (*HARMLESS, FULL_DISK) for failure in failures)
         if goes_on:
-            # It goes on, until a user interrupts it. What needs room may end before.
+            # It goes on, until a user interrupts it. A launch that needs room may end before.
             time.sleep(4.0)
         has_failed = launch.process.poll() is not None or any(FAILED in line for _, line in launch.lines)
         too_early = goes_on and not is_full and has_failed
